@@ -1,0 +1,1 @@
+"""The pure heart: standard library and NumPy, no I/O, no clock, no logging."""

@@ -1,0 +1,111 @@
+"""The nouns of the system. Arrays state their shape with the letters n queries, k hits, d dimensions, t tokens."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openbook.errors import InvalidRequest
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+NO_HIT = -1
+"""The id of an empty slot; its score is -inf."""
+
+
+class Formulation(StrEnum):
+    """How the passages are marginalised out (paper section 2.1)."""
+
+    SEQUENCE = "sequence"
+    TOKEN = "token"
+
+
+class Decoding(StrEnum):
+    """How RAG-Sequence scores its candidates (paper section 2.5). RAG-Token has one way only and ignores it."""
+
+    THOROUGH = "thorough"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The unit embedded, stored and retrieved: about 100 words of one document."""
+
+    id: int
+    document_id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """The best k passages of each query, by (score descending, id ascending).
+
+    A row with fewer than k hits ends in empty slots: id NO_HIT, score -inf.
+    """
+
+    ids: Int64  # (n, k)
+    scores: Float32  # (n, k)
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The passages of one question, best first: never an empty slot among them, so k may be less than asked for."""
+
+    passages: tuple[Passage, ...]  # k
+    scores: Float32  # (k,)
+    snapshot_id: str
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """How an answer is decoded.
+
+    Raises:
+        InvalidRequest: a value is out of its range; the message names field, value and limits.
+    """
+
+    formulation: Formulation = Formulation.SEQUENCE
+    decoding: Decoding = Decoding.THOROUGH
+    n_beams: int = 4
+    max_new_tokens: int = 32
+    min_new_tokens: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("n_beams", self.n_beams, 1, 32)
+        _check_range("max_new_tokens", self.max_new_tokens, 1, 512)
+        _check_range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        _check_range("length_penalty", self.length_penalty, -10.0, 10.0)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequest(f"{name} must be {low}..{high}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Generated text and what the model thinks of it. All logs are natural."""
+
+    text: str
+    token_ids: tuple[int, ...]  # t, end-of-sequence included where it was generated, decoder start not
+    log_likelihood: float  # log p(y|x)
+    log_prior: Float64  # (k,) log p(z|x)
+    log_posterior: Float64  # (k,) log p(z|x,y)
+    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """One token of an answer in the making (RAG-Token)."""
+
+    text: str  # what it adds to the text so far
+    log_likelihood: float  # log p(y_t|x,y_<t)
+    log_posterior: Float64  # (k,) log p(z|x,y_<=t)

@@ -1,0 +1,110 @@
+"""Every error that openbook raises on purpose, with the gRPC code and HTTP status it turns into.
+
+    OpenbookError               INTERNAL             500   never raised itself
+    ├── InvalidRequest          INVALID_ARGUMENT     400   the caller's fault: names the thing, the value and the limit
+    ├── UnknownPassage          NOT_FOUND            404   an id that the snapshot does not hold
+    ├── Overloaded              RESOURCE_EXHAUSTED   429   no place in the queue; nothing was done
+    ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
+    ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
+    ├── SnapshotMismatch        FAILED_PRECONDITION  503   shards or encoder belong to different snapshots
+    └── StartupError            FAILED_PRECONDITION  500   stops a process at its start, before it serves
+        ├── InvalidConfig                                  a setting; names file, key and value
+        ├── InvalidDocuments                               a corpus that cannot be read; names file and line
+        ├── InvalidSnapshot                                missing, truncated or altered files
+        ├── InvalidModel                                   an encoder or generator that cannot be loaded
+        └── PortInUse
+
+gRPC codes stand here by name, so that this module needs nothing but the standard library.
+"""
+
+from typing import ClassVar
+
+
+class OpenbookError(Exception):
+    """Base of all errors raised on purpose."""
+
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+
+
+class InvalidRequest(OpenbookError):
+    """The request cannot be served as it stands; the same request will fail again."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+class UnknownPassage(OpenbookError):
+    """A passage id that the snapshot does not hold."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+
+
+class Overloaded(OpenbookError):
+    """No place in a bounded queue. Nothing was done; try again later."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+
+
+class DeadlineExceeded(OpenbookError):
+    """The deadline passed, or would pass, before the answer."""
+
+    grpc_code = "DEADLINE_EXCEEDED"
+    http_status = 504
+
+
+class ShardUnavailable(OpenbookError):
+    """No replica of a shard answers."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+
+
+class SnapshotMismatch(OpenbookError):
+    """Shards, or shards and encoder, belong to different snapshots."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 503
+
+
+class StartupError(OpenbookError):
+    """Stops a process before it serves."""
+
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class InvalidConfig(StartupError):
+    """A setting out of its range or unknown; names file, key and value."""
+
+
+class InvalidDocuments(StartupError):
+    """A corpus that cannot be read; names file and line."""
+
+
+class InvalidSnapshot(StartupError):
+    """A snapshot with missing, truncated or altered files, or of another format version."""
+
+
+class InvalidModel(StartupError):
+    """An encoder or generator that cannot be loaded or is not what it claims to be."""
+
+
+class PortInUse(StartupError):
+    """Another process listens on the address."""
+
+
+def _all_subclasses(root: type[OpenbookError]) -> list[type[OpenbookError]]:
+    return [c for child in root.__subclasses__() for c in (child, *_all_subclasses(child))]
+
+
+def from_grpc_code(code: str, message: str) -> OpenbookError:
+    """The error that a peer of ours sent as this code; OpenbookError for codes that none of ours has.
+
+    FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing.
+    """
+    for error in _all_subclasses(OpenbookError):
+        if error.grpc_code == code:
+            return error(message)
+    return OpenbookError(f"{code}: {message}")

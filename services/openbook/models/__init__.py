@@ -1,0 +1,1 @@
+"""Encoders and generators: torch and transformers, no Ray, no gRPC, no FAISS."""

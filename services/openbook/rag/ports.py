@@ -1,0 +1,101 @@
+"""What the pipeline needs of the tiers around it. The contract stands here; implementations stay bare."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, Retrieved, TokenDelta
+
+
+class Encoder(Protocol):
+    """Turns questions into queries in the space of the passage embeddings."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of weights, tokenizer and pooling: equal fingerprints give equal embeddings."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """d"""
+        ...
+
+    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        """(n, d) embeddings, one row per question, the same bits whatever else is in the batch.
+
+        Raises:
+            InvalidRequest: a question has more tokens than the encoder can read.
+            DeadlineExceeded: they could not be ready in time.
+            Overloaded: the queue in front of the model is full.
+        """
+        ...
+
+
+class EmbeddingCache(Protocol):
+    """Embeddings by key. Never raises: whatever goes wrong behind it is a miss and a metric."""
+
+    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+        """One (d,) array or None per key, in order."""
+        ...
+
+    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
+        """Keep what fits. Losing an entry is allowed; altering one is not."""
+        ...
+
+
+class Retriever(Protocol):
+    """The index tier: all shards as one."""
+
+    async def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
+        """The exact top k of each of the (n, d) queries over all shards, from one snapshot.
+
+        Raises:
+            InvalidRequest: k, the dimension or a value (NaN, infinity) is out of range.
+            ShardUnavailable: a shard has no replica that answers.
+            SnapshotMismatch: the shards serve different snapshots.
+            DeadlineExceeded: not in time.
+        """
+        ...
+
+
+class PassageStore(Protocol):
+    """The passages behind the ids of one snapshot."""
+
+    async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+        """The passages in the order of their ids.
+
+        Raises:
+            UnknownPassage: no shard holds an id.
+            ShardUnavailable, SnapshotMismatch, DeadlineExceeded: as in `Retriever.search`.
+        """
+        ...
+
+
+class Generator(Protocol):
+    """Reads a question with each of its passages and marginalises them out."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of weights, tokenizer and input format."""
+        ...
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> Generation:
+        """The best answer under the model.
+
+        Raises:
+            InvalidRequest: the question alone fills the generator's input.
+            DeadlineExceeded, Overloaded: as in `Encoder.encode`.
+        """
+        ...
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> AsyncIterator[TokenDelta | Generation]:
+        """Tokens as they are decided, the whole generation last.
+
+        Only greedy RAG-Token decides token by token; anything else yields the generation alone. Closing the
+        iterator stops the work behind it.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Generated from protos/openbook/v1 by `make protos`. Never edited."""
