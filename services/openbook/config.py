@@ -1,0 +1,193 @@
+"""Validated settings, one class per service. The only module that reads the environment or a settings file.
+
+A settings file is YAML with the sections of `Settings`; `OPENBOOK_<SECTION>__<KEY>` in the environment wins over it.
+Both are checked once, at the start, and a bad value stops the process with file, key and value.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openbook.core.types import Decoding, Formulation, GenerationSettings
+from openbook.errors import InvalidConfig
+
+ENV_PREFIX = "OPENBOOK_"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class IndexServerSettings(_Section):
+    """One index server: one replica of one shard."""
+
+    snapshot: Path
+    shard: Annotated[int, Field(ge=0)] = 0
+    host: str = "127.0.0.1"
+    port: Port = 0  # 0 takes a free one
+    n_threads: Positive = 1
+    max_k: Positive = 1000
+    max_rows: Positive = 1024  # queries in one request
+    max_queue: Positive = 256  # requests waiting; one more is refused
+
+
+class IndexClientSettings(_Section):
+    """How the serving tier reaches the index tier."""
+
+    addresses: tuple[str, ...] = ("127.0.0.1:50051",)  # host:port of every server; each says which shard it is
+    timeout_s: Seconds = 2.0
+
+
+class CacheSettings(_Section):
+    """The cache of query embeddings."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    timeout_s: Seconds = 0.05  # one read or write; longer than this is a miss
+    ttl_s: Positive = 7 * 24 * 3600
+    n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
+    n_connections: Positive = 32
+
+
+class ModelSettings(_Section):
+    """One model and the workers that run it."""
+
+    model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
+    device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    n_threads: Positive = 1
+    n_replicas: Positive = 1  # `split` only
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    max_batch: Positive = 16  # questions computed at once
+    max_queue: Positive = 256  # questions waiting; one more is refused
+
+
+class EncoderSettings(ModelSettings):
+    """The query encoder."""
+
+    max_batch: Positive = 64
+
+
+class GeneratorSettings(ModelSettings):
+    """The generator."""
+
+    max_tokens_in_flight: Positive = 65_536  # (passages x context tokens) computed at once: bounds memory
+
+
+class AnswerDefaults(_Section):
+    """What a request that leaves a field open gets, and the limits that no request may pass."""
+
+    k: Positive = 5
+    formulation: Formulation = Formulation.SEQUENCE
+    decoding: Decoding = Decoding.THOROUGH
+    n_beams: Positive = 4
+    max_new_tokens: Positive = 32
+    length_penalty: float = 1.0
+    timeout_s: Seconds = 30.0
+    max_k: Positive = 100
+    max_question_chars: Positive = 2000
+    max_timeout_s: Seconds = 300.0
+
+
+class ServingSettings(_Section):
+    """The endpoint."""
+
+    topology: Literal["fused", "split"] = "fused"
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 9000
+    n_replicas: Positive = 1  # of the ingress
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
+
+
+class Settings(_Section):
+    """Everything `openbook.serving.app.build` needs."""
+
+    index: IndexClientSettings = IndexClientSettings()
+    cache: CacheSettings = CacheSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    generator: GeneratorSettings = GeneratorSettings()
+    answer: AnswerDefaults = AnswerDefaults()
+    serving: ServingSettings = ServingSettings()
+
+
+def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a YAML file, overridden by the environment.
+
+    Raises:
+        InvalidConfig: the file cannot be read, or a key or value is not one of ours.
+    """
+    values = _read_yaml(path) if path else {}
+    sources: dict[tuple[str, ...], str] = {}
+    for name, text in sorted((os.environ if env is None else env).items()):
+        section, separator, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not name.startswith(ENV_PREFIX) or not separator:
+            continue
+        values.setdefault(section, {})[key] = yaml.safe_load(text)
+        sources[section, key] = f"environment variable {name}"
+    return parse(values, sources, str(path or "defaults"))
+
+
+def parse(values: Mapping[str, Any], sources: Mapping[tuple[str, ...], str] = {}, source: str = "arguments") -> Settings:
+    """Settings from nested values, as they come from YAML or from a Serve config's `args`.
+
+    Raises:
+        InvalidConfig: names source, key, value and what was expected.
+    """
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise InvalidConfig(_describe(error, sources, source)) from None
+
+
+def index_server(**values: Any) -> IndexServerSettings:
+    """Settings of one index server, from the command line.
+
+    Raises:
+        InvalidConfig: as `parse`.
+    """
+    try:
+        return IndexServerSettings(**values)
+    except ValidationError as error:
+        raise InvalidConfig(_describe(error, {}, "index server")) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfig(f"{path}: cannot be read as YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(section, dict) for section in values.values()):
+        raise InvalidConfig(f"{path}: must map sections to keys and values")
+    return values
+
+
+def _describe(error: ValidationError, sources: Mapping[tuple[str, ...], str], source: str) -> str:
+    lines = []
+    for problem in error.errors():
+        location = tuple(str(part) for part in problem["loc"])
+        where = sources.get(location[:2], source)
+        lines.append(f"{where}: {'.'.join(location)} = {problem['input']!r}: {problem['msg']}")
+    return "\n".join(lines)
+
+
+def generation_defaults(answer: AnswerDefaults) -> GenerationSettings:
+    """The decoding settings of a request that asks for nothing special."""
+    return GenerationSettings(
+        formulation=answer.formulation,
+        decoding=answer.decoding,
+        n_beams=answer.n_beams,
+        max_new_tokens=answer.max_new_tokens,
+        length_penalty=answer.length_penalty,
+    )

@@ -1,0 +1,32 @@
+"""Logging, metric names and request ids. One log line per event, readable by people, greppable by key=value."""
+
+import logging
+import sys
+import uuid
+
+from prometheus_client import Counter, Gauge, Histogram
+
+CACHE_LOOKUPS = Counter("openbook_cache_lookups", "Query embeddings looked up", ["tier", "outcome"])
+CACHE_ERRORS = Counter("openbook_cache_errors", "Redis calls that failed or took too long", ["operation"])
+STAGE_SECONDS = Histogram("openbook_stage_seconds", "Duration of one stage of one question", ["stage"])
+REQUESTS = Counter("openbook_requests", "Requests by method and outcome", ["method", "code"])
+BATCH_SIZE = Histogram("openbook_batch_size", "Questions computed at once", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64))
+QUEUED = Gauge("openbook_queued", "Questions waiting for a model", ["model"])
+SHARD_SECONDS = Histogram("openbook_shard_seconds", "One call to one index server", ["shard", "method"])
+SHARD_ERRORS = Counter("openbook_shard_errors", "Failed calls to index servers", ["shard", "code"])
+
+
+def new_request_id() -> str:
+    """Short enough to read out, long enough to be unique among the requests of a day."""
+    return uuid.uuid4().hex[:16]
+
+
+def setup_logging(name: str, level: str = "INFO") -> logging.Logger:
+    """Log to standard error, every line marked with the process's role."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {name:<12} %(levelname)-7s %(message)s", "%H:%M:%S"))
+    root = logging.getLogger("openbook")
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    root.propagate = False
+    return root
