@@ -1,0 +1,245 @@
+"""The journey of one question, steps 2 to 12 (ARCHITECTURE.md): cached or fresh query, top k, passages, answer."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from openbook.config import AnswerDefaults
+from openbook.core.deadline import Clock, Deadline
+from openbook.core.fingerprint import text_digest
+from openbook.core.marginal import log_prior
+from openbook.core.types import (
+    NO_HIT,
+    Decoding,
+    Float32,
+    Float64,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Passage,
+    Retrieved,
+    TokenDelta,
+)
+from openbook.errors import InvalidRequest
+from openbook.rag.ports import EmbeddingCache, Encoder, Generator, PassageStore, Retriever
+from openbook.telemetry import STAGE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A passage shown with what it contributed."""
+
+    passage: Passage
+    score: float
+    log_prior: float
+    log_posterior: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What was found for a question. The posterior equals the prior: nothing was generated yet."""
+
+    evidence: tuple[Evidence, ...]  # by score, highest first
+    snapshot_id: str
+    encoder_fingerprint: str
+    complete: bool
+    cached: bool
+    request_id: str
+    timings: dict[str, float]  # seconds by stage
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, what it rests on, and what made it."""
+
+    text: str
+    log_likelihood: float  # log p(y|x)
+    evidence: tuple[Evidence, ...]
+    formulation: Formulation
+    decoding: Decoding
+    snapshot_id: str
+    encoder_fingerprint: str
+    generator_fingerprint: str
+    complete: bool
+    cached: bool
+    request_id: str
+    timings: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """How long each stage of one question took."""
+
+    clock: Clock
+    started: float = field(init=False)
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.clock() - begun
+            STAGE_SECONDS.labels(name).observe(self.stages[name])
+
+    def read(self) -> dict[str, float]:
+        return {**self.stages, "total": self.clock() - self.started}
+
+
+class Pipeline:
+    """Plugs an encoder, an index tier and a generator together. One instance serves any number of questions at once."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        retriever: Retriever,
+        passages: PassageStore,
+        generator: Generator,
+        cache: EmbeddingCache,
+        defaults: AnswerDefaults,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._encoder = encoder
+        self._retriever = retriever
+        self._passages = passages
+        self._generator = generator
+        self._cache = cache
+        self._defaults = defaults
+        self._clock = clock
+        self._write_backs: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self, question: str, k: int | None, settings: GenerationSettings, deadline: Deadline, request_id: str
+    ) -> Answer:
+        """The best answer, with its evidence.
+
+        Raises:
+            InvalidRequest: the question is empty, too long or no text, or k is out of its range.
+            ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
+        """
+        watch = _Stopwatch(self._clock)
+        question, retrieved, cached = await self._find(question, k, deadline, watch)
+        with watch.stage("generate"):
+            generation = await self._generator.generate(question, retrieved, settings, deadline)
+        return self._to_answer(generation, retrieved, settings, cached, request_id, watch)
+
+    async def stream(
+        self, question: str, k: int | None, settings: GenerationSettings, deadline: Deadline, request_id: str
+    ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
+        """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
+        watch = _Stopwatch(self._clock)
+        question, retrieved, cached = await self._find(question, k, deadline, watch)
+        yield self._to_retrieval(retrieved, cached, request_id, watch)
+        with watch.stage("generate"):
+            async for item in self._generator.stream(question, retrieved, settings, deadline):
+                if isinstance(item, TokenDelta):
+                    yield item
+                else:
+                    generation = item
+        yield self._to_answer(generation, retrieved, settings, cached, request_id, watch)
+
+    async def retrieve(self, question: str, k: int | None, deadline: Deadline, request_id: str) -> Retrieval:
+        """The passages and their prior alone. Raises as `answer`."""
+        watch = _Stopwatch(self._clock)
+        _, retrieved, cached = await self._find(question, k, deadline, watch)
+        return self._to_retrieval(retrieved, cached, request_id, watch)
+
+    async def aclose(self) -> None:
+        """Wait for embeddings still on their way into the cache."""
+        await asyncio.gather(*self._write_backs)
+
+    async def _find(
+        self, question: str, k: int | None, deadline: Deadline, watch: _Stopwatch
+    ) -> tuple[str, Retrieved, bool]:
+        question = check_question(question, self._defaults.max_question_chars)
+        k = self._defaults.k if k is None else k
+        if not 1 <= k <= self._defaults.max_k:
+            raise InvalidRequest(f"k must be 1..{self._defaults.max_k}, got {k}")
+        query, cached = await self._query(question, deadline, watch)
+        with watch.stage("search"):
+            hits = await self._retriever.search(query[None, :], k, deadline)
+        found = hits.ids[0] != NO_HIT
+        with watch.stage("fetch"):
+            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, deadline)
+        return question, Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id), cached
+
+    async def _query(self, question: str, deadline: Deadline, watch: _Stopwatch) -> tuple[Float32, bool]:
+        key = f"{self._encoder.fingerprint}:{text_digest(question)}"
+        with watch.stage("cache"):
+            (query,) = await self._cache.get_many([key])
+        # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
+        if query is not None and query.shape == (self._encoder.dimension,):
+            return query, True
+        with watch.stage("encode"):
+            query = (await self._encoder.encode([question], deadline))[0]
+        write_back = asyncio.create_task(self._cache.put_many([(key, query)]))
+        self._write_backs.add(write_back)
+        write_back.add_done_callback(self._write_backs.discard)
+        return query, False
+
+    def _to_retrieval(self, retrieved: Retrieved, cached: bool, request_id: str, watch: _Stopwatch) -> Retrieval:
+        prior = log_prior(retrieved.scores)
+        return Retrieval(
+            evidence=_evidence(retrieved, prior, prior),
+            snapshot_id=retrieved.snapshot_id,
+            encoder_fingerprint=self._encoder.fingerprint,
+            complete=retrieved.complete,
+            cached=cached,
+            request_id=request_id,
+            timings=watch.read(),
+        )
+
+    def _to_answer(
+        self,
+        generation: Generation,
+        retrieved: Retrieved,
+        settings: GenerationSettings,
+        cached: bool,
+        request_id: str,
+        watch: _Stopwatch,
+    ) -> Answer:
+        return Answer(
+            text=generation.text,
+            log_likelihood=generation.log_likelihood,
+            evidence=_evidence(retrieved, generation.log_prior, generation.log_posterior),
+            formulation=settings.formulation,
+            decoding=settings.decoding,
+            snapshot_id=retrieved.snapshot_id,
+            encoder_fingerprint=self._encoder.fingerprint,
+            generator_fingerprint=self._generator.fingerprint,
+            complete=retrieved.complete,
+            cached=cached,
+            request_id=request_id,
+            timings=watch.read(),
+        )
+
+
+def check_question(question: str, max_chars: int) -> str:
+    """The question without surrounding white space.
+
+    Raises:
+        InvalidRequest: it is empty, longer than `max_chars` or not encodable as UTF-8.
+    """
+    question = question.strip()
+    if not question:
+        raise InvalidRequest(f"question must have 1..{max_chars} characters, got none")
+    if len(question) > max_chars:
+        raise InvalidRequest(f"question must have 1..{max_chars} characters, got {len(question)}")
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"question must be UTF-8 text, got {error.object[error.start]!a} at {error.start}") from None
+    return question
+
+
+def _evidence(retrieved: Retrieved, prior: Float64, posterior: Float64) -> tuple[Evidence, ...]:
+    rows = zip(retrieved.passages, *(np.asarray(a).tolist() for a in (retrieved.scores, prior, posterior)), strict=True)
+    return tuple(Evidence(*row) for row in rows)
