@@ -1,0 +1,133 @@
+"""Embeddings in Redis, shared by all replicas, with an in-process cache in front.
+
+Whatever goes wrong with Redis is a miss and a metric, never an error: an answer must not depend on its cache. After a
+failure Redis is left alone for a moment, so that a frozen server costs one timeout now and then, not one a question.
+"""
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from openbook.cache.memory import MemoryCache
+from openbook.config import CacheSettings
+from openbook.core.deadline import Clock
+from openbook.core.types import Float32
+from openbook.errors import InvalidConfig
+from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PAUSE_S = 1.0
+"""How long Redis is left alone after a failure."""
+
+KEY_PREFIX = "openbook:query:1:"
+"""The 1 is the version of the value's format: CRC-32 of the rest, then little-endian float32."""
+
+
+class RedisCache:
+    """The shared tier.
+
+    Raises:
+        InvalidConfig: the URL is not one of Redis's.
+    """
+
+    def __init__(self, settings: CacheSettings, clock: Clock = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._paused_until = -float("inf")
+        # An exhausted pool raises instead of waiting, so no more calls are let in than it has connections.
+        self._places = asyncio.Semaphore(settings.n_connections)
+        try:
+            self._redis = Redis.from_url(
+                settings.url,
+                socket_timeout=settings.timeout_s,
+                socket_connect_timeout=settings.timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                max_connections=settings.n_connections,
+            )
+        except ValueError as error:
+            raise InvalidConfig(f"cache.url = {settings.url!r}: {error}") from None
+
+    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+        values = await self._guarded("read", lambda: self._redis.mget([KEY_PREFIX + key for key in keys]))
+        found = [unpack(value) for value in values or [None] * len(keys)]
+        for embedding in found:
+            CACHE_LOOKUPS.labels("redis", "miss" if embedding is None else "hit").inc()
+        return found
+
+    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, embedding in entries:
+            pipeline.set(KEY_PREFIX + key, pack(embedding), ex=self._settings.ttl_s)
+        await self._guarded("write", pipeline.execute)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+
+    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T | None:
+        if self._clock() < self._paused_until:
+            return None
+        try:
+            # One time limit for the wait for a connection, connecting, and every byte of the reply.
+            async with asyncio.timeout(self._settings.timeout_s), self._places:
+                return await call()
+        except Exception as error:
+            CACHE_ERRORS.labels(operation).inc()
+            log.warning("cache %s failed, paused for %.0f s: %s: %s", operation, PAUSE_S, type(error).__name__, error)
+            self._paused_until = self._clock() + PAUSE_S
+            return None
+
+
+class TieredCache:
+    """Memory in front of Redis."""
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._memory = MemoryCache(settings.n_memory)
+        self._redis = RedisCache(settings)
+
+    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+        found = await self._memory.get_many(keys)
+        missing = [i for i, embedding in enumerate(found) if embedding is None]
+        if not missing:
+            return found
+        fetched = await self._redis.get_many([keys[i] for i in missing])
+        for i, embedding in zip(missing, fetched, strict=True):
+            if embedding is not None:
+                found[i] = embedding
+                await self._memory.put_many([(keys[i], embedding)])
+        return found
+
+    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
+        await self._memory.put_many(entries)
+        await self._redis.put_many(entries)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+
+
+def pack(embedding: Float32) -> bytes:
+    """A (d,) embedding as bytes that tell whether they were altered."""
+    data = embedding.astype("<f4").tobytes()
+    return zlib.crc32(data).to_bytes(4, "little") + data
+
+
+def unpack(value: bytes | None) -> Float32 | None:
+    """The embedding, or None for bytes that `pack` did not make."""
+    if value is None or len(value) < 8 or len(value) % 4:
+        return None
+    checksum, data = value[:4], value[4:]
+    if zlib.crc32(data) != int.from_bytes(checksum, "little"):
+        CACHE_ERRORS.labels("checksum").inc()
+        return None
+    return np.frombuffer(data, dtype="<f4")

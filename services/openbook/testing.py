@@ -1,0 +1,78 @@
+"""Fakes that work, for the tests of those who build on openbook: small, exact, without models, servers or clocks."""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+
+from openbook.core.deadline import Deadline
+from openbook.core.marginal import log_prior
+from openbook.core.types import Float32, Formulation, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+
+
+class ManualClock:
+    """A clock whose hands the test turns."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class HashEncoder:
+    """A bag of words in which every word has its own random direction: texts that share words are near each other."""
+
+    def __init__(self, dimension: int = 64) -> None:
+        self.dimension = dimension
+        self.fingerprint = f"hash-{dimension}"
+
+    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        deadline.check("encode")
+        return self.encode_questions(questions)
+
+    def encode_questions(self, questions: Sequence[str]) -> Float32:
+        """(n, d) unit vectors."""
+        rows = [self._embed(question) for question in questions]
+        return np.stack(rows) if rows else np.empty((0, self.dimension), np.float32)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> Float32:
+        """(n, d) unit vectors of title and text."""
+        return self.encode_questions([f"{passage.title} {passage.text}" for passage in passages])
+
+    def _embed(self, text: str) -> Float32:
+        total = np.zeros(self.dimension)
+        for word in "".join(c if c.isalnum() else " " for c in text.lower()).split():
+            seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
+            total += np.random.default_rng(seed).standard_normal(self.dimension)
+        length = float(np.linalg.norm(total))
+        unit: Float32 = (total / length if length else total).astype(np.float32)
+        return unit
+
+
+class EchoGenerator:
+    """Answers with the best passage's text, certain of it, every passage as useful as the retriever thought."""
+
+    fingerprint = "echo"
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> Generation:
+        deadline.check("generate")
+        words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
+        prior = log_prior(retrieved.scores)
+        per_token = np.tile(prior, (len(words), 1)) if settings.formulation is Formulation.TOKEN else None
+        return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior, per_token)
+
+    async def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> AsyncIterator[TokenDelta | Generation]:
+        generation = await self.generate(question, retrieved, settings, deadline)
+        if settings.formulation is Formulation.TOKEN and settings.n_beams == 1:
+            for i, word in enumerate(generation.text.split()):
+                yield TokenDelta(word if i == 0 else f" {word}", 0.0, generation.log_prior)
+        yield generation

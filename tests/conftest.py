@@ -1,0 +1,23 @@
+"""Fixtures that more than one folder needs, and the limits under which every test runs."""
+
+import os
+
+# Before torch, FAISS or OpenBLAS are imported: more threads than cores make everything many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from collections.abc import Iterator
+
+import pytest
+
+from openbook.cache.server import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A real Redis for all who do not stop or freeze it."""
+    with RedisServer() as server:
+        yield server

@@ -1,0 +1,144 @@
+"""The cache against a real redis-server: same bits back, and no failure of Redis ever reaches the caller."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from openbook.cache.redis import KEY_PREFIX, PAUSE_S, RedisCache, TieredCache
+from openbook.cache.server import RedisServer
+from openbook.config import CacheSettings
+from openbook.errors import InvalidConfig
+from openbook.telemetry import CACHE_ERRORS
+from openbook.testing import ManualClock
+
+EMBEDDING = np.random.default_rng(0).standard_normal(384).astype(np.float32)
+
+
+def errors(operation: str) -> float:
+    return CACHE_ERRORS.labels(operation)._value.get()
+
+
+def settings(server: RedisServer, **changes: object) -> CacheSettings:
+    return CacheSettings(url=server.url, timeout_s=2.0).model_copy(update=changes)
+
+
+def test_the_same_bits_come_back_in_the_order_of_the_keys(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server))
+        await cache.put_many([("one", EMBEDDING), ("two", -EMBEDDING)])
+        two, nothing, one = await cache.get_many(["two", "never seen", "one"])
+        assert nothing is None
+        assert one is not None
+        assert one.tobytes() == EMBEDDING.tobytes()
+        assert two is not None
+        assert two.tobytes() == (-EMBEDDING).tobytes()
+        await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_entries_expire(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server, ttl_s=1234))
+        await cache.put_many([("expiring", EMBEDDING)])
+        await cache.aclose()
+
+    asyncio.run(scenario())
+    with Redis(port=redis_server.port) as client:
+        assert 0 < client.ttl(KEY_PREFIX + "expiring") <= 1234
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda v: v[:-1], lambda v: v[:-4], lambda v: bytes([v[0] ^ 1]) + v[1:], lambda v: v[:-1] + bytes([v[-1] ^ 1]), lambda v: b""]
+)
+def test_an_altered_value_is_a_miss(redis_server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server))
+        await cache.put_many([("altered", EMBEDDING)])
+        with Redis(port=redis_server.port) as client:
+            client.set(KEY_PREFIX + "altered", damage(client.get(KEY_PREFIX + "altered")))
+        assert await cache.get_many(["altered"]) == [None]
+        await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_second_process_finds_what_the_first_left_in_redis(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        first, second = TieredCache(settings(redis_server)), TieredCache(settings(redis_server))
+        await first.put_many([("shared", EMBEDDING)])
+        with Redis(port=redis_server.port) as client:
+            (found,) = await second.get_many(["shared"])
+            assert found is not None
+            assert found.tobytes() == EMBEDDING.tobytes()
+            client.delete(KEY_PREFIX + "shared")
+        (again,) = await second.get_many(["shared"])
+        assert again is not None, "what came from Redis is kept in process"
+        await first.aclose()
+        await second.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_server_is_a_miss_and_a_metric_and_it_is_found_again() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        with RedisServer() as server:
+            cache = RedisCache(settings(server), clock)
+            await cache.put_many([("before", EMBEDDING)])
+            os.kill(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+            read_errors, write_errors = errors("read"), errors("write")
+            assert await cache.get_many(["before"]) == [None]
+            assert errors("read") == read_errors + 1
+            assert await cache.get_many(["before"]) == [None]
+            assert errors("read") == read_errors + 1, "Redis is left alone for a moment"
+            clock.advance(PAUSE_S)
+            await cache.put_many([("before", EMBEDDING)])
+            assert errors("write") == write_errors + 1
+            await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_server_costs_one_timeout_and_serves_again_when_it_thaws() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        with RedisServer() as server:
+            cache = RedisCache(settings(server), clock)
+            await cache.put_many([("before", EMBEDDING)])
+            impatient = RedisCache(settings(server, timeout_s=0.05), clock)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                before = errors("read")
+                assert await impatient.get_many(["before"]) == [None]
+                assert errors("read") == before + 1
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            (found,) = await cache.get_many(["before"])
+            assert found is not None
+            await cache.aclose()
+            await impatient.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_more_callers_than_connections_all_get_their_answer(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server, n_connections=2))
+        await cache.put_many([("popular", EMBEDDING)])
+        answers = await asyncio.gather(*(cache.get_many(["popular"]) for _ in range(50)))
+        assert all(found is not None for (found,) in answers)
+        await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_url_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(InvalidConfig, match=r"cache\.url = 'http://nowhere'"):
+        RedisCache(CacheSettings(url="http://nowhere"))
