@@ -1,0 +1,75 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openbook.core.passages import split_words
+from openbook.corpus.read import read_passages
+from openbook.errors import InvalidDocuments
+
+
+def write_jsonl(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_documents_become_numbered_passages_that_know_their_document(tmp_path: Path) -> None:
+    text = " ".join(f"w{i}" for i in range(5))
+    path = write_jsonl(tmp_path / "a.jsonl", {"id": "x", "title": "X", "text": text}, {"id": 7, "title": "Y", "text": "z"})
+    passages = list(read_passages(path, n_words=2))
+    assert [(p.id, p.document_id, p.title, p.text) for p in passages] == [
+        (0, "x", "X", "w0 w1"),
+        (1, "x", "X", "w2 w3"),
+        (2, "x", "X", "w4"),
+        (3, "7", "Y", "z"),
+    ]
+
+
+def test_dpr_passages_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "psgs_w100.tsv.gz"
+    long = " ".join(["word"] * 150)
+    with gzip.open(path, "wt") as file:
+        file.write(f'id\ttext\ttitle\n1\t"Aaron said ""no"" twice"\tAaron\n2\t{long}\t"The ""Book"""\n')
+    first, second = read_passages(path)
+    assert (first.document_id, first.title, first.text) == ("1", "Aaron", 'Aaron said "no" twice')
+    assert (second.title, second.text) == ('The "Book"', long)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"id": "1", "title": "t"}\n', r"a\.jsonl:1: text must be a string, got None"),
+        (b'{"id": "1", "title": "t", "text": "x"}\n[1]\n', r"a\.jsonl:2: must be an object"),
+        (b'\n{"id": \n', r"a\.jsonl:2: not JSON"),
+        (b'{"id": "1", "title": "t", "text": "\xff"}\n', r"a\.jsonl:1: not UTF-8"),
+        (b'{"id": "1", "title": "t", "text": "\\ud800"}\n', r"a\.jsonl:1: not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InvalidDocuments, match=message):
+        list(read_passages(path))
+
+
+def test_a_missing_file_a_cut_archive_and_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocuments, match=r"none\.jsonl: cannot be read"):
+        list(read_passages(tmp_path / "none.jsonl"))
+    with pytest.raises(InvalidDocuments, match=r"book\.pdf: documents must be"):
+        list(read_passages(tmp_path / "book.pdf"))
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"id": "1", "title": "t", "text": "x"}\n' * 9)[:-12])
+    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: cannot be read"):
+        list(read_passages(cut))
+
+
+@settings(max_examples=50)
+@given(st.text(), st.integers(1, 7))
+def test_splitting_loses_no_word_and_makes_none_too_long(text: str, n_words: int) -> None:
+    pieces = list(split_words(text, n_words))
+    assert " ".join(pieces).split() == text.split()
+    assert all(1 <= len(piece.split()) <= n_words for piece in pieces)
+    assert all(len(piece.split()) == n_words for piece in pieces[:-1])
