@@ -42,14 +42,15 @@ class IndexServerSettings(_Section):
 class IndexClientSettings(_Section):
     """How the serving tier reaches the index tier."""
 
-    addresses: tuple[str, ...] = ("127.0.0.1:50051",)  # host:port of every server; each says which shard it is
+    # host:port of every server, each says which shard it is; with none, `openbook up` starts its own
+    addresses: tuple[str, ...] = ()
     timeout_s: Seconds = 2.0
 
 
 class CacheSettings(_Section):
     """The cache of query embeddings."""
 
-    url: str = "redis://127.0.0.1:6379/0"
+    url: str | None = None  # with none, `openbook up` starts a Redis of its own
     timeout_s: Seconds = 0.05  # one read or write; longer than this is a miss
     ttl_s: Positive = 7 * 24 * 3600
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis

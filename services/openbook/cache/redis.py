@@ -37,7 +37,7 @@ class RedisCache:
     """The shared tier.
 
     Raises:
-        InvalidConfig: the URL is not one of Redis's.
+        InvalidConfig: the URL is missing or not one of Redis's.
     """
 
     def __init__(self, settings: CacheSettings, clock: Clock = time.monotonic) -> None:
@@ -46,6 +46,8 @@ class RedisCache:
         self._paused_until = -float("inf")
         # An exhausted pool raises instead of waiting, so no more calls are let in than it has connections.
         self._places = asyncio.Semaphore(settings.n_connections)
+        if settings.url is None:
+            raise InvalidConfig("cache.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
         try:
             self._redis = Redis.from_url(
                 settings.url,

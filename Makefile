@@ -1,0 +1,51 @@
+# Everything runs in .venv; `make demo` and `make test` set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test unit check lint protos bench clean help
+
+help:            ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+demo: $(VENV)/.demo  ## Set everything up, build the index, serve it, ask, stop
+	$(BIN)/openbook demo
+
+test: check      ## Set everything up and run all checks and tests
+	$(BIN)/python -m pytest
+
+unit: $(VENV)/.dev  ## The tests that take seconds
+	$(BIN)/python -m pytest tests/unit -q
+
+check: lint      ## Generated code is up to date
+	$(BIN)/python -m pytest -q tests/unit/test_protos.py
+
+lint: $(VENV)/.dev  ## Style, types and architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+protos: $(VENV)/.dev  ## Generate services/openbook/v1 from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
+	  --python_out=services --grpc_python_out=services --mypy_out=services --mypy_grpc_out=services \
+	  protos/openbook/v1/*.proto
+
+clean:           ## Remove the environment and everything the demo made
+	rm -rf $(VENV) var
+
+# torch is pinned to its CPU build first: an open range would bring gigabytes of CUDA packages.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml deploy/constraints-cpu.txt | $(VENV)/bin/python
+	$(BIN)/pip install -q -c deploy/constraints-cpu.txt torch
+	$(BIN)/pip install -q -c deploy/constraints-cpu.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/pip install -q -c deploy/constraints-cpu.txt -e '.[dev]'
+	touch $@

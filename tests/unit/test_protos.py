@@ -1,0 +1,23 @@
+"""The committed code is what protos/ says today."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ROOT / "services/openbook/v1"
+
+
+def test_generated_code_has_not_drifted(tmp_path: Path) -> None:
+    protos = sorted(path.relative_to(ROOT / "protos").as_posix() for path in (ROOT / "protos").rglob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *outputs, *protos],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+    )
+    fresh = {path.name: path.read_text() for path in (tmp_path / "openbook/v1").iterdir()}
+    committed = {path.name: path.read_text() for path in GENERATED.glob("*_pb2*")}
+    assert fresh == committed, "run `make protos` and commit the result"
