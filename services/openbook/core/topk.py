@@ -1,0 +1,77 @@
+"""Scores and the best k by them, to the bit the same whatever the batch, the shard or the order of the rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openbook.core.types import NO_HIT, Float32, Hits, Int64
+from openbook.errors import InvalidRequest, SnapshotMismatch
+
+
+def canonical_scores(query: Float32, vectors: Float32) -> Float32:
+    """Inner products of one (d,) query with (m, d) vectors: (m,) float32, the score of a pair everywhere in openbook.
+
+    A product of two float32 is exact in float64, and NumPy adds up a contiguous last axis pairwise in an order that
+    depends on d alone. So the bits of a score depend on its query and its vector alone, which no BLAS promises.
+    """
+    products = np.multiply(vectors, query, dtype=np.float64, order="C")  # (m, d)
+    with np.errstate(over="ignore"):
+        scores: Float32 = np.add.reduce(products, axis=-1).astype(np.float32)
+    return scores
+
+
+def score_error_bound(dimension: int, query_norm: float, vector_norm: float) -> float:
+    """How far a float32 inner product, summed in any order, can lie from the canonical score of the same pair.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: a sum of d products in float32 errs by at most
+    d u / (1 - d u) |q| |v| with u = 2^-24; rounding the canonical score adds u |q| |v|. Up to d = 4096 both together
+    stay under (d + 4) u |q| |v|. The last term covers products that are too small for float32.
+    """
+    return (dimension + 4) * 2.0**-24 * query_norm * vector_norm + dimension * 2.0**-126
+
+
+def top_k(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
+    """The best k of each row of (n, m) ids and scores, by (score descending, id ascending): two (n, k) arrays.
+
+    Rows of fewer than k candidates end in empty slots: id NO_HIT, score -inf. Empty slots may be among the candidates.
+    """
+    order = np.lexsort((ids, -scores), axis=-1)[:, :k]
+    missing = ((0, 0), (0, k - order.shape[1]))
+    best_ids: Int64 = np.pad(np.take_along_axis(ids, order, axis=-1), missing, constant_values=NO_HIT)
+    best_scores: Float32 = np.pad(np.take_along_axis(scores, order, axis=-1), missing, constant_values=-np.inf)
+    return best_ids, best_scores
+
+
+def merge(shards: Sequence[Hits], k: int) -> Hits:
+    """The best k over all shards, of the (n, any) hits of each of them. At least one shard.
+
+    Raises:
+        SnapshotMismatch: the shards answered from different snapshots.
+    """
+    snapshots = sorted({hits.snapshot_id for hits in shards})
+    if len(snapshots) > 1:
+        raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
+    ids = np.concatenate([hits.ids for hits in shards], axis=1)
+    scores = np.concatenate([hits.scores for hits in shards], axis=1)
+    return Hits(*top_k(ids, scores, k), snapshot_id=snapshots[0])
+
+
+def check_search(queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int) -> Float32:
+    """The queries as a C-contiguous (n, d) float32 array, if they and k can be searched for.
+
+    Raises:
+        InvalidRequest: names what is out of range, its value and its limits.
+    """
+    if not 1 <= k <= max_k:
+        raise InvalidRequest(f"k must be 1..{max_k}, got {k}")
+    if queries.ndim != 2 or not 1 <= len(queries) <= max_rows:
+        raise InvalidRequest(f"queries must have 1..{max_rows} rows, got an array of shape {queries.shape}")
+    if queries.shape[1] != dimension:
+        raise InvalidRequest(f"queries must have dimension {dimension}, got {queries.shape[1]}")
+    if queries.dtype != np.float32:
+        raise InvalidRequest(f"queries must be float32, got {queries.dtype}")
+    finite = np.isfinite(queries).all(axis=1)
+    if not finite.all():
+        raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")
+    return np.ascontiguousarray(queries, np.float32)

@@ -1,0 +1,68 @@
+"""Protobuf <-> core types, both directions. A message that lies about its size is an InvalidRequest, never a crash."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openbook.core.types import Float32, Hits, Passage
+from openbook.errors import InvalidRequest
+from openbook.v1 import common_pb2, index_pb2
+
+FLOAT32 = np.dtype("<f4")
+INT64 = np.dtype("<i8")
+
+
+def matrix_to_wire(array: Float32) -> common_pb2.Matrix:
+    """From (n, d) float32."""
+    rows, columns = array.shape
+    return common_pb2.Matrix(rows=rows, columns=columns, data=array.astype(FLOAT32, copy=False).tobytes())
+
+
+def matrix_from_wire(matrix: common_pb2.Matrix) -> Float32:
+    """To (n, d) float32, read-only and without a copy.
+
+    Raises:
+        InvalidRequest: the data is not rows * columns numbers long.
+    """
+    return _array("matrix", matrix.data, matrix.rows, matrix.columns, FLOAT32)
+
+
+def hits_to_wire(hits: Hits) -> index_pb2.SearchResponse:
+    """From (n, k) hits."""
+    rows, k = hits.ids.shape
+    return index_pb2.SearchResponse(
+        rows=rows,
+        k=k,
+        ids=hits.ids.astype(INT64, copy=False).tobytes(),
+        scores=hits.scores.astype(FLOAT32, copy=False).tobytes(),
+        snapshot_id=hits.snapshot_id,
+    )
+
+
+def hits_from_wire(response: index_pb2.SearchResponse) -> Hits:
+    """To (n, k) hits, read-only and without a copy.
+
+    Raises:
+        InvalidRequest: ids or scores are not rows * k numbers long.
+    """
+    return Hits(
+        ids=_array("ids", response.ids, response.rows, response.k, INT64),
+        scores=_array("scores", response.scores, response.rows, response.k, FLOAT32),
+        snapshot_id=response.snapshot_id,
+    )
+
+
+def passage_to_wire(passage: Passage) -> common_pb2.Passage:
+    return common_pb2.Passage(id=passage.id, document_id=passage.document_id, title=passage.title, text=passage.text)
+
+
+def passage_from_wire(passage: common_pb2.Passage) -> Passage:
+    return Passage(passage.id, passage.document_id, passage.title, passage.text)
+
+
+def _array(name: str, data: bytes, rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    size_bytes = rows * columns * dtype.itemsize
+    if len(data) != size_bytes:
+        raise InvalidRequest(f"{name} of {rows} x {columns} {dtype.name} must have {size_bytes} bytes, got {len(data)}")
+    return np.frombuffer(data, dtype).reshape(rows, columns)
