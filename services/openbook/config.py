@@ -7,7 +7,7 @@ Both are checked once, at the start, and a bad value stops the process with file
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -121,6 +121,11 @@ class Settings(_Section):
     serving: ServingSettings = ServingSettings()
 
 
+S = TypeVar("S", bound=_Section)
+Sources = Mapping[tuple[str, ...], str]
+"""Where a value came from, by section and key, if not from the file."""
+
+
 def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
     """Settings from a YAML file, overridden by the environment.
 
@@ -138,28 +143,30 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
     return parse(values, sources, str(path or "defaults"))
 
 
-def parse(values: Mapping[str, Any], sources: Mapping[tuple[str, ...], str] = {}, source: str = "arguments") -> Settings:
+def parse(values: Mapping[str, Any], sources: Sources = {}, source: str = "arguments") -> Settings:
     """Settings from nested values, as they come from YAML or from a Serve config's `args`.
 
     Raises:
         InvalidConfig: names source, key, value and what was expected.
     """
+    return _validated(Settings, values, sources, source)
+
+
+def section(kind: type[S], source: str, **values: Any) -> S:
+    """One section by itself, from the options of a command. Raises as `parse`."""
+    return _validated(kind, values, {}, source)
+
+
+def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, source: str) -> S:
     try:
-        return Settings.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise InvalidConfig(_describe(error, sources, source)) from None
-
-
-def index_server(**values: Any) -> IndexServerSettings:
-    """Settings of one index server, from the command line.
-
-    Raises:
-        InvalidConfig: as `parse`.
-    """
-    try:
-        return IndexServerSettings(**values)
-    except ValidationError as error:
-        raise InvalidConfig(_describe(error, {}, "index server")) from None
+        lines = []
+        for problem in error.errors():
+            location = tuple(str(part) for part in problem["loc"])
+            where = sources.get(location[:2], source)
+            lines.append(f"{where}: {'.'.join(location)} = {problem['input']!r}: {problem['msg']}")
+        raise InvalidConfig("\n".join(lines)) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -172,15 +179,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(section, dict) for section in values.values()):
         raise InvalidConfig(f"{path}: must map sections to keys and values")
     return values
-
-
-def _describe(error: ValidationError, sources: Mapping[tuple[str, ...], str], source: str) -> str:
-    lines = []
-    for problem in error.errors():
-        location = tuple(str(part) for part in problem["loc"])
-        where = sources.get(location[:2], source)
-        lines.append(f"{where}: {'.'.join(location)} = {problem['input']!r}: {problem['msg']}")
-    return "\n".join(lines)
 
 
 def generation_defaults(answer: AnswerDefaults) -> GenerationSettings:

@@ -124,9 +124,9 @@ def pack(embedding: Float32) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little") + data
 
 
-def unpack(value: bytes | None) -> Float32 | None:
+def unpack(value: bytes | str | None) -> Float32 | None:
     """The embedding, or None for bytes that `pack` did not make."""
-    if value is None or len(value) < 8 or len(value) % 4:
+    if not isinstance(value, bytes) or len(value) < 8 or len(value) % 4:
         return None
     checksum, data = value[:4], value[4:]
     if zlib.crc32(data) != int.from_bytes(checksum, "little"):

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from openbook.errors import InvalidConfig, StartupError
 
@@ -54,9 +53,10 @@ class RedisServer:
             "maxmemory": max_memory_bytes,
             "maxmemory-policy": "allkeys-lru",
         }
-        command = [find_server(), *(str(part) for key, value in arguments.items() for part in (f"--{key}", value))]
+        self.executable = find_server()
+        options = [str(part) for key, value in arguments.items() for part in (f"--{key}", value)]
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
-        self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([self.executable, *options], start_new_session=True, stdout=subprocess.DEVNULL)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -91,7 +91,7 @@ class RedisServer:
     def __enter__(self) -> "RedisServer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

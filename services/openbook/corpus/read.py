@@ -25,7 +25,9 @@ def read_passages(path: Path, n_words: int = WORDS_PER_PASSAGE) -> Iterator[Pass
         # psgs_w100.tsv holds passages of 100 words: one document each.
         pieces = ((document, document.text) for document in _read_tsv(path))
     elif suffixes[-1:] in ([".jsonl"], [".json"]):
-        pieces = ((document, text) for document in _read_json_lines(path) for text in split_words(document.text, n_words))
+        pieces = (
+            (document, text) for document in _read_json_lines(path) for text in split_words(document.text, n_words)
+        )
     else:
         raise InvalidDocuments(f"{path}: documents must be .jsonl or .tsv, or one of them .gz")
     for number, (document, text) in enumerate(pieces):
@@ -41,7 +43,7 @@ def _read_json_lines(path: Path) -> Iterator[Document]:
         except json.JSONDecodeError as error:
             raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(record, dict):
-            raise InvalidDocuments(f"{path}:{number}: must be an object with id, title and text, got {line.strip()[:60]}")
+            raise InvalidDocuments(f"{path}:{number}: must be an object with id, title and text")
         for field in ("id", "title", "text"):
             if not isinstance(record.get(field), str | int):
                 raise InvalidDocuments(f"{path}:{number}: {field} must be a string, got {record.get(field)!r}")
@@ -72,7 +74,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, start=1):  # noqa: B007
+            for number, line in enumerate(file, start=1):
                 yield number, line
     except UnicodeDecodeError as error:
         raise InvalidDocuments(f"{path}:{number + 1}: not UTF-8: {error.reason} at byte {error.start}") from None

@@ -236,7 +236,9 @@ def check_question(question: str, max_chars: int) -> str:
     try:
         question.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"question must be UTF-8 text, got {error.object[error.start]!a} at {error.start}") from None
+        raise InvalidRequest(
+            f"question must be UTF-8 text, got {error.object[error.start]!a} at {error.start}"
+        ) from None
     return question
 
 

@@ -1,0 +1,132 @@
+"""One command per job. What a command needs is imported inside it, so that `--help` and the index tier stay light."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openbook.core.types import Decoding, Formulation
+from openbook.errors import InvalidRequest, OpenbookError
+
+app = typer.Typer(name="openbook", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
+app.add_typer(index_app, name="index")
+
+Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
+
+
+@app.command()
+def build(
+    documents: Annotated[str, typer.Argument(help="JSON lines or psgs_w100.tsv, also .gz; or 'embedded'.")],
+    out: Annotated[Path, typer.Option(help="The snapshot's folder; must not exist yet.")],
+    shards: Annotated[int, typer.Option(help="Disjoint parts, one index server each.")] = 1,
+    factory: Annotated[str, typer.Option(help="FAISS factory string: Flat, HNSW32, 'IVF256,SQ8', ...")] = "Flat",
+    encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    words: Annotated[int, typer.Option(help="Words per passage.")] = 100,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, 5 times faster on some CPUs.")] = "float32",
+    threads: Annotated[int | None, typer.Option(help="Threads for encoding; all cores if not given.")] = None,
+) -> None:
+    """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""
+    import os
+
+    from openbook.config import EncoderSettings, section
+    from openbook.corpus.build import build_corpus, embedded_documents
+    from openbook.terminal import build_progress
+
+    with build_progress() as on_progress:
+        manifest = build_corpus(
+            embedded_documents() if documents == "embedded" else Path(documents),
+            out,
+            section(EncoderSettings, "openbook build", model=encoder, dtype=dtype, n_threads=threads or os.cpu_count()),
+            n_shards=shards,
+            factory=factory,
+            n_words=words,
+            on_progress=on_progress,
+        )
+    print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
+
+
+@index_app.command("serve")
+def index_serve(
+    snapshot: Path,
+    shard: Annotated[int, typer.Option(help="Which shard of the snapshot.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one; the address is printed once it listens.")] = 0,
+    threads: Annotated[int, typer.Option(help="FAISS threads.")] = 1,
+) -> None:
+    """Serve one shard over gRPC until told to stop."""
+    from openbook import config, telemetry
+    from openbook.index.server import run
+
+    telemetry.setup_logging(f"index-{shard}")
+    run(
+        config.section(
+            config.IndexServerSettings,
+            "openbook index serve",
+            snapshot=snapshot,
+            shard=shard,
+            host=host,
+            port=port,
+            n_threads=threads,
+        )
+    )
+
+
+@app.command()
+def up(
+    snapshot: Annotated[Path | None, typer.Argument(help="A folder that `openbook build` made.")] = None,
+    config: Config = None,
+) -> None:
+    """The whole system on this machine: index servers, cache and Ray Serve. Ctrl-C stops all of it."""
+    import signal
+
+    from openbook import telemetry
+    from openbook.config import load
+    from openbook.serving.local import local_system, until_stopped
+
+    telemetry.setup_logging("up")
+    with until_stopped(), local_system(snapshot, load(config)) as settings:
+        serving = settings.serving
+        http, grpc = f"{serving.host}:{serving.http_port}", f"{serving.host}:{serving.grpc_port}"
+        print(f"ready: http://{http}/docs, gRPC {grpc}; Ctrl-C stops")
+        signal.pause()
+
+
+@app.command()
+def ask(
+    question: str,
+    server: Annotated[str, typer.Option(help="host:port of the gRPC endpoint.")] = "127.0.0.1:9000",
+    k: Annotated[int | None, typer.Option(help="Passages to retrieve.")] = None,
+    formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
+    decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds within which the answer is worth having.")] = 30.0,
+) -> None:
+    """Ask a running system; shows the answer with its passages, priors, posteriors and timings."""
+    from openbook.client import Client
+    from openbook.terminal import print_answer
+
+    with Client(server, timeout) as client:
+        print_answer(question, client.answer(question, k=k, formulation=formulation, decoding=decoding, n_beams=beams))
+
+
+@app.command()
+def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is kept.")] = Path("var/demo")) -> None:
+    """Build the embedded corpus over two shards, serve it, ask some questions, stop. The second run starts at once."""
+    from openbook.demo import run
+
+    run(folder)
+
+
+def main() -> None:
+    """Entry point: our own errors are one line on standard error and exit code 1, or 2 for the caller's fault."""
+    try:
+        app()
+    except OpenbookError as error:
+        print(f"openbook: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InvalidRequest) else 1)
+
+
+if __name__ == "__main__":
+    main()

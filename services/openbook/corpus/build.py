@@ -1,0 +1,139 @@
+"""`openbook build`: documents to passages to embeddings to a snapshot, able to go on where it was interrupted.
+
+Work in progress lies beside the target in `<out>.work`: the passages, one memory-mapped array of all embeddings, and a
+note of how many rows are done. It is continued only for the very same plan, and removed when the snapshot stands.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from openbook.config import EncoderSettings
+from openbook.core.fingerprint import file_digest
+from openbook.core.passages import WORDS_PER_PASSAGE
+from openbook.core.types import Float32
+from openbook.corpus.read import read_passages
+from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.index.build import build_snapshot
+from openbook.index.snapshot import Manifest
+from openbook.index.store import PassageReader, write_passages
+from openbook.models.encoder import TextEncoder
+
+ROWS_PER_STEP = 1024
+"""Passages encoded between two notes of progress: what an interruption costs at most."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage's name, how much is done and how much there is."""
+
+
+class _Plan(BaseModel, frozen=True):
+    """What work in progress is made from; nothing else may go on with it."""
+
+    documents_digest: str
+    n_words: int
+    encoder_fingerprint: str
+    dtype: str
+    dimension: int
+
+
+class _Note(BaseModel):
+    plan: _Plan
+    n_encoded: int = 0
+
+
+def build_corpus(
+    documents: Path,
+    out: Path,
+    encoder: EncoderSettings,
+    n_shards: int,
+    factory: str,
+    n_words: int = WORDS_PER_PASSAGE,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Manifest:
+    """Build a snapshot of a corpus.
+
+    Raises:
+        InvalidConfig: `out` exists, or a number is out of its range.
+        InvalidDocuments: the corpus cannot be read or holds no words.
+        InvalidModel: the encoder cannot be loaded.
+    """
+    if out.exists():
+        raise InvalidConfig(f"{out} exists; a snapshot is never changed, build another one")
+    if n_words < 1:
+        raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
+    if not documents.is_file():
+        raise InvalidDocuments(f"{documents}: no such file")
+    model = TextEncoder.load(encoder, role="passage")
+    plan = _Plan(
+        documents_digest=file_digest(documents),
+        n_words=n_words,
+        encoder_fingerprint=model.fingerprint,
+        dtype=encoder.dtype,
+        dimension=model.dimension,
+    )
+    work = out.with_name(f"{out.name}.work")
+    note = _resume(work, plan) or _start(work, plan, documents)
+    passages = PassageReader(work)
+    vectors = _encode(work, note, passages, model, on_progress)
+    manifest = build_snapshot(
+        passages,
+        vectors,
+        out,
+        n_shards=n_shards,
+        factory=factory,
+        encoder=encoder.model,
+        encoder_fingerprint=model.fingerprint,
+        on_progress=on_progress,
+    )
+    shutil.rmtree(work)
+    return manifest
+
+
+def embedded_documents() -> Path:
+    """The corpus shipped with openbook: about 9,300 passages of Wikipedia."""
+    return Path(str(files("openbook") / "embedded/corpus/documents.jsonl.gz"))
+
+
+def _resume(work: Path, plan: _Plan) -> _Note | None:
+    try:
+        note = _Note.model_validate_json((work / "note.json").read_text())
+    except (OSError, ValidationError):
+        return None
+    return note if note.plan == plan else None
+
+
+def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    n_passages = write_passages(work, read_passages(documents, plan.n_words))
+    if not n_passages:
+        raise InvalidDocuments(f"{documents}: holds no words")
+    np.lib.format.open_memmap(work / "vectors.npy", "w+", np.float32, (n_passages, plan.dimension)).flush()
+    note = _Note(plan=plan)
+    _write(work, note)
+    return note
+
+
+def _encode(work: Path, note: _Note, passages: PassageReader, model: TextEncoder, on_progress: OnProgress) -> Float32:
+    vectors = np.lib.format.open_memmap(work / "vectors.npy", "r+")
+    for start in range(note.n_encoded, len(passages), ROWS_PER_STEP):
+        on_progress("encode", start, len(passages))
+        stop = min(start + ROWS_PER_STEP, len(passages))
+        vectors[start:stop] = model.encode_passages([passages[i] for i in range(start, stop)])
+        vectors.flush()
+        note.n_encoded = stop
+        _write(work, note)
+    on_progress("encode", len(passages), len(passages))
+    return vectors
+
+
+def _write(work: Path, note: _Note) -> None:
+    # Renamed into place: an interruption leaves the old note or the new one, never half of one.
+    fresh = work / "note.json.new"
+    fresh.write_text(note.model_dump_json())
+    os.replace(fresh, work / "note.json")

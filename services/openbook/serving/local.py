@@ -1,0 +1,91 @@
+"""The whole system on one machine: index servers, Redis and Ray Serve, started in order and stopped in reverse."""
+
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from openbook.cache.server import RedisServer
+from openbook.config import Settings
+from openbook.errors import StartupError
+from openbook.index.snapshot import read_manifest
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class IndexProcess:
+    """One index server in a process of its own, on a free port of loopback.
+
+    Raises:
+        StartupError: it ends before it listens; what it said stands on standard error.
+    """
+
+    def __init__(self, snapshot: Path, shard: int) -> None:
+        command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
+        # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        # It prints its address once it listens, and nothing if it never does.
+        self.address = self.process.stdout.readline().strip()
+        if not self.address:
+            raise StartupError(f"the index server of shard {shard} ended with code {self.process.wait()}")
+
+    def stop(self) -> None:
+        """Let it finish what it serves, then end it."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def local_tiers(snapshot: Path, settings: Settings) -> Iterator[Settings]:
+    """Index servers and Redis, as far as the settings name none; yields settings that name them all.
+
+    Raises:
+        InvalidSnapshot: the folder is no snapshot, or its files were altered.
+        InvalidConfig: there is no redis-server to start.
+        StartupError: a process does not start.
+    """
+    index, cache = settings.index, settings.cache
+    with ExitStack() as stack:
+        if not index.addresses:
+            servers: list[IndexProcess] = []
+            for shard in range(len(read_manifest(snapshot).shards)):
+                servers.append(IndexProcess(snapshot, shard))
+                stack.callback(servers[-1].stop)
+            index = index.model_copy(update={"addresses": tuple(server.address for server in servers)})
+        if cache.url is None:
+            redis = stack.enter_context(RedisServer())
+            log.info("cache: %s serves %s", redis.executable, redis.url)
+            cache = cache.model_copy(update={"url": redis.url})
+        yield settings.model_copy(update={"index": index, "cache": cache})
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the body early and quietly. They cannot cut short the clean stop that follows."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        log.info("%s: stopping", signal.Signals(number).name)
+        raise KeyboardInterrupt
+
+    former = {each: signal.signal(each, stop) for each in STOP_SIGNALS}
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)

@@ -1,0 +1,74 @@
+"""What a person sees: answers with their evidence, and progress bars."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import exp
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from openbook.v1.answer_pb2 import AnswerResponse, Formulation
+
+console = Console()
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage's name, how much is done and how much there is."""
+
+
+def print_answer(question: str, response: AnswerResponse) -> None:
+    """The answer, then each passage with its score, p(z|x) and p(z|x,y), then where the time went."""
+    table = Table(box=None, padding=(0, 1), expand=True, header_style="dim")
+    for title in ("score", "prior", "posterior"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("passage", ratio=1)
+    best = max((e.log_posterior for e in response.evidence), default=0.0)
+    for evidence in response.evidence:
+        passage = Text.assemble((evidence.passage.title, "bold"), "  ", evidence.passage.text)
+        passage.truncate(2 * max(20, console.width - 34), overflow="ellipsis")
+        style = "" if evidence.log_posterior == best else "dim"
+        numbers = (f"{evidence.score:.4f}", f"{exp(evidence.log_prior):.3f}", f"{exp(evidence.log_posterior):.3f}")
+        table.add_row(*numbers, passage, style=style)
+    timings = "  ".join(f"{t.stage} {t.duration_s * 1000:.0f} ms" for t in response.timings)
+    formulation = Formulation.Name(response.formulation).removeprefix("FORMULATION_").title()
+    footer = Text(
+        f"{timings}\nRAG-{formulation}  log p(y|x) {response.log_likelihood:.3f}  snapshot {response.snapshot_id[:12]}"
+        f"  generator {response.generator_fingerprint[:12]}"
+        f"{'  embedding from cache' if response.cached else ''}"
+        f"{'' if response.complete else '  PARTIAL: not all shards answered'}",
+        style="dim",
+    )
+    answer = Text(response.answer or "(empty)", style="bold green")
+    console.print(Panel(Group(answer, Text(), table, Text(), footer), title=question, title_align="left"))
+
+
+@contextmanager
+def build_progress() -> Iterator[OnProgress]:
+    """One bar for each stage that reports."""
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield on_progress

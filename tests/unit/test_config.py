@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from openbook import config
+from openbook.core.types import Formulation
+from openbook.errors import InvalidConfig
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text("answer: {k: 7, formulation: token}\nindex: {addresses: ['a:1', 'b:2']}\n")
+    settings = config.load(path, {"OPENBOOK_ANSWER__K": "9", "PATH": "/bin"})
+    assert settings.answer.k == 9
+    assert settings.answer.formulation is Formulation.TOKEN
+    assert settings.index.addresses == ("a:1", "b:2")
+    assert config.load(None, {}) == config.Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "message"),
+    [
+        ("answer: {k: 0}", {}, r"openbook\.yaml: answer\.k = 0: .*greater than or equal to 1"),
+        ("answer: {kk: 5}", {}, r"openbook\.yaml: answer\.kk = 5: .*not permitted"),
+        ("answers: {k: 5}", {}, r"openbook\.yaml: answers = .*not permitted"),
+        ("", {"OPENBOOK_CACHE__TTL_S": "soon"}, r"OPENBOOK_CACHE__TTL_S: cache\.ttl_s = 'soon': .*integer"),
+        ("", {"OPENBOOK_SERVING__HTTP_PORT": "70000"}, r"serving\.http_port = 70000: .*65535"),
+        ("", {"OPENBOOK_INDEX__TIMEOUT_S": ".nan"}, r"index\.timeout_s = nan: .*greater than 0"),
+        ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
+        ("answer: {k: ", {}, r"openbook\.yaml: cannot be read as YAML"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: dict[str, str], message: str) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig, match=message):
+        config.load(path, env)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"none\.yaml: cannot be read"):
+        config.load(tmp_path / "none.yaml", {})
