@@ -7,6 +7,7 @@ Both are checked once, at the start, and a bad value stops the process with file
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -124,6 +125,7 @@ class Settings(_Section):
 S = TypeVar("S", bound=_Section)
 Sources = Mapping[tuple[str, ...], str]
 """Where a value came from, by section and key, if not from the file."""
+NOWHERE: Sources = MappingProxyType({})
 
 
 def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -140,10 +142,10 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
             continue
         values.setdefault(section, {})[key] = yaml.safe_load(text)
         sources[section, key] = f"environment variable {name}"
-    return parse(values, sources, str(path or "defaults"))
+    return parse(values, str(path or "defaults"), sources)
 
 
-def parse(values: Mapping[str, Any], sources: Sources = {}, source: str = "arguments") -> Settings:
+def parse(values: Mapping[str, Any], source: str = "arguments", sources: Sources = NOWHERE) -> Settings:
     """Settings from nested values, as they come from YAML or from a Serve config's `args`.
 
     Raises:
@@ -154,7 +156,7 @@ def parse(values: Mapping[str, Any], sources: Sources = {}, source: str = "argum
 
 def section(kind: type[S], source: str, **values: Any) -> S:
     """One section by itself, from the options of a command. Raises as `parse`."""
-    return _validated(kind, values, {}, source)
+    return _validated(kind, values, NOWHERE, source)
 
 
 def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, source: str) -> S:

@@ -54,7 +54,14 @@ def test_entries_expire(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda v: v[:-1], lambda v: v[:-4], lambda v: bytes([v[0] ^ 1]) + v[1:], lambda v: v[:-1] + bytes([v[-1] ^ 1]), lambda v: b""]
+    "damage",
+    [
+        lambda v: v[:-1],
+        lambda v: v[:-4],
+        lambda v: bytes([v[0] ^ 1]) + v[1:],
+        lambda v: v[:-1] + bytes([v[-1] ^ 1]),
+        lambda v: b"",
+    ],
 )
 def test_an_altered_value_is_a_miss(redis_server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
     async def scenario() -> None:

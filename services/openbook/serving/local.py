@@ -12,7 +12,7 @@ from types import FrameType
 from openbook.cache.server import RedisServer
 from openbook.config import Settings
 from openbook.errors import StartupError
-from openbook.index.snapshot import read_manifest
+from openbook.index.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def local_tiers(snapshot: Path, settings: Settings) -> Iterator[Settings]:
     with ExitStack() as stack:
         if not index.addresses:
             servers: list[IndexProcess] = []
-            for shard in range(len(read_manifest(snapshot).shards)):
+            for shard in range(len(Snapshot.open(snapshot).manifest.shards)):
                 servers.append(IndexProcess(snapshot, shard))
                 stack.callback(servers[-1].stop)
             index = index.model_copy(update={"addresses": tuple(server.address for server in servers)})

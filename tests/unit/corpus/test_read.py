@@ -18,7 +18,9 @@ def write_jsonl(path: Path, *records: object) -> Path:
 
 def test_documents_become_numbered_passages_that_know_their_document(tmp_path: Path) -> None:
     text = " ".join(f"w{i}" for i in range(5))
-    path = write_jsonl(tmp_path / "a.jsonl", {"id": "x", "title": "X", "text": text}, {"id": 7, "title": "Y", "text": "z"})
+    path = write_jsonl(
+        tmp_path / "a.jsonl", {"id": "x", "title": "X", "text": text}, {"id": 7, "title": "Y", "text": "z"}
+    )
     passages = list(read_passages(path, n_words=2))
     assert [(p.id, p.document_id, p.title, p.text) for p in passages] == [
         (0, "x", "X", "w0 w1"),

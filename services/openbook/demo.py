@@ -1,0 +1,35 @@
+"""`openbook demo`: the whole system on the embedded corpus, some questions, and a clean stop."""
+
+import os
+from pathlib import Path
+
+from openbook import config
+from openbook.client import Client
+from openbook.core.types import Formulation
+from openbook.corpus.build import build_corpus, embedded_documents
+from openbook.serving.local import local_system, until_stopped
+from openbook.terminal import build_progress, console, print_answer
+
+N_SHARDS = 2
+QUESTIONS = (
+    ("who invented the telephone?", Formulation.SEQUENCE),
+    ("Where was Marie Curie born?", Formulation.SEQUENCE),
+    ("Which NFL team represented the AFC at Super Bowl 50?", Formulation.SEQUENCE),
+    ("Which NFL team represented the AFC at Super Bowl 50?", Formulation.TOKEN),
+)
+
+
+def run(folder: Path) -> None:
+    """Build the snapshot unless it stands, start everything on free ports, ask, stop. Raises what these raise."""
+    snapshot = folder / "snapshot"
+    if not snapshot.exists():
+        console.print(f"building {snapshot}: {N_SHARDS} shards of the embedded corpus")
+        encoder = config.EncoderSettings(dtype="bfloat16", n_threads=os.cpu_count() or 1)
+        with build_progress() as on_progress:
+            build_corpus(
+                embedded_documents(), snapshot, encoder, n_shards=N_SHARDS, factory="Flat", on_progress=on_progress
+            )
+    with until_stopped(), local_system(snapshot, config.load()) as settings:
+        with Client(f"{settings.serving.host}:{settings.serving.grpc_port}", timeout_s=120) as client:
+            for question, formulation in QUESTIONS:
+                print_answer(question, client.answer(question, formulation=formulation))

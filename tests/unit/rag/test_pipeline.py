@@ -1,0 +1,146 @@
+"""The journey of one question, with fakes that work: in milliseconds, without servers or models."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from openbook.cache.memory import MemoryCache
+from openbook.config import AnswerDefaults
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Formulation, GenerationSettings, Passage, TokenDelta
+from openbook.errors import DeadlineExceeded, InvalidRequest
+from openbook.rag.pipeline import Answer, Pipeline, Retrieval
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
+
+PASSAGES = [
+    Passage(0, "bell", "Telephone", "Bell patented the telephone in 1876"),
+    Passage(1, "curie", "Marie Curie", "Curie was born in Warsaw"),
+    Passage(2, "moon", "Moon", "the Moon goes around the Earth"),
+]
+GREEDY_TOKEN = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1)
+
+
+class CountingEncoder(HashEncoder):
+    """Knows what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        self.asked.extend(questions)
+        return await super().encode(questions, deadline)
+
+
+def pipeline(encoder: HashEncoder | None = None, clock: ManualClock | None = None) -> Pipeline:
+    encoder = encoder or HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    defaults = AnswerDefaults(k=2, max_k=10, max_question_chars=50)
+    return Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(100), defaults, clock or ManualClock())
+
+
+def answer(question: str, k: int | None = None, settings: GenerationSettings = GenerationSettings()) -> Answer:  # noqa: B008
+    return asyncio.run(pipeline().answer(question, k, settings, Deadline.never(), "id"))
+
+
+def test_the_answer_rests_on_the_best_passages_and_says_what_made_it() -> None:
+    found = answer("who patented the telephone", k=3)
+    assert found.text == "Bell patented the telephone in 1876"
+    assert [e.passage.id for e in found.evidence][0] == 0
+    scores = [e.score for e in found.evidence]
+    assert scores == sorted(scores, reverse=True)
+    np.testing.assert_allclose(np.exp([e.log_prior for e in found.evidence]).sum(), 1)
+    weights = np.exp(np.array(scores, dtype=np.float64))
+    np.testing.assert_allclose(np.exp([e.log_prior for e in found.evidence]), weights / weights.sum(), rtol=1e-6)
+    assert (found.request_id, found.generator_fingerprint, found.encoder_fingerprint) == ("id", "echo", "hash-64")
+    assert found.snapshot_id
+    assert set(found.timings) == {"cache", "encode", "search", "fetch", "generate", "total"}
+
+
+def test_k_is_the_default_if_none_is_asked_and_all_passages_if_there_are_fewer() -> None:
+    assert len(answer("telephone").evidence) == 2
+    assert len(answer("telephone", k=10).evidence) == 3
+
+
+@pytest.mark.parametrize(
+    ("question", "k", "message"),
+    [
+        ("", None, r"question must have 1\.\.50 characters, got none"),
+        (" \n\t", None, r"question must have 1\.\.50 characters, got none"),
+        ("x" * 51, None, r"question must have 1\.\.50 characters, got 51"),
+        ("who \ud800?", None, r"question must be UTF-8 text, got '\\ud800' at character 4"),
+        ("who?", 0, r"k must be 1\.\.10, got 0"),
+        ("who?", -1, r"k must be 1\.\.10, got -1"),
+        ("who?", 10_000_000, r"k must be 1\.\.10, got 10000000"),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(question: str, k: int | None, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        answer(question, k)
+
+
+def test_the_same_question_is_encoded_once_and_answered_alike() -> None:
+    async def scenario() -> None:
+        encoder = CountingEncoder()
+        rag = pipeline(encoder)
+        first = await rag.answer("who patented it", None, GREEDY_TOKEN, Deadline.never(), "a")
+        await rag.aclose()
+        second = await rag.answer("  who patented it ", None, GREEDY_TOKEN, Deadline.never(), "b")
+        assert encoder.asked == ["who patented it"]
+        assert (first.cached, second.cached) == (False, True)
+        assert first.evidence == second.evidence
+        assert "encode" not in second.timings
+
+    asyncio.run(scenario())
+
+
+def test_an_entry_of_another_shape_is_not_an_embedding() -> None:
+    class LyingCache(MemoryCache):
+        async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+            return [np.zeros(7, np.float32) for _ in keys]
+
+    async def scenario() -> None:
+        encoder = CountingEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, EchoGenerator(), LyingCache(1), AnswerDefaults(), ManualClock())
+        found = await rag.retrieve("telephone", 1, Deadline.never(), "id")
+        assert not found.cached
+        assert encoder.asked == ["telephone"]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:
+    async def scenario() -> None:
+        items = [item async for item in pipeline().stream("telephone", None, GREEDY_TOKEN, Deadline.never(), "id")]
+        first, *tokens, last = items
+        assert isinstance(first, Retrieval)
+        assert isinstance(last, Answer)
+        assert "".join(token.text for token in tokens if isinstance(token, TokenDelta)) == last.text
+        assert [e.passage for e in first.evidence] == [e.passage for e in last.evidence]
+        assert all(e.log_posterior == e.log_prior for e in first.evidence)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_done_for_a_question_whose_time_is_over() -> None:
+    clock = ManualClock()
+    deadline = Deadline.after(1.0, clock)
+    clock.advance(1.0)
+    with pytest.raises(DeadlineExceeded, match="deadline passed before encode"):
+        asyncio.run(pipeline(clock=clock).answer("telephone", None, GREEDY_TOKEN, deadline, "id"))
+
+
+def test_timings_are_read_off_the_clock() -> None:
+    clock = ManualClock()
+
+    class SlowEncoder(HashEncoder):
+        async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+            clock.advance(0.25)
+            return await super().encode(questions, deadline)
+
+    found = asyncio.run(pipeline(SlowEncoder(), clock).answer("telephone", None, GREEDY_TOKEN, Deadline.never(), "id"))
+    assert found.timings["encode"] == 0.25
+    assert found.timings["total"] == 0.25
