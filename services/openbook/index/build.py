@@ -1,0 +1,187 @@
+"""Turns passages and their vectors into a snapshot: all of it, or nothing that looks like one."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from openbook.core.fingerprint import file_digest
+from openbook.core.types import Float32, Passage
+from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.index.engine import Index, check_installation
+from openbook.index.snapshot import (
+    FILES,
+    INDEX,
+    MANIFEST,
+    MAX_DIMENSION,
+    VECTORS,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    shard_folder,
+)
+from openbook.index.store import write_passages
+
+ROWS_AT_ONCE = 8192
+TRAINING_ROWS = 1 << 18  # enough for 6,700 centroids at FAISS's 39 vectors each
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage and how many of how many passages are done."""
+
+
+def build_snapshot(
+    passages: Sequence[Passage],
+    vectors: Float32,
+    out: Path,
+    n_shards: int,
+    factory: str,
+    encoder: str,
+    encoder_fingerprint: str,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Manifest:
+    """Write a snapshot folder. It appears under its name only when it is complete.
+
+    Args:
+        passages: with ids 0..N-1, in order.
+        vectors: (N, d) float32, or a memory map of them: row i belongs to passage i.
+        out: must not exist.
+        n_shards: contiguous ranges of nearly equal length; with more shards than passages, some are empty.
+        factory: what FAISS builds each shard with, such as "Flat", "HNSW32" or "IVF256,SQ8".
+        encoder: name of the passage encoder, for people.
+        encoder_fingerprint: of the same, for machines.
+        on_progress: told about the stages "write" and "index".
+
+    Raises:
+        InvalidConfig: `out` exists, `n_shards` is below 1, or FAISS cannot build this factory from these vectors.
+        InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite.
+    """
+    check_installation()
+    _check(len(passages), vectors, out, n_shards)
+    n_passages, dimension = vectors.shape
+    empty = Index.from_factory(factory, dimension)
+    bounds = [n_passages * shard // n_shards for shard in range(n_shards + 1)]
+    ranges = [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial.mkdir(parents=True)
+    try:
+        max_norm = 0.0
+        for shard, rows in enumerate(ranges):
+            folder = shard_folder(partial, shard)
+            folder.mkdir()
+            max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, rows, on_progress))
+            write_passages(folder, (passages[i] for i in rows), rows.start)
+        empty.train(_training_sample(vectors), factory)
+        for shard, rows in enumerate(ranges):
+            _write_index(shard_folder(partial, shard), empty.empty_copy(), factory, rows, n_passages, on_progress)
+        manifest = _describe(
+            partial,
+            ranges,
+            max_norm,
+            encoder=encoder,
+            encoder_fingerprint=encoder_fingerprint,
+            dimension=dimension,
+            factory=factory,
+        )
+        _publish(partial, out, manifest)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _check(n_passages: int, vectors: Float32, out: Path, n_shards: int) -> None:
+    if out.exists():
+        raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
+    if n_shards < 1:
+        raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
+    if vectors.ndim != 2 or vectors.dtype != np.float32 or not 1 <= vectors.shape[1] <= MAX_DIMENSION:
+        raise InvalidDocuments(f"vectors must be (N, 1..{MAX_DIMENSION}) float32, got {vectors.shape} {vectors.dtype}")
+    if n_passages != len(vectors):
+        raise InvalidDocuments(f"every passage must have one vector, got {n_passages} passages, {len(vectors)} vectors")
+    if not n_passages:
+        raise InvalidDocuments("a snapshot must have at least one passage, got none")
+
+
+def _blocks(rows: range) -> Iterator[range]:
+    return (rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE))
+
+
+def _write_vectors(path: Path, vectors: Float32, rows: range, on_progress: OnProgress) -> float:
+    """Copy one shard's vectors; returns the greatest norm among them."""
+    max_norm = 0.0
+    with path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), vectors.shape[1])}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in _blocks(rows):
+            part = np.ascontiguousarray(vectors[block.start : block.stop])
+            finite = np.isfinite(part).all(axis=1)
+            if not finite.all():
+                row = block.start + int(np.argmin(finite))
+                raise InvalidDocuments(f"vectors must be finite, got NaN or infinity in row {row}")
+            max_norm = max(max_norm, float(np.linalg.norm(part.astype(np.float64), axis=1).max()))
+            part.tofile(file)
+            on_progress("write", block.stop, len(vectors))
+    return max_norm
+
+
+def _training_sample(vectors: Float32) -> Float32:
+    """All vectors, or as many as training needs: the same ones every time."""
+    if len(vectors) <= TRAINING_ROWS:
+        return np.ascontiguousarray(vectors)
+    rows = np.random.default_rng(0).choice(len(vectors), TRAINING_ROWS, replace=False)
+    return np.ascontiguousarray(vectors[np.sort(rows)])
+
+
+def _write_index(folder: Path, index: Index, factory: str, rows: range, total: int, on_progress: OnProgress) -> None:
+    vectors = np.load(folder / VECTORS, mmap_mode="r")
+    for block in _blocks(range(len(rows))):
+        index.add(np.ascontiguousarray(vectors[block.start : block.stop]), factory)
+        on_progress("index", rows.start + block.stop, total)
+    index.write(folder / INDEX)
+
+
+def _describe(folder: Path, ranges: Sequence[range], max_norm: float, **about: str | int) -> Manifest:
+    shards = [
+        ShardEntry(
+            first_id=rows.start,
+            n_passages=len(rows),
+            files=tuple(_describe_file(shard_folder(folder, shard) / name) for name in FILES),
+        )
+        for shard, rows in enumerate(ranges)
+    ]
+    draft = Manifest.model_validate(
+        {
+            **about,
+            "snapshot_id": "",
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "n_passages": ranges[-1].stop,
+            "max_norm": max_norm,
+            "shards": shards,
+        }
+    )
+    return draft.model_copy(update={"snapshot_id": draft.content_id()})
+
+
+def _describe_file(path: Path) -> FileEntry:
+    return FileEntry.model_validate({"name": path.name, "size_bytes": path.stat().st_size, "sha256": file_digest(path)})
+
+
+def _publish(partial: Path, out: Path, manifest: Manifest) -> None:
+    """Give a complete folder its name, after everything in it is safe from a power cut."""
+    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
+    for path in (*partial.rglob("*"), partial):
+        _fsync(path)
+    partial.rename(out)
+    _fsync(out.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,125 @@
+"""A snapshot on disk: an immutable folder of shards under one manifest, every file with its size and digest.
+
+manifest.json
+shard-0000/  index.faiss     what FAISS searches
+             vectors.npy     the exact (n, d) float32 vectors: what scores are computed from
+             passages.bin    texts
+             offsets.npy     where each text begins
+shard-0001/  ...
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openbook.core.fingerprint import file_digest, json_digest
+from openbook.errors import InvalidSnapshot
+from openbook.index.store import OFFSETS, TEXTS
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+INDEX = "index.faiss"
+VECTORS = "vectors.npy"
+FILES = (INDEX, VECTORS, TEXTS, OFFSETS)
+MAX_DIMENSION = 4096  # the rounding bound of core.topk and the message sizes of the server count on it
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Entry):
+    """One file of a shard, as it must be found."""
+
+    name: Literal["index.faiss", "vectors.npy", "passages.bin", "offsets.npy"]
+    size_bytes: Count
+    sha256: str
+
+
+class ShardEntry(_Entry):
+    """One shard: passages first_id .. first_id + n_passages - 1."""
+
+    first_id: Count
+    n_passages: Count
+    files: tuple[FileEntry, ...]
+
+
+class Manifest(_Entry):
+    """What a snapshot is made of. Equal contents have equal ids, whenever they were made."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    snapshot_id: str
+    created_at: str  # ISO 8601, UTC
+    encoder: str
+    encoder_fingerprint: str
+    dimension: Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
+    factory: str  # of FAISS
+    n_passages: Count
+    max_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the longest vector
+    shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
+
+    def content_id(self) -> str:
+        """The snapshot id that this content must have."""
+        return json_digest(self.model_dump(mode="json", exclude={"snapshot_id", "created_at"}))[:32]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest alone; `verify_shard` looks at the files.
+
+    Raises:
+        InvalidSnapshot: it is no snapshot, of another format version, or its manifest was altered.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidSnapshot(f"{folder}: not a snapshot: {MANIFEST}: {error.strerror}") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "content"
+        raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {repr(problem['input'])[:80]}") from None
+    if manifest.snapshot_id != manifest.content_id():
+        raise InvalidSnapshot(f"{path}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
+    return manifest
+
+
+def shard_entry(folder: Path, manifest: Manifest, shard: int) -> ShardEntry:
+    """The manifest's entry of one shard.
+
+    Raises:
+        InvalidSnapshot: there is no such shard.
+    """
+    n_shards = len(manifest.shards)
+    if not 0 <= shard < n_shards:
+        raise InvalidSnapshot(f"{folder}: shard must be 0..{n_shards - 1}, got {shard}")
+    return manifest.shards[shard]
+
+
+def verify_shard(folder: Path, manifest: Manifest, shard: int) -> None:
+    """Read every byte of one shard's files and compare.
+
+    Raises:
+        InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
+    """
+    entry = shard_entry(folder, manifest, shard)
+    if sorted(file.name for file in entry.files) != sorted(FILES):
+        raise InvalidSnapshot(f"{folder / MANIFEST}: shard {shard} must list {', '.join(FILES)}")
+    for file in entry.files:
+        path = shard_folder(folder, shard) / file.name
+        try:
+            size_bytes = path.stat().st_size
+            if size_bytes != file.size_bytes:
+                raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {size_bytes}")
+            sha256 = file_digest(path)
+        except OSError as error:
+            raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
+        if sha256 != file.sha256:
+            raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
+
+
+def shard_folder(folder: Path, shard: int) -> Path:
+    """Where the files of one shard lie."""
+    return folder / f"shard-{shard:04d}"
