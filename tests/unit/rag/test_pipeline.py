@@ -48,7 +48,7 @@ def answer(question: str, k: int | None = None, settings: GenerationSettings = G
 def test_the_answer_rests_on_the_best_passages_and_says_what_made_it() -> None:
     found = answer("who patented the telephone", k=3)
     assert found.text == "Bell patented the telephone in 1876"
-    assert [e.passage.id for e in found.evidence][0] == 0
+    assert found.evidence[0].passage.id == 0
     scores = [e.score for e in found.evidence]
     assert scores == sorted(scores, reverse=True)
     np.testing.assert_allclose(np.exp([e.log_prior for e in found.evidence]).sum(), 1)

@@ -1,0 +1,207 @@
+"""`openbook build`, `up` and `ask` as a person runs them: every way in gives the same answer."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+OPENBOOK = [sys.executable, "-m", "openbook.cli"]
+QUESTION = "who invented the telephone?"
+DOCUMENTS = [
+    ("Alexander Graham Bell", "Alexander Graham Bell was awarded a patent for the telephone, invented in 1876."),
+    ("Marie Curie", "Marie Curie was a physicist who was born in Warsaw in 1867 and moved to Paris."),
+    ("Moon", "The Moon is the only natural satellite of the Earth, at a distance of 384,400 kilometres."),
+    ("Nile", "The Nile is a river in northeastern Africa. It flows north into the Mediterranean Sea."),
+]
+
+# Written from the protos alone: nothing of openbook is importable where it runs.
+FOREIGN_CLIENT = """
+import json, sys
+import grpc
+from google.protobuf.json_format import MessageToDict
+from openbook.v1 import answer_pb2, answer_pb2_grpc
+import openbook
+assert not getattr(openbook, "__file__", None), "must not see the package"
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    response = answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(question=sys.argv[2]))
+print(json.dumps(MessageToDict(response, preserving_proto_field_name=True)))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class System:
+    """A running `openbook up`."""
+
+    process: subprocess.Popen[str]
+    http: str
+    grpc: str
+    log: Path
+
+    def children(self, pattern: str) -> list[int]:
+        listing = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+        rows = re.findall(r"^ *(\d+) +(\d+) (.*)$", listing, flags=re.M)
+        return [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and re.search(pattern, args)]
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = folder / "documents.jsonl"
+    rows = [{"id": title, "title": title, "text": text} for title, text in DOCUMENTS]
+    documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = folder / "snapshot"
+    command = [*OPENBOOK, "build", str(documents), "--out", str(out), "--shards", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "4 passages in 2 shards" in done.stdout
+    return out
+
+
+@pytest.fixture(scope="module")
+def system(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    http_port, grpc_port = free_port(), free_port()
+    env = {
+        **os.environ,
+        "OPENBOOK_SERVING__HTTP_PORT": str(http_port),
+        "OPENBOOK_SERVING__GRPC_PORT": str(grpc_port),
+        "OPENBOOK_ANSWER__K": "3",
+    }
+    log = tmp_path_factory.mktemp("up") / "log"
+    with log.open("w") as stderr:
+        command = [*OPENBOOK, "up", str(snapshot)]
+        process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:  # ends with the process, should it fail
+                if line.startswith("ready"):
+                    break
+            else:
+                pytest.fail(log.read_text())
+            yield System(process, f"127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", log)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(120)
+
+
+def ask(system: System, *options: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [*OPENBOOK, "ask", *options, "--server", system.grpc], capture_output=True, text=True, env=env, timeout=120
+    )
+
+
+def curl(system: System, **body: object) -> tuple[int, dict[str, object]]:
+    url, data = f"http://{system.http}/v1/answer", json.dumps(body)
+    command = ["curl", "-sS", "-w", "\n%{http_code}", "-H", "Content-Type: application/json", "-d", data, url]
+    text, code = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.rsplit("\n", 1)
+    return int(code), json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def foreign_answer(system: System, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("foreign")
+    protos = sorted((ROOT / "protos").rglob("*.proto"))
+    outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *outputs, *map(str, protos)]
+    subprocess.run(command, check=True, timeout=60)
+    # -S leaves out site-packages with the editable install; what remains visible are the libraries themselves.
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *libraries])}
+    command = [sys.executable, "-S", "-c", FOREIGN_CLIENT, system.grpc, QUESTION]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_way_in_gives_the_same_answer_with_the_same_evidence(
+    system: System, foreign_answer: dict[str, object]
+) -> None:
+    status, over_http = curl(system, question=QUESTION)
+    assert status == 200
+    assert "bell" in str(over_http["answer"]).lower()
+    assert over_http["answer"] == foreign_answer["answer"]
+    assert over_http["log_likelihood"] == foreign_answer["log_likelihood"]
+
+    def evidence(answer: dict[str, object]) -> list[tuple[object, ...]]:
+        rows = answer["evidence"]
+        assert isinstance(rows, list)
+        return [(r["passage"]["title"], r["score"], r["log_prior"], r["log_posterior"]) for r in rows]
+
+    assert len(evidence(over_http)) == 3
+    assert evidence(over_http) == evidence(foreign_answer)
+    asked = ask(system, QUESTION)
+    assert asked.returncode == 0, asked.stderr
+    assert str(over_http["answer"]) in asked.stdout
+    assert f"{evidence(over_http)[0][1]:.4f}" in asked.stdout
+
+
+def test_bad_questions_are_refused_in_one_line(system: System) -> None:
+    asked = ask(system, "", "--k", "3")
+    assert (asked.returncode, asked.stderr) == (2, "openbook: question must have 1..2000 characters, got none\n")
+    asked = ask(system, "who?", "--k", "10000000")
+    assert (asked.returncode, asked.stderr) == (2, "openbook: k must be 1..100, got 10000000\n")
+
+
+def test_a_dead_redis_changes_no_answer(system: System) -> None:
+    _, before = curl(system, question="Where was Marie Curie born?")
+    (redis,) = system.children("redis-server")
+    os.kill(redis, signal.SIGKILL)
+    for question in ("Where was Marie Curie born?", "where was Marie Curie born"):
+        status, after = curl(system, question=question)
+        assert status == 200
+    _, after = curl(system, question="Where was Marie Curie born?")
+    assert (after["answer"], after["evidence"]) == (before["answer"], before["evidence"])
+
+
+def test_a_dead_shard_is_named_and_the_endpoint_goes_on(system: System) -> None:
+    first, *_ = system.children(r"index serve .*--shard 0")
+    os.kill(first, signal.SIGKILL)
+    for _ in range(2):
+        status, body = curl(system, question=QUESTION)
+        error = body["error"]
+        assert isinstance(error, dict)
+        assert (status, error["code"]) == (503, "UNAVAILABLE")
+        assert "shard 0" in error["message"]
+    asked = ask(system, QUESTION)
+    assert asked.returncode == 1
+    assert "shard 0" in asked.stderr
+
+
+def test_ctrl_c_stops_everything_that_was_started(system: System) -> None:
+    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in re.findall(r"(\d+) +(\d+)", listing)}
+
+    def descends(pid: int) -> bool:
+        while pid in parents and pid != system.process.pid:
+            pid = parents[pid]
+        return pid == system.process.pid
+
+    family = [pid for pid in parents if descends(pid)]
+    assert len(family) > 3
+    system.process.send_signal(signal.SIGINT)
+    assert system.process.wait(60) == 0
+    alive = [pid for pid in family if Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid)]
+    assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
+    assert "Traceback" not in system.log.read_text()
+
+
+def is_zombie(pid: int) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()

@@ -1,0 +1,97 @@
+"""`openbook build` with the real encoder: what comes out, and what an interruption costs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openbook.config import EncoderSettings
+from openbook.corpus import build as corpus_build
+from openbook.corpus.build import build_corpus
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
+from openbook.index.snapshot import Manifest, Snapshot
+from openbook.index.store import PassageReader
+from openbook.models.encoder import TextEncoder
+
+TEXTS = [
+    f"Document {i} tells about {subject}." for i, subject in enumerate(("rivers", "music", "planets", "bread", "law"))
+]
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    path = tmp_path / "documents.jsonl"
+    rows = [{"id": f"d{i}", "title": f"Title {i}", "text": text} for i, text in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def build(documents: Path, out: Path, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> Manifest:
+    return build_corpus(documents, out, EncoderSettings(), n_shards=2, factory="Flat", on_progress=on_progress)
+
+
+def test_a_snapshot_holds_the_passages_and_their_embeddings(documents: Path, tmp_path: Path) -> None:
+    manifest = build(documents, tmp_path / "out")
+    snapshot = Snapshot.open(tmp_path / "out")
+    assert snapshot.manifest == manifest
+    encoder = TextEncoder.load(EncoderSettings(), role="passage")
+    assert (manifest.encoder, manifest.encoder_fingerprint) == ("embedded", encoder.fingerprint)
+    for shard, entry in enumerate(manifest.shards):
+        snapshot.verify(shard)
+        passages = PassageReader(snapshot.shard_folder(shard), entry.first_id)
+        assert [p.text for p in passages] == TEXTS[entry.first_id : entry.first_id + entry.n_passages]
+        vectors = np.load(snapshot.shard_folder(shard) / "vectors.npy")
+        np.testing.assert_allclose(vectors, encoder.encode_passages(list(passages)), atol=1e-5)
+
+
+def test_interrupted_it_goes_on_where_it_stopped(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_build, "ROWS_PER_STEP", 2)
+    whole = build(documents, tmp_path / "whole")
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(documents, tmp_path / "out", interrupt)
+    assert not (tmp_path / "out").exists()
+    starts: list[int] = []
+    resumed = build(
+        documents, tmp_path / "out", lambda stage, done, total: starts.append(done) if stage == "encode" else None
+    )
+    assert starts == [4, 5], "the first four rows are not encoded again"
+    assert resumed.snapshot_id == whole.snapshot_id
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path, tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(documents, tmp_path / "out", interrupt)
+    documents.write_text(json.dumps({"id": "x", "title": "X", "text": "something else"}) + "\n")
+    assert build(documents, tmp_path / "out").n_passages == 1
+
+
+def test_bad_input_is_named_and_leaves_nothing_behind(documents: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(InvalidConfig, match=r"taken exists"):
+        build(documents, tmp_path / "taken")
+    with pytest.raises(InvalidDocuments, match=r"none\.jsonl: no such file"):
+        build(tmp_path / "none.jsonl", tmp_path / "out")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(InvalidDocuments, match=r"empty\.jsonl: holds no words"):
+        build(empty, tmp_path / "out")
+    with pytest.raises(InvalidModel, match="no-such/encoder"):
+        build_corpus(documents, tmp_path / "out", EncoderSettings(model="no-such/encoder"), n_shards=1, factory="Flat")
+    with pytest.raises(InvalidConfig, match="Flatt"):
+        build_corpus(documents, tmp_path / "out", EncoderSettings(), n_shards=1, factory="Flatt")
+    with pytest.raises(InvalidConfig, match="0"):
+        build_corpus(documents, tmp_path / "out", EncoderSettings(), n_shards=0, factory="Flat")
+    assert not (tmp_path / "out").exists()
