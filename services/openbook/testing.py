@@ -7,7 +7,18 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.marginal import log_prior
-from openbook.core.types import Float32, Formulation, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.topk import canonical_scores, check_search, top_k
+from openbook.core.types import (
+    Float32,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Hits,
+    Passage,
+    Retrieved,
+    TokenDelta,
+)
+from openbook.errors import SnapshotMismatch, UnknownPassage
 
 
 class ManualClock:
@@ -76,3 +87,33 @@ class EchoGenerator:
             for i, word in enumerate(generation.text.split()):
                 yield TokenDelta(word if i == 0 else f" {word}", 0.0, generation.log_prior)
         yield generation
+
+
+class ExactIndex:
+    """The index tier's exact twin: every score, then a sort. What the real one answers differs from it in no bit.
+
+    Holds passages with ids 0..N-1 and their (N, d) float32 vectors.
+    """
+
+    def __init__(self, passages: Sequence[Passage], vectors: Float32, snapshot_id: str = "exact") -> None:
+        assert [passage.id for passage in passages] == list(range(len(vectors)))
+        self._passages = passages
+        self._vectors = vectors
+        self.snapshot_id = snapshot_id
+        self.n_passages, self.dimension = vectors.shape
+
+    async def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
+        deadline.check("search")
+        queries = check_search(queries, k, self.dimension, max_k=1000, max_rows=1024)
+        scores = np.stack([canonical_scores(query, self._vectors) for query in queries])
+        ids = np.tile(np.arange(self.n_passages), (len(queries), 1))
+        return Hits(*top_k(ids, scores, k), self.snapshot_id)
+
+    async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+        deadline.check("fetch")
+        if snapshot_id != self.snapshot_id:
+            raise SnapshotMismatch(f"the index holds snapshot {self.snapshot_id}, asked for {snapshot_id}")
+        for passage_id in ids:
+            if not 0 <= passage_id < self.n_passages:
+                raise UnknownPassage(f"passage id must be 0..{self.n_passages - 1}, got {passage_id}")
+        return [self._passages[passage_id] for passage_id in ids]

@@ -5,6 +5,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,7 @@ def build_snapshot(
     n_passages, dimension = vectors.shape
     empty = Index.from_factory(factory, dimension)
     bounds = [n_passages * shard // n_shards for shard in range(n_shards + 1)]
-    ranges = [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    ranges = [range(*pair) for pair in pairwise(bounds)]
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:

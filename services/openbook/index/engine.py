@@ -58,6 +58,9 @@ class Index:
         self.is_flat = type(faiss_index) in (faiss.IndexFlat, faiss.IndexFlatIP)
         """Whether it compares a query with every vector: then what it misses is known to the bit."""
 
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
     @classmethod
     def from_factory(cls, factory: str, dimension: int) -> "Index":
         """An empty index.

@@ -17,7 +17,6 @@ from openbook.core.fingerprint import file_digest, json_digest
 from openbook.errors import InvalidSnapshot
 from openbook.index.store import OFFSETS, TEXTS
 
-FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 INDEX = "index.faiss"
 VECTORS = "vectors.npy"
@@ -50,7 +49,7 @@ class ShardEntry(_Entry):
 class Manifest(_Entry):
     """What a snapshot is made of. Equal contents have equal ids, whenever they were made."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     snapshot_id: str
     created_at: str  # ISO 8601, UTC
     encoder: str

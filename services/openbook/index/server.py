@@ -1,0 +1,136 @@
+"""One index server: a process that holds one shard and answers for it until it is told to stop."""
+
+import errno
+import logging
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from openbook.config import IndexServerSettings
+from openbook.errors import PortInUse, StartupError
+from openbook.index.engine import check_installation
+from openbook.index.service import IndexService
+from openbook.index.shard import Shard
+from openbook.index.snapshot import MAX_DIMENSION
+from openbook.v1 import index_pb2, index_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+N_WORKERS = 16  # searches take turns anyhow; the others fetch
+STOP_GRACE_S = 5.0
+SERVICE = index_pb2.DESCRIPTOR.services_by_name["IndexService"].full_name
+
+
+class IndexServer:
+    """One replica of one shard. Checks every byte of the shard before it listens.
+
+    Raises:
+        InvalidSnapshot: the folder is no snapshot, has no such shard, or a file of it was altered.
+        StartupError: FAISS is missing or installed twice.
+    """
+
+    def __init__(self, settings: IndexServerSettings) -> None:
+        check_installation()
+        self._settings = settings
+        self.port = settings.port
+        self.shard = Shard(
+            settings.snapshot,
+            settings.shard,
+            n_threads=settings.n_threads,
+            max_k=settings.max_k,
+            max_rows=settings.max_rows,
+        )
+        self._workers = ThreadPoolExecutor(N_WORKERS, thread_name_prefix="index")
+        self._health = health.HealthServicer()
+        self._server = grpc.server(
+            self._workers,
+            maximum_concurrent_rpcs=N_WORKERS + settings.max_queue,
+            options=(
+                ("grpc.so_reuseport", 0),  # or a second server would silently take half of the calls
+                ("grpc.max_receive_message_length", settings.max_rows * MAX_DIMENSION * 4 + (1 << 16)),
+                ("grpc.max_send_message_length", -1),
+            ),
+        )
+        index_pb2_grpc.add_IndexServiceServicer_to_server(IndexService(self.shard), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    @property
+    def address(self) -> str:
+        """host:port, the real one once it was started on port 0."""
+        return _address(self._settings.host, self.port)
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            PortInUse: another process listens there.
+            StartupError: the address cannot be listened on.
+        """
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError:
+            raise _why_not(self._settings.host, self.port) from None
+        self._server.start()
+        for service in ("", SERVICE):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Take no more calls, finish those begun, within the grace. May be called twice."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait()
+        self._workers.shutdown()
+
+    def __enter__(self) -> "IndexServer":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def run(settings: IndexServerSettings) -> None:
+    """Serve until SIGTERM or SIGINT; print the address on standard output once it listens. Raises as `IndexServer`."""
+    told_to_stop = threading.Event()
+    server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told_to_stop.set())
+    with server:
+        shard = server.shard
+        log.info(
+            "serving shard %d, %d passages of snapshot %s, at %s",
+            shard.number,
+            shard.n_passages,
+            shard.manifest.snapshot_id,
+            server.address,
+        )
+        print(server.address, flush=True)
+        told_to_stop.wait()
+        log.info("stopping")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _why_not(host: str, port: int) -> StartupError:
+    """gRPC says that it cannot bind, not why: ask the socket."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return PortInUse(f"{_address(host, port)}: another process listens here")
+        return StartupError(f"{_address(host, port)}: cannot listen: {error.strerror}")
+    return StartupError(f"{_address(host, port)}: cannot listen")

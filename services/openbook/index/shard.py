@@ -1,0 +1,114 @@
+"""One shard of a snapshot in memory: FAISS finds candidates, the exact vectors decide."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from openbook.core.deadline import Deadline
+from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
+from openbook.core.types import Float32, Hits, Int64, Passage
+from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.index.engine import Index
+from openbook.index.snapshot import INDEX, VECTORS, Manifest, read_manifest, shard_entry, shard_folder, verify_shard
+from openbook.index.store import PassageReader
+
+EXTRA = 8
+"""Candidates beyond k: mostly enough to see that nothing else can be among the best k."""
+EXTRA_FACTOR = 4
+"""Candidates per hit where FAISS's order is approximate."""
+ROWS_AT_ONCE = 4096
+LARGEST_SCORE = 1e38
+"""Below the greatest float32 by more than any rounding: no partial sum becomes infinite."""
+
+
+class Shard:
+    """The passages first_id .. first_id + n_passages - 1 of a snapshot. May be used from several threads.
+
+    For a Flat index the hits are exact; for others the scores are exact and the set of hits is as good as the index.
+
+    Raises:
+        InvalidSnapshot: there is no such shard, or a file is missing, truncated or altered.
+    """
+
+    def __init__(
+        self, folder: Path, shard: int, *, n_threads: int = 1, max_k: int = 1000, max_rows: int = 1024
+    ) -> None:
+        self.manifest: Manifest = read_manifest(folder)
+        self.number = shard
+        self.max_k = max_k
+        self.max_rows = max_rows
+        entry = shard_entry(folder, self.manifest, shard)
+        self.first_id, self.n_passages = entry.first_id, entry.n_passages
+        verify_shard(folder, self.manifest, shard)
+        files = shard_folder(folder, shard)
+        self._n_threads = n_threads
+        self._index = Index.read(files / INDEX)
+        self._vectors: Float32 = np.load(files / VECTORS, mmap_mode="r")  # (n_passages, d)
+        self._passages = PassageReader(files, self.first_id)
+        found = (len(self._index), *self._vectors.shape, len(self._passages))
+        if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
+            raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+
+    def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
+        """The best k of this shard for each of the (n, d) queries.
+
+        Raises:
+            InvalidRequest: k, the shape or a value of the queries is out of range; names it and its limits.
+            DeadlineExceeded: it was not this search's turn in time.
+        """
+        queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows)
+        norms = self._check_norms(queries)
+        m = min(self.n_passages, max(k + EXTRA, 0 if self._index.is_flat else EXTRA_FACTOR * k))
+        if m:
+            approximate, candidates = self._index.search(queries, m, self._n_threads, deadline)
+        else:  # an empty shard, of which not every index type can be asked
+            approximate, candidates = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        best = [self._best(*each, k) for each in zip(queries, candidates, strict=True)]
+        if self._index.is_flat and m < self.n_passages:
+            for i, norm in enumerate(norms):
+                error = score_error_bound(self.manifest.dimension, norm, self.manifest.max_norm)
+                least = float(best[i][1][0, -1]) - error
+                # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
+                if approximate[i, -1] >= least:
+                    positions = self._index.at_least(queries[i], least, self._n_threads, deadline)
+                    best[i] = self._best(queries[i], positions, k)
+        ids, scores = (np.concatenate(column) for column in zip(*best, strict=True))
+        return Hits(ids, scores, self.manifest.snapshot_id)
+
+    def fetch(self, ids: Sequence[int]) -> list[Passage]:
+        """The passages of these ids, in their order.
+
+        Raises:
+            UnknownPassage: an id is not of this shard.
+        """
+        return [self._passages[position] for position in self._positions(ids)]
+
+    def fetch_vectors(self, ids: Sequence[int]) -> Float32:
+        """The exact (n, d) vectors of these ids, in their order. Raises as `fetch`."""
+        vectors: Float32 = self._vectors[self._positions(ids)]
+        return vectors
+
+    def _best(self, query: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
+        """The best k of some positions by their canonical scores: ids and scores, (1, k) each."""
+        positions = candidates[candidates >= 0]
+        scores = np.empty(len(positions), np.float32)
+        for i in range(0, len(positions), ROWS_AT_ONCE):
+            block = slice(i, i + ROWS_AT_ONCE)
+            scores[block] = canonical_scores(query, self._vectors[positions[block]])
+        return top_k(positions[None] + self.first_id, scores[None], k)
+
+    def _check_norms(self, queries: Float32) -> list[float]:
+        norms: list[float] = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
+        limit = LARGEST_SCORE / max(self.manifest.max_norm, 1.0)
+        for row, norm in enumerate(norms):
+            if norm > limit:
+                raise InvalidRequest(f"queries must have norms up to {limit:g}, got {norm:g} in row {row}")
+        return norms
+
+    def _positions(self, ids: Sequence[int]) -> list[int]:
+        last_id = self.first_id + self.n_passages - 1
+        for passage_id in ids:
+            if not self.first_id <= passage_id <= last_id:
+                raise UnknownPassage(f"passage id must be {self.first_id}..{last_id} in this shard, got {passage_id}")
+        return [passage_id - self.first_id for passage_id in ids]
