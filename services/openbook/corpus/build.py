@@ -21,7 +21,7 @@ from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.build import build_snapshot
 from openbook.index.snapshot import Manifest
-from openbook.index.store import PassageReader, PassageWriter
+from openbook.index.store import PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 
 ROWS_PER_STEP = 1024
@@ -110,12 +110,10 @@ def _resume(work: Path, plan: _Plan) -> _Note | None:
 def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    with PassageWriter(work) as writer:
-        for passage in read_passages(documents, plan.n_words):
-            writer.append(passage)
-    if not writer.n_passages:
+    n_passages = write_passages(work, read_passages(documents, plan.n_words))
+    if not n_passages:
         raise InvalidDocuments(f"{documents}: holds no words")
-    np.lib.format.open_memmap(work / "vectors.npy", "w+", np.float32, (writer.n_passages, plan.dimension)).flush()
+    np.lib.format.open_memmap(work / "vectors.npy", "w+", np.float32, (n_passages, plan.dimension)).flush()
     note = _Note(plan=plan)
     _write(work, note)
     return note

@@ -70,7 +70,7 @@ def test_k_is_the_default_if_none_is_asked_and_all_passages_if_there_are_fewer()
         ("", None, r"question must have 1\.\.50 characters, got none"),
         (" \n\t", None, r"question must have 1\.\.50 characters, got none"),
         ("x" * 51, None, r"question must have 1\.\.50 characters, got 51"),
-        ("who \ud800?", None, r"question must be UTF-8 text, got '\\ud800' at character 4"),
+        ("who \ud800?", None, r"question must be UTF-8 text, got '\\ud800' at 4"),
         ("who?", 0, r"k must be 1\.\.10, got 0"),
         ("who?", -1, r"k must be 1\.\.10, got -1"),
         ("who?", 10_000_000, r"k must be 1\.\.10, got 10000000"),
