@@ -1,7 +1,10 @@
 """Fakes that work, for the tests of those who build on openbook: small, exact, without models, servers or clocks."""
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +22,9 @@ from openbook.core.types import (
     TokenDelta,
 )
 from openbook.errors import SnapshotMismatch, UnknownPassage
+
+if TYPE_CHECKING:
+    from openbook.index.server import IndexServer
 
 
 class ManualClock:
@@ -117,3 +123,16 @@ class ExactIndex:
             if not 0 <= passage_id < self.n_passages:
                 raise UnknownPassage(f"passage id must be 0..{self.n_passages - 1}, got {passage_id}")
         return [self._passages[passage_id] for passage_id in ids]
+
+
+@contextmanager
+def served(snapshot: Path, n_replicas: int = 1) -> "Iterator[list[IndexServer]]":
+    """All shards of a snapshot behind real servers in this process, on free ports of loopback."""
+    from openbook.config import IndexServerSettings
+    from openbook.index.server import IndexServer
+    from openbook.index.snapshot import read_manifest
+
+    with ExitStack() as stack:
+        shards = range(len(read_manifest(snapshot).shards))
+        settings = [IndexServerSettings(snapshot=snapshot, shard=shard) for shard in shards for _ in range(n_replicas)]
+        yield [stack.enter_context(IndexServer(each)) for each in settings]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from openbook import wire
 from openbook.core.types import Float32, Hits, Passage
@@ -72,11 +72,9 @@ class IndexClient:
         try:
             return await call
         except aio.AioRpcError as error:
-            code = error.code().name
-            # A server that stops cancels what its grace did not suffice for; we ourselves never see our own cancelling here.
-            raise from_grpc_code(
-                "UNAVAILABLE" if code == "CANCELLED" else code, f"{self.address}: {error.details()}"
-            ) from None
+            # A server that stops cancels the calls that outlast its grace. Our own cancelling never arrives here.
+            code = "UNAVAILABLE" if error.code() is StatusCode.CANCELLED else error.code().name
+            raise from_grpc_code(code, f"{self.address}: {error.details()}") from None
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

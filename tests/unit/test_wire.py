@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from openbook import wire
+from openbook.core.types import Float32, Hits, Passage
+from openbook.errors import InvalidRequest
+from openbook.v1 import common_pb2, index_pb2
+
+SHAPES = hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=5)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(hnp.arrays(np.float32, SHAPES))
+def test_a_matrix_comes_back_to_the_bit(array: Float32) -> None:
+    back = wire.matrix_from_wire(common_pb2.Matrix.FromString(wire.matrix_to_wire(array).SerializeToString()))
+    assert back.shape == array.shape
+    assert back.dtype == np.float32
+    assert back.tobytes() == array.tobytes()
+
+
+@given(SHAPES.flatmap(lambda shape: st.tuples(hnp.arrays(np.int64, shape), hnp.arrays(np.float32, shape))))
+def test_hits_come_back_to_the_bit(pair: tuple[np.ndarray, Float32]) -> None:
+    back = wire.hits_from_wire(wire.hits_to_wire(Hits(*pair, "s1")))
+    assert (back.ids.tobytes(), back.scores.tobytes()) == (pair[0].tobytes(), pair[1].tobytes())
+    assert back.ids.shape == back.scores.shape == pair[0].shape
+    assert [back.ids.dtype.name, back.scores.dtype.name, back.snapshot_id] == ["int64", "float32", "s1"]
+
+
+@given(st.builds(Passage, id=st.integers(0, 2**63 - 1), document_id=TEXT, title=TEXT, text=TEXT))
+def test_a_passage_comes_back(passage: Passage) -> None:
+    assert wire.passage_from_wire(wire.passage_to_wire(passage)) == passage
+
+
+def test_numbers_are_little_endian_in_row_major_order() -> None:
+    matrix = wire.matrix_to_wire(np.asfortranarray([[1, 2], [3, 4]], np.float32))
+    assert matrix.data.hex() == "0000803f000000400000404000008040"
+
+
+@pytest.mark.parametrize(("rows", "columns", "size"), [(2, 3, 23), (2, 3, 25), (2**32 - 1, 2**32 - 1, 24), (0, 0, 4)])
+def test_a_matrix_that_lies_about_its_size_is_refused(rows: int, columns: int, size: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"matrix of {rows} x {columns} .* {rows * columns * 4} bytes, got {size}"):
+        wire.matrix_from_wire(common_pb2.Matrix(rows=rows, columns=columns, data=bytes(size)))
+
+
+@pytest.mark.parametrize(("ids", "scores", "name"), [(8, 4, "scores"), (4, 8, "ids")])
+def test_hits_that_lie_about_their_size_are_refused(ids: int, scores: int, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        wire.hits_from_wire(index_pb2.SearchResponse(rows=1, k=2, ids=bytes(ids * 2), scores=bytes(scores)))
