@@ -1,0 +1,266 @@
+"""Answers from a generator and scored contexts: both formulations of the paper (section 2.5), on token ids.
+
+    decoded = generate(model, context_ids, context_mask, scores, GenerationSettings(n_beams=4))
+
+RAG-Token is one search over the marginal next-token distribution. RAG-Sequence searches each passage on its own and
+takes, of all hypotheses Y, the one with the highest p(y|x): *thorough* scores every (hypothesis, passage) pair, *fast*
+takes p(y|x,z) = 0 where z's own search did not propose y. Whatever finds the answer, the numbers reported with it are
+those of the model: forced tokens and end-of-sequence count with the probability the model gives them, and the
+length penalty does not count at all.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from openbook.core import marginal
+from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings, Int64
+from openbook.errors import InvalidRequest
+from openbook.models.search import Search, beam, greedy, greedy_steps
+from openbook.models.seq2seq import Contexts, Seq2Seq, SpecialTokens
+
+__all__ = ["Decoded", "DecodedToken", "Seq2Seq", "SpecialTokens", "generate", "stream"]
+
+_MAX_SCORED = 1 << 14  # target tokens scored at once
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One answer and what the model thinks of it. All logs are natural; empty slots have -inf."""
+
+    token_ids: tuple[int, ...]  # t, end-of-sequence included where it was generated, decoder start not
+    log_likelihood: float  # log p(y|x) under the formulation asked for
+    log_prior: Float64  # (k,) log p(z|x)
+    log_posterior: Float64  # (k,) log p(z|x,y); RAG-Token: log of the mean of p(z|x,y_<=t) over the tokens
+    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
+
+
+class DecodedToken(NamedTuple):
+    """One token of greedy RAG-Token, as soon as it is decided."""
+
+    token_id: int
+    log_likelihood: float  # log p(y_t|x,y_<t)
+    log_posterior: Float64  # (k,) log p(z|x,y_<=t)
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    context_ids: Tensor,
+    context_mask: Tensor,
+    scores: Tensor,
+    settings: GenerationSettings,
+    special: SpecialTokens | None = None,
+    max_tokens: int | None = None,
+) -> list[Decoded]:
+    """The best answer to each of n questions, each with its own k contexts. No question influences another.
+
+    Args:
+        model: a transformers encoder-decoder, or a `Seq2Seq` made of one (saves milliseconds per call).
+        context_ids: (n * k, l) question and passage as the generator reads them, the contexts of a question together.
+        context_mask: (n * k, l) true or 1 for real tokens, padded on the right.
+        scores: (n, k) retrieval scores, the logits of the prior; -inf marks an empty slot, whose context is ignored.
+        settings: formulation and search; all fields are honoured.
+        special: token ids that steer decoding; by default the model's own.
+        max_tokens: so many context tokens (rows x longest) at once, and no fewer than one question's: bounds memory.
+            By default all at once.
+
+    Raises:
+        InvalidRequest: shapes do not fit, a question has no passage, or a passage no token.
+    """
+    reader = Seq2Seq.of(model, special)
+    log_prior = _check(context_ids, context_mask, scores)
+    k = log_prior.shape[1]
+    decode = _token if settings.formulation is Formulation.TOKEN else _sequence
+    answers: list[Decoded] = []
+    for first, last in _batches(context_mask, log_prior, max_tokens):
+        rows = slice(first * k, last * k)
+        answers += decode(reader, context_ids[rows], context_mask[rows].bool(), log_prior[first:last], settings)
+    return answers
+
+
+@torch.no_grad()
+def stream(
+    model: Any,
+    context_ids: Tensor,
+    context_mask: Tensor,
+    scores: Tensor,
+    settings: GenerationSettings,
+    special: SpecialTokens | None = None,
+) -> Iterator[DecodedToken | Decoded]:
+    """The answer to one question, token by token, the whole `Decoded` last. Arguments and errors as in `generate`.
+
+    context_ids and context_mask (k, l), scores (k,). Only greedy RAG-Token decides token by token; with any other
+    settings the answer comes alone. Closing the iterator stops the work.
+    """
+    if settings.formulation is not Formulation.TOKEN or settings.n_beams > 1:
+        yield from generate(model, context_ids, context_mask, scores[None], settings, special)
+        return
+    reader = Seq2Seq.of(model, special)
+    log_prior = _check(context_ids, context_mask, scores[None])
+    search = _token_search(reader, context_ids, context_mask.bool(), log_prior, settings)
+    token_ids: list[int] = []
+    likelihoods: list[Float64] = []
+    for _, token, log_likelihood in greedy_steps(search):
+        token_ids.append(int(token))
+        likelihoods.append(_numpy(log_likelihood[0]))
+        one = _decoded_token(log_prior[0], token_ids[-1:], likelihoods[-1][None])
+        yield DecodedToken(token_ids[-1], one.log_likelihood, one.log_posterior)
+    yield _decoded_token(log_prior[0], token_ids, np.stack(likelihoods))
+
+
+def _token(
+    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings
+) -> list[Decoded]:
+    """One search per question, over the marginal next-token distribution."""
+    search = _token_search(reader, ids, mask, log_prior, settings)
+    found = beam(search) if settings.n_beams > 1 else greedy(search)
+    return [
+        _decoded_token(prior, tokens[:length].tolist(), _numpy(log_likelihood[:length]))
+        for prior, tokens, length, log_likelihood in zip(
+            log_prior, found.tokens[:, 0], found.length[:, 0].tolist(), found.log_likelihood[:, 0], strict=True
+        )
+    ]
+
+
+def _token_search(
+    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings
+) -> Search:
+    mask = mask & ~torch.from_numpy(np.isneginf(log_prior)).flatten()[:, None].to(mask.device)
+    # An empty slot reads one token, at prior 0: attention to nothing at all would be NaN.
+    mask[:, 0] |= ~mask.any(1)
+    return Search(reader, reader.encode(ids, mask), torch.from_numpy(log_prior), settings)
+
+
+def _decoded_token(log_prior: Float64, token_ids: Sequence[int], log_likelihood: Float64) -> Decoded:
+    """RAG-Token's numbers of one answer from log p(y_t|x,z,y_<t), (t, k)."""
+    tokens = np.ones((1, len(token_ids)), dtype=bool)
+    per_passage = log_likelihood.T[None]  # (1, k, t)
+    posterior = marginal.token_log_posterior(log_prior[None], per_passage)
+    return Decoded(
+        tuple(token_ids),
+        float(marginal.token_log_marginal(log_prior[None], per_passage, tokens)[0]),
+        log_prior,
+        marginal.answer_log_posterior(posterior, tokens)[0],
+        posterior[0],
+    )
+
+
+_Known = dict[tuple[int, ...], dict[int, float]]
+"""Of one question: candidate -> row -> log p(y|x,z), for the pairs scored so far."""
+
+
+def _sequence(
+    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings
+) -> list[Decoded]:
+    """A search per passage, then the best of all hypotheses."""
+    owner, slot = np.nonzero(~np.isneginf(log_prior))  # of each row: its question, and its place among the k
+    real = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
+    contexts = reader.encode(ids[real], mask[real])
+    known = _propose(reader, contexts, owner, len(log_prior), settings)
+
+    def likelihood(question: int, candidate: tuple[int, ...]) -> Float64:
+        """(k,) log p(y|x,z), -inf where it is not known."""
+        known_here = known[question][candidate]
+        per_slot: Float64 = np.full(log_prior.shape[1], -np.inf)
+        per_slot[slot[list(known_here)]] = list(known_here.values())
+        return per_slot
+
+    def best(question: int) -> tuple[int, ...]:
+        prior = log_prior[question]
+        return max(known[question], key=lambda y: np.logaddexp.reduce(prior + likelihood(question, y)))
+
+    if settings.decoding is Decoding.THOROUGH:
+        _score(reader, contexts, owner, known, [list(candidates) for candidates in known])
+    winners = [best(question) for question in range(len(log_prior))]
+    if settings.decoding is Decoding.FAST:  # fast in the choice alone: what is reported is exact
+        _score(reader, contexts, owner, known, [[winner] for winner in winners])
+    return [
+        _decoded_sequence(prior, winner, likelihood(question, winner))
+        for question, (prior, winner) in enumerate(zip(log_prior, winners, strict=True))
+    ]
+
+
+def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likelihood: Float64) -> Decoded:
+    """RAG-Sequence's numbers of one answer from log p(y|x,z), (k,)."""
+    whole = (log_prior[None], log_likelihood[None, :, None], np.ones((1, 1)))  # the answer as one token
+    log_marginal, posterior = marginal.sequence_log_marginal(*whole), marginal.sequence_log_posterior(*whole)
+    return Decoded(token_ids, float(log_marginal[0]), log_prior, posterior[0])
+
+
+def _propose(
+    reader: Seq2Seq, contexts: Contexts, owner: Int64, n_questions: int, settings: GenerationSettings
+) -> list[_Known]:
+    """The hypotheses of every row's own search, with the likelihood that this search saw."""
+    search = Search(reader, contexts, torch.zeros(len(owner), 1), settings)
+    found = beam(search) if settings.n_beams > 1 else greedy(search)
+    totals = _numpy(found.log_likelihood[..., 0].sum(-1))
+    known: list[_Known] = [{} for _ in range(n_questions)]
+    for row, (lengths, tokens) in enumerate(zip(found.length.tolist(), found.tokens.tolist(), strict=True)):
+        for b, length in enumerate(lengths):
+            if length:
+                known[owner[row]].setdefault(tuple(tokens[b][:length]), {})[row] = float(totals[row, b])
+    return known
+
+
+def _score(
+    reader: Seq2Seq, contexts: Contexts, owner: Int64, known: list[_Known], wanted: list[list[tuple[int, ...]]]
+) -> None:
+    """Add to `known` the pairs (wanted candidate, row of its question) that are missing from it."""
+    missing = [[y for y in wanted[q] if row not in known[q][y]] for row, q in enumerate(owner)]
+    widest = max(map(len, missing))
+    if not widest:
+        return
+    longest = max(len(y) for candidates in missing for y in candidates)
+    step = max(1, _MAX_SCORED // (widest * longest))
+    for first in range(0, len(missing), step):
+        rows = slice(first, first + step)
+        targets = torch.full((len(missing[rows]), widest, longest), reader.special.pad)
+        lengths = torch.zeros(targets.shape[:2], dtype=torch.long)
+        for r, candidates in enumerate(missing[rows]):
+            for c, y in enumerate(candidates):
+                targets[r, c, : len(y)], lengths[r, c] = torch.tensor(y), len(y)
+        tokens = torch.arange(longest) < lengths[..., None]
+        some = contexts.take(rows)
+        device = some.hidden.device
+        scored = reader.score(some, targets.to(device), tokens.to(device), reader.cache(some)).sum(-1).tolist()
+        for r, candidates in enumerate(missing[rows]):
+            for c, y in enumerate(candidates):
+                known[owner[first + r]][y][first + r] = scored[r][c]
+
+
+def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> Float64:
+    """The (n, k) log prior, once everything fits."""
+    if scores.ndim != 2 or context_ids.ndim != 2 or len(context_ids) != scores.numel():
+        raise InvalidRequest(
+            f"context_ids must be (n * k, l) and scores (n, k), got {tuple(context_ids.shape)}, {tuple(scores.shape)}"
+        )
+    if context_mask.shape != context_ids.shape:
+        raise InvalidRequest(f"context_mask must be {tuple(context_ids.shape)}, got {tuple(context_mask.shape)}")
+    log_prior = marginal.log_prior(_numpy(scores))
+    empty = np.isneginf(log_prior).flatten() | _numpy(context_mask.any(1)).astype(bool)
+    if not empty.all():
+        raise InvalidRequest(f"context {int(empty.argmin())} has a score and no token")
+    return log_prior
+
+
+def _batches(context_mask: Tensor, log_prior: Float64, max_tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Runs of questions, (first, last + 1), whose contexts hold max_tokens together, padding included."""
+    n, k = log_prior.shape
+    width = (context_mask != 0).to(torch.uint8).cpu() * torch.arange(1, context_mask.shape[1] + 1)
+    longest = width.amax(1).view(n, k).amax(1).tolist()
+    first, length = 0, 0
+    for question in range(n):
+        length = max(length, longest[question])
+        if max_tokens is not None and question > first and (question + 1 - first) * k * length > max_tokens:
+            yield first, question
+            first, length = question, longest[question]
+    yield first, n
+
+
+def _numpy(tensor: Tensor) -> Float64:
+    return tensor.detach().cpu().double().numpy()

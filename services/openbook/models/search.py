@@ -1,0 +1,195 @@
+"""Greedy and beam search over g groups at once, with the semantics of transformers 5.23.
+
+A group is what is searched together: all k passages of a question, marginalised token by token (RAG-Token), or one
+passage alone (the proposals of RAG-Sequence, k = 1). Groups never influence each other; one that is decided drops out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openbook.core.types import GenerationSettings
+from openbook.models.seq2seq import Contexts, Seq2Seq, Steps
+
+_MAX_LOGITS = 1 << 25  # log-probabilities of one step held at once: 128 MiB in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Hypotheses:
+    """The b best hypotheses of each group, best first. Tokens after `length` mean nothing."""
+
+    tokens: Tensor  # (g, b, t) long, end-of-sequence included, decoder start not
+    length: Tensor  # (g, b) long; 0 where a group has fewer than b hypotheses
+    log_likelihood: Tensor  # (g, b, t, k) log p(y_t|x,z,y_<t) as the model gives it, forced tokens too
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The n best continuations of each group, best first."""
+
+    score: Tensor  # (g, n) running score with this token
+    beam: Tensor  # (g, n) the beam it continues
+    token: Tensor  # (g, n)
+    log_likelihood: Tensor  # (g, n, k) log p(token|x,z,y_<t)
+
+
+class Search:
+    """What greedy and beam search have in common: one step from running beams to their best continuations."""
+
+    def __init__(self, model: Seq2Seq, contexts: Contexts, log_prior: Tensor, settings: GenerationSettings) -> None:
+        self.model, self.settings, self.special = model, settings, model.special
+        self.log_prior = log_prior.to(contexts.hidden.device, model.dtype)  # (g, k)
+        self.n_beams = settings.n_beams
+        self.steps = Steps(model, contexts, self.n_beams)
+
+    def start(self) -> Tensor:
+        """(g, b) the first input of every beam."""
+        shape = (len(self.log_prior), self.n_beams)
+        return torch.full(shape, self.special.decoder_start, device=self.log_prior.device)
+
+    def continuations(self, tokens: Tensor, running: Tensor, n_generated: int, n: int) -> Candidates:
+        """The n best continuations after the (g, b) tokens just taken, whose beams have (g, b) running scores."""
+        g, k = self.log_prior.shape
+        states = self.steps(tokens.repeat_interleave(k, 0)).view(g, k, self.n_beams, -1)  # (g, k, b, h)
+        size = max(1, _MAX_LOGITS // (k * self.n_beams * self.model.vocabulary_size))
+        parts = [
+            self._best(s, p, r, n_generated, n)
+            for s, p, r in zip(
+                *(torch.split(tensor, size) for tensor in (states, self.log_prior, running)), strict=True
+            )
+        ]
+        return Candidates(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _best(
+        self, states: Tensor, log_prior: Tensor, running: Tensor, n_generated: int, n: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        log_p = self.model.log_probs(states)  # (g, k, b, v)
+        _, k, _, v = log_p.shape
+        marginal = torch.logsumexp(log_p + log_prior[:, :, None, None], 1) if k > 1 else log_p[:, 0]
+        score, index = (self._constrain(marginal, n_generated) + running[..., None]).flatten(1).topk(n)
+        of_choice = log_p.flatten(2).gather(2, index[:, None].expand(-1, k, -1))  # (g, k, n)
+        return score, index // v, index % v, of_choice.transpose(1, 2)
+
+    def _constrain(self, log_p: Tensor, n_generated: int) -> Tensor:
+        """Minimum length and forced tokens. They steer the search and never touch the reported likelihood."""
+        special, settings = self.special, self.settings
+        forced = special.forced_bos if n_generated == 0 else None
+        if n_generated == settings.max_new_tokens - 1 and special.forced_eos is not None:
+            forced = special.forced_eos
+        if forced is not None:
+            log_p = torch.full_like(log_p, -torch.inf)
+            log_p[..., forced] = 0.0
+        elif n_generated < settings.min_new_tokens:
+            log_p = log_p.index_fill(-1, torch.tensor(special.eos, device=log_p.device), -torch.inf)
+        return log_p
+
+    def keep(self, groups: Tensor) -> None:
+        """Go on with some groups only."""
+        k = self.log_prior.shape[1]
+        self.log_prior = self.log_prior[groups]
+        self.steps.keep((groups[:, None] * k + torch.arange(k, device=groups.device)).flatten())
+
+
+def greedy_steps(search: Search) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The most probable token of each group, again and again, until each has its end or its maximum.
+
+    Yields (groups (a,), token (a,), log_likelihood (a, k)) for the a groups still alive.
+    """
+    alive = torch.arange(len(search.log_prior), device=search.log_prior.device)
+    tokens = search.start()
+    for n_generated in range(search.settings.max_new_tokens):
+        best = search.continuations(tokens, torch.zeros_like(tokens, dtype=search.log_prior.dtype), n_generated, 1)
+        yield alive, best.token[:, 0], best.log_likelihood[:, 0]
+        goes_on = best.token[:, 0] != search.special.eos
+        if not goes_on.any():
+            return
+        tokens = best.token
+        if not goes_on.all():
+            keep = goes_on.nonzero()[:, 0]
+            alive, tokens = alive[keep], tokens[keep]
+            search.keep(keep)
+
+
+def greedy(search: Search) -> Hypotheses:
+    """One hypothesis per group."""
+    g, k = search.log_prior.shape
+    device, t = search.log_prior.device, search.settings.max_new_tokens
+    out = _nothing(g, 1, t, k, search.log_prior)
+    for position, (alive, token, log_likelihood) in enumerate(greedy_steps(search)):
+        out.tokens[alive, 0, position] = token
+        out.log_likelihood[alive, 0, position] = log_likelihood
+        out.length[alive, 0] = torch.tensor(position + 1, device=device)
+    return out
+
+
+def beam(search: Search) -> Hypotheses:
+    """The b hypotheses of each group with the highest score / length ** length_penalty.
+
+    As in transformers: the top 2b continuations of a step are looked at; an ended one is accepted only if it ranks
+    among the top b; a group is decided when its best running beam, normalised at its present length, is no better than
+    the worst of b accepted hypotheses, or with `early_stopping` as soon as there are b.
+    """
+    settings, b = search.settings, search.n_beams
+    g, k = search.log_prior.shape
+    done = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
+    done_score = done.log_likelihood.new_full((g, b), -torch.inf)
+    alive = torch.arange(g, device=done.tokens.device)
+    run = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
+    running = done_score.clone()
+    running[:, 0] = 0.0  # all beams start alike: only the first counts
+    tokens = search.start()
+    for n_generated in range(settings.max_new_tokens):
+        found = search.continuations(tokens, running, n_generated, 2 * b)
+        grown = _grow(run, found, n_generated)
+        ended = (found.token == search.special.eos) | (n_generated + 1 == settings.max_new_tokens)
+
+        accepted = ended & (torch.arange(2 * b, device=ended.device) < b)
+        normaliser = (n_generated + 1) ** settings.length_penalty
+        score = (found.score / normaliser).masked_fill(~accepted, -torch.inf)
+        merged = torch.cat([done_score[alive], score], 1)
+        done_score[alive], choice = merged.topk(b)
+        for kept, new in zip(_fields(done), _fields(grown), strict=True):
+            kept[alive] = _pick(torch.cat([kept[alive], new], 1), choice)
+
+        running, choice = found.score.masked_fill(ended, -torch.inf).topk(b)
+        worst = done_score[alive].min(1).values  # -inf while there are fewer than b
+        undecided = running[:, 0] / normaliser > worst
+        if settings.early_stopping:
+            undecided &= worst.isneginf()
+        if not undecided.any():
+            break
+        search.steps.reorder(found.beam.gather(1, choice).repeat_interleave(k, 0))
+        run = Hypotheses(*(_pick(field, choice) for field in _fields(grown)))
+        tokens = found.token.gather(1, choice)
+        if not undecided.all():
+            keep = undecided.nonzero()[:, 0]
+            alive, running, tokens = alive[keep], running[keep], tokens[keep]
+            run = Hypotheses(*(field[keep] for field in _fields(run)))
+            search.keep(keep)
+    done.length.masked_fill_(done_score.isneginf(), 0)
+    return done
+
+
+def _nothing(g: int, b: int, t: int, k: int, like: Tensor) -> Hypotheses:
+    tokens = torch.zeros((g, b, t), dtype=torch.long, device=like.device)
+    return Hypotheses(tokens, tokens[..., 0].clone(), like.new_zeros((g, b, t, k)))
+
+
+def _fields(hypotheses: Hypotheses) -> tuple[Tensor, Tensor, Tensor]:
+    return hypotheses.tokens, hypotheses.length, hypotheses.log_likelihood
+
+
+def _grow(run: Hypotheses, found: Candidates, position: int) -> Hypotheses:
+    """The candidates as hypotheses: the beam each continues, and its token."""
+    grown = Hypotheses(*(_pick(field, found.beam) for field in _fields(run)))
+    grown.tokens[:, :, position] = found.token
+    grown.log_likelihood[:, :, position] = found.log_likelihood
+    grown.length.fill_(position + 1)
+    return grown
+
+
+def _pick(field: Tensor, choice: Tensor) -> Tensor:
+    """(g, m, ...) by (g, n) indices into m: (g, n, ...)."""
+    return field.gather(1, choice.view(*choice.shape, *[1] * (field.ndim - 2)).expand(-1, -1, *field.shape[2:]))

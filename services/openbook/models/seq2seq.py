@@ -1,0 +1,247 @@
+"""Any transformers encoder-decoder as rows (question, passage) that several beams read at once.
+
+Folding. A beam search asks each row b times: the beams share the row's context. transformers copies the context's
+cross-attention keys and values once per beam. Here the b beams become b times as many *queries* of one attention call,
+so keys and values stand in memory once, are never reordered, and are read once per step. The models' own forward does
+everything else: `_folded_attention` takes the place of the attention function in a twin that shares all weights with
+the model. The twin's output matrix is taken out too, so that the vocabulary is only projected where it is needed.
+Models outside `_FOLDING` run as they are, with the contexts copied per beam: slower, same numbers.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import AttentionInterface
+
+from openbook.errors import InvalidModel
+
+# Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
+_FOLDING = {"bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small", "t5", "mt5"}
+_FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
+_MAX_LOGITS = 1 << 24  # float32 logits held at once while scoring: 64 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Token ids that steer decoding; None where the model has none."""
+
+    decoder_start: int
+    eos: int
+    pad: int
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "SpecialTokens":
+        """As the model's generation config says, or else its config.
+
+        Raises:
+            InvalidModel: there is no decoder start, or not exactly one end-of-sequence token.
+        """
+
+        def first(*names: str) -> Any:
+            for config in (getattr(model, "generation_config", None), model.config):
+                for name in names:
+                    value = getattr(config, name, None)
+                    if value is not None:
+                        return value
+            return None
+
+        start, eos, pad = first("decoder_start_token_id", "bos_token_id"), first("eos_token_id"), first("pad_token_id")
+        if isinstance(eos, list) and len(eos) == 1:
+            eos = eos[0]
+        if not isinstance(start, int) or not isinstance(eos, int):
+            raise InvalidModel(
+                f"the generator needs one decoder_start_token_id and one eos_token_id, got {start}, {eos}"
+            )
+        return cls(start, eos, eos if pad is None else pad, first("forced_bos_token_id"), first("forced_eos_token_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Encoded contexts of r rows. The first decoder call fills `cross`; later ones only read it."""
+
+    hidden: Tensor  # (r, l, d)
+    mask: Tensor | None  # (r, l) bool; None where nothing is padding
+    cross: DynamicCache  # per layer keys and values (r, heads, l, d / heads); stays empty where beams are not folded
+
+    def take(self, rows: Tensor | slice) -> "Contexts":
+        """Some of the rows: views for a slice, a copy for indices."""
+        layers = [(layer.keys[rows], layer.values[rows]) for layer in self.cross.layers]
+        return Contexts(self.hidden[rows], None if self.mask is None else self.mask[rows], DynamicCache(layers))
+
+
+class Seq2Seq:
+    """One encoder-decoder. Shares the weights of `model` and leaves `model` itself untouched.
+
+    Building one takes milliseconds; keep it where the same model is called often.
+    """
+
+    def __init__(self, model: Any, *, training: bool = False, fold: bool = True) -> None:
+        decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
+        known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
+        self.folds = fold and known
+        self.special = SpecialTokens.of(model)
+        self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
+        self._twin = _twin(model)
+        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self._output: nn.Linear | None = None
+        self._bias: Tensor | None = None
+        if self.folds:
+            self._twin.set_attn_implementation(_NAME)
+            self._output = _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
+            if hasattr(self._twin, "final_logits_bias"):
+                self._bias = self._twin.final_logits_bias
+                self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
+        if not training:
+            self._twin.eval()
+
+    @classmethod
+    def of(cls, model: Any, special: SpecialTokens | None = None) -> "Seq2Seq":
+        """The model itself if it is one already, with other special tokens if there are any."""
+        reader = model if isinstance(model, cls) else cls(model)
+        if special is not None:
+            reader = copy.copy(reader)
+            reader.special = special
+        return reader
+
+    def encode(self, ids: Tensor, mask: Tensor) -> Contexts:
+        """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more."""
+        length = int(mask.any(dim=0).nonzero().max()) + 1
+        device = self._twin.device
+        ids, mask = ids[:, :length].to(device), mask[:, :length].to(device).bool()
+        hidden = self._twin.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return Contexts(hidden, None if bool(mask.all()) else mask, DynamicCache())
+
+    def cache(self, contexts: Contexts) -> EncoderDecoderCache:
+        """An empty past for `states`, on the contexts' shared keys and values."""
+        return EncoderDecoderCache(DynamicCache(), contexts.cross if self.folds else DynamicCache())
+
+    def states(self, contexts: Contexts, tokens: Tensor, past: EncoderDecoderCache | None = None) -> Tensor:
+        """(r, b, t, h): what the decoder knows after each of the (r, b, t) tokens, given those in `past`."""
+        rows, beams, length = tokens.shape
+        hidden, mask = contexts.hidden, contexts.mask
+        if not self.folds:
+            hidden = hidden.repeat_interleave(beams, 0)
+            mask = None if mask is None else mask.repeat_interleave(beams, 0).long()
+        elif mask is not None:
+            mask = mask[:, None, None, :]
+        output = self._twin(
+            encoder_outputs=BaseModelOutput(hidden),
+            attention_mask=mask,
+            decoder_input_ids=tokens.reshape(rows * beams, length),
+            past_key_values=past,
+            use_cache=past is not None,
+        )
+        states: Tensor = output.logits
+        return states.view(rows, beams, length, -1)
+
+    def log_probs(self, states: Tensor) -> Tensor:
+        """(..., v) log p(next token), accumulated in float32 or better: bfloat16 would be 0.025 nats off."""
+        return self._logits(states).to(self.dtype).log_softmax(-1)
+
+    def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
+        """log p of each of the (m,) targets after the (m, h) states, a slice of the vocabulary projection at a time.
+
+        With gradients each slice is computed again in the backward pass, so no (tokens, vocabulary) tensor is kept.
+        """
+        size = max(1, _MAX_LOGITS // self.vocabulary_size)
+
+        def one(states: Tensor, targets: Tensor) -> Tensor:
+            return self.log_probs(states).gather(-1, targets[:, None])[:, 0]
+
+        slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
+        if torch.is_grad_enabled() and self._output is not None:
+            return torch.cat([checkpoint(one, s, t, use_reentrant=False) for s, t in slices])
+        return torch.cat([one(s, t) for s, t in slices])
+
+    def score(self, contexts: Contexts, targets: Tensor, mask: Tensor, past: EncoderDecoderCache | None) -> Tensor:
+        """(r, c, t) log p(y_t|x,z,y_<t) of c targets per row, in one teacher-forced pass; 0 where mask is false."""
+        start = targets.new_full((*targets.shape[:2], 1), self.special.decoder_start)
+        inputs = torch.cat([start, targets[..., :-1]], -1)
+        states = self.states(contexts, inputs, past)
+        known = self.token_log_probs(states[mask], targets[mask])
+        return torch.zeros(targets.shape, dtype=known.dtype, device=known.device).masked_scatter(mask, known)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        if self._output is None:
+            return states
+        logits: Tensor = self._output(states)
+        return logits if self._bias is None else logits + self._bias[0]
+
+
+class Steps:
+    """Decoding token by token: b beams on each row of some contexts."""
+
+    def __init__(self, model: Seq2Seq, contexts: Contexts, n_beams: int) -> None:
+        self._model, self._contexts, self._n_beams = model, contexts, n_beams
+        self._past = model.cache(contexts)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(r, b, h) states after one more token, (r, b), per beam."""
+        return self._model.states(self._contexts, tokens[..., None], self._past)[:, :, 0]
+
+    def reorder(self, beams: Tensor) -> None:
+        """Continue with these beams, (r, b) indices within their row. The contexts stay where they are."""
+        rows = torch.arange(beams.shape[0], device=beams.device)[:, None]
+        self._past.self_attention_cache.reorder_cache((rows * self._n_beams + beams).flatten())
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows only."""
+        beams = torch.arange(self._n_beams, device=rows.device)
+        flat = (rows[:, None] * self._n_beams + beams).flatten()
+        self._contexts = self._contexts.take(rows)
+        cross = self._contexts.cross
+        if not self._model.folds:
+            cross = self._past.cross_attention_cache
+            cross.batch_select_indices(flat)
+        self._past.self_attention_cache.batch_select_indices(flat)
+        self._past = EncoderDecoderCache(self._past.self_attention_cache, cross)
+
+
+def _twin(model: Any) -> Any:
+    """The model's modules and config copied, its parameters and buffers shared."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> Any:
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if child is old:
+                setattr(parent, name, new)
+                return old
+    raise InvalidModel(f"{type(model).__name__} does not hold its output embeddings")
+
+
+_NAME = "openbook_folded"
+
+
+def _folded_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Scaled dot product attention where query (r * b, heads, t, d) may hold b beams of each row of key (r, ...).
+
+    Only cross attention has such a query; its position bias, where a model passes one (T5), is zero.
+    """
+    rows, n = key.shape[0], query.shape[0]
+    if n == rows:
+        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attended, None
+    heads, length, size = query.shape[1:]
+    folded = query.view(rows, -1, heads, length, size).transpose(1, 2).reshape(rows, heads, -1, size)
+    attended = F.scaled_dot_product_attention(folded, key, value, attention_mask, scale=kwargs.get("scaling"))
+    unfolded = attended.view(rows, heads, n // rows, length, -1).permute(0, 2, 3, 1, 4)
+    return unfolded.reshape(n, length, heads, -1), None
+
+
+AttentionInterface.register(_NAME, _folded_attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
