@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -55,9 +56,40 @@ class System:
     log: Path
 
     def children(self, pattern: str) -> list[int]:
-        listing = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-        rows = re.findall(r"^ *(\d+) +(\d+) (.*)$", listing, flags=re.M)
-        return [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and re.search(pattern, args)]
+        """Processes that it started itself and whose command line matches."""
+        return [p for p, parent in parents().items() if parent == self.process.pid and re.search(pattern, command(p))]
+
+    def family(self) -> list[int]:
+        """It and all its descendants."""
+        tree = parents()
+
+        def descends(pid: int) -> bool:
+            while pid in tree and pid != self.process.pid:
+                pid = tree[pid]
+            return pid == self.process.pid
+
+        return [pid for pid in tree if descends(pid)]
+
+
+def parents() -> dict[int, int]:
+    """Every living process and its parent."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, rest = path.read_text().split(" ", 1)
+        except OSError:  # it ended meanwhile
+            continue
+        state, parent = rest.rsplit(")", 1)[1].split()[:2]
+        if state != "Z":
+            found[int(pid)] = int(parent)
+    return found
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +99,8 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": title, "title": title, "text": text} for title, text in DOCUMENTS]
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = folder / "snapshot"
-    command = [*OPENBOOK, "build", str(documents), "--out", str(out), "--shards", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    arguments = [*OPENBOOK, "build", str(documents), "--out", str(out), "--shards", "2"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
     assert "4 passages in 2 shards" in done.stdout
     return out
 
@@ -84,9 +116,9 @@ def system(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     log = tmp_path_factory.mktemp("up") / "log"
     with log.open("w") as stderr:
-        command = [*OPENBOOK, "up", str(snapshot)]
+        arguments = [*OPENBOOK, "up", str(snapshot)]
         process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+            arguments, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
         )
         assert process.stdout is not None
         try:
@@ -108,11 +140,9 @@ def ask(system: System, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def curl(system: System, **body: object) -> tuple[int, dict[str, object]]:
-    url, data = f"http://{system.http}/v1/answer", json.dumps(body)
-    command = ["curl", "-sS", "-w", "\n%{http_code}", "-H", "Content-Type: application/json", "-d", data, url]
-    text, code = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.rsplit("\n", 1)
-    return int(code), json.loads(text)
+def post(system: System, **body: object) -> tuple[int, dict[str, object]]:
+    response = httpx.post(f"http://{system.http}/v1/answer", json=body, timeout=120)
+    return response.status_code, response.json()
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +150,13 @@ def foreign_answer(system: System, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("foreign")
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *outputs, *map(str, protos)]
-    subprocess.run(command, check=True, timeout=60)
+    arguments = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *outputs, *map(str, protos)]
+    subprocess.run(arguments, check=True, timeout=60)
     # -S leaves out site-packages with the editable install; what remains visible are the libraries themselves.
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *libraries])}
-    command = [sys.executable, "-S", "-c", FOREIGN_CLIENT, system.grpc, QUESTION]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    arguments = [sys.executable, "-S", "-c", FOREIGN_CLIENT, system.grpc, QUESTION]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -134,7 +164,7 @@ def foreign_answer(system: System, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_every_way_in_gives_the_same_answer_with_the_same_evidence(
     system: System, foreign_answer: dict[str, object]
 ) -> None:
-    status, over_http = curl(system, question=QUESTION)
+    status, over_http = post(system, question=QUESTION)
     assert status == 200
     assert "bell" in str(over_http["answer"]).lower()
     assert over_http["answer"] == foreign_answer["answer"]
@@ -161,13 +191,13 @@ def test_bad_questions_are_refused_in_one_line(system: System) -> None:
 
 
 def test_a_dead_redis_changes_no_answer(system: System) -> None:
-    _, before = curl(system, question="Where was Marie Curie born?")
+    _, before = post(system, question="Where was Marie Curie born?")
     (redis,) = system.children("redis-server")
     os.kill(redis, signal.SIGKILL)
     for question in ("Where was Marie Curie born?", "where was Marie Curie born"):
-        status, after = curl(system, question=question)
+        status, after = post(system, question=question)
         assert status == 200
-    _, after = curl(system, question="Where was Marie Curie born?")
+    _, after = post(system, question="Where was Marie Curie born?")
     assert (after["answer"], after["evidence"]) == (before["answer"], before["evidence"])
 
 
@@ -175,7 +205,7 @@ def test_a_dead_shard_is_named_and_the_endpoint_goes_on(system: System) -> None:
     first, *_ = system.children(r"index serve .*--shard 0")
     os.kill(first, signal.SIGKILL)
     for _ in range(2):
-        status, body = curl(system, question=QUESTION)
+        status, body = post(system, question=QUESTION)
         error = body["error"]
         assert isinstance(error, dict)
         assert (status, error["code"]) == (503, "UNAVAILABLE")
@@ -186,22 +216,9 @@ def test_a_dead_shard_is_named_and_the_endpoint_goes_on(system: System) -> None:
 
 
 def test_ctrl_c_stops_everything_that_was_started(system: System) -> None:
-    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
-    parents = {int(pid): int(parent) for pid, parent in re.findall(r"(\d+) +(\d+)", listing)}
-
-    def descends(pid: int) -> bool:
-        while pid in parents and pid != system.process.pid:
-            pid = parents[pid]
-        return pid == system.process.pid
-
-    family = [pid for pid in parents if descends(pid)]
+    family = system.family()
     assert len(family) > 3
     system.process.send_signal(signal.SIGINT)
     assert system.process.wait(60) == 0
-    alive = [pid for pid in family if Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid)]
-    assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
+    assert [command(pid) for pid in parents() if pid in family] == []
     assert "Traceback" not in system.log.read_text()
-
-
-def is_zombie(pid: int) -> bool:
-    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
