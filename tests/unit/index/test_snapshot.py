@@ -1,0 +1,198 @@
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Passage
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidDocuments,
+    InvalidRequest,
+    InvalidSnapshot,
+    StartupError,
+)
+from openbook.index import engine
+from openbook.index.build import build_snapshot
+from openbook.index.shard import Shard
+from openbook.index.snapshot import FILES, MANIFEST, Manifest, read_manifest
+
+N, D = 60, 8
+PASSAGES = [Passage(i, f"doc-{i // 4}", f"title {i}", f"text {i}") for i in range(N)]
+VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+
+
+def build(out: Path, vectors: Float32 = VECTORS, n_shards: int = 2, factory: str = "Flat", **more: Any) -> Manifest:
+    passages = more.pop("passages", PASSAGES)
+    return build_snapshot(passages, vectors, out, n_shards, factory, "hash", "hash-8", **more)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "snapshot"
+    build(out)
+    return out
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    """One of our own, to be damaged."""
+    return Path(shutil.copytree(built, tmp_path / "snapshot"))
+
+
+def test_a_snapshot_says_what_it_is(built: Path) -> None:
+    manifest = read_manifest(built)
+    assert (manifest.n_passages, manifest.dimension, manifest.factory) == (N, D, "Flat")
+    assert (manifest.encoder, manifest.encoder_fingerprint) == ("hash", "hash-8")
+    assert [(shard.first_id, shard.n_passages) for shard in manifest.shards] == [(0, 30), (30, 30)]
+    assert manifest.max_norm == pytest.approx(np.linalg.norm(VECTORS, axis=1).max())
+    assert [path.name for path in built.parent.iterdir()] == ["snapshot"]
+
+
+def test_equal_contents_have_equal_ids_and_others_have_others(built: Path, tmp_path: Path) -> None:
+    first = read_manifest(built).snapshot_id
+    assert build(tmp_path / "again").snapshot_id == first
+    altered = VECTORS.copy()
+    altered[7, 3] = np.nextafter(altered[7, 3], np.float32(np.inf))
+    assert build(tmp_path / "altered", altered).snapshot_id != first
+    assert build(tmp_path / "shards", n_shards=3).snapshot_id != first
+
+
+def test_a_memory_map_in_any_layout_builds_the_same(built: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.asfortranarray(VECTORS))
+    manifest = build(tmp_path / "mapped", np.load(tmp_path / "v.npy", mmap_mode="r"))
+    assert manifest.snapshot_id == read_manifest(built).snapshot_id
+
+
+def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    build(tmp_path / "s", on_progress=lambda *about: told.append(about))
+    assert told == [("write", 30, N), ("write", 60, N), ("index", 30, N), ("index", 60, N)]
+
+
+BAD_VECTORS = VECTORS.copy()
+BAD_VECTORS[41, 2] = np.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"vectors": BAD_VECTORS}, InvalidDocuments, "NaN or infinity in row 41"),
+        ({"vectors": VECTORS[:-1]}, InvalidDocuments, "60 passages, 59 vectors"),
+        ({"vectors": VECTORS.astype(np.float64)}, InvalidDocuments, "float32, got .* float64"),
+        ({"vectors": VECTORS[:0], "passages": []}, InvalidDocuments, "at least one passage"),
+        ({"passages": PASSAGES[::-1]}, InvalidDocuments, "expected 0, got 59"),
+        ({"n_shards": 0}, InvalidConfig, "n_shards must be at least 1, got 0"),
+        ({"factory": "Flatt"}, InvalidConfig, "'Flatt': could not parse"),
+        ({"factory": "LSH"}, InvalidConfig, "'LSH': .*METRIC_L2"),
+        ({"factory": "IVF64,Flat"}, InvalidConfig, r"'IVF64,Flat': .*training points \(60\)"),
+        ({"factory": "IDMap,Flat"}, InvalidConfig, "'IDMap,Flat': add does not make sense"),
+    ],
+)
+def test_what_cannot_be_built_leaves_nothing_behind(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(tmp_path / "snapshot", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_is_never_overwritten(copy: Path) -> None:
+    before = (copy / MANIFEST).read_bytes()
+    with pytest.raises(InvalidConfig, match=f"{copy}: exists"):
+        build(copy)
+    assert (copy / MANIFEST).read_bytes() == before
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip_a_byte, "sha256 must be [0-9a-f]{64}, found"),
+        (truncate, r"must have \d+ bytes, found"),
+        (Path.unlink, "No such"),
+    ],
+)
+def test_a_damaged_file_is_named(copy: Path, name: str, damage: Callable[[Path], None], message: str) -> None:
+    path = copy / "shard-0001" / name
+    damage(path)
+    with pytest.raises(InvalidSnapshot, match=f"{path}: .*{message}"):
+        Shard(copy, 1)
+    assert Shard(copy, 0).n_passages == 30  # the other shard is none the worse for it
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "format_version: Input should be 1, found 2"),
+        ({"dimension": 0}, "dimension: .*, found 0"),
+        ({"colour": "red"}, "colour: .*, found 'red'"),
+        ({"encoder_fingerprint": "other"}, "altered"),
+    ],
+)
+def test_a_manifest_must_be_one_of_ours(copy: Path, change: dict[str, Any], message: str) -> None:
+    path = copy / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InvalidSnapshot, match=f"{path}: .*{message}"):
+        read_manifest(copy)
+
+
+def test_a_folder_that_is_no_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSnapshot, match=r"not a snapshot: manifest.json: No such file"):
+        read_manifest(tmp_path)
+    (tmp_path / MANIFEST).write_bytes(b"\xff{")
+    with pytest.raises(InvalidSnapshot, match=str(tmp_path)):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("shard", [-1, 2])
+def test_a_shard_out_of_range(built: Path, shard: int) -> None:
+    with pytest.raises(InvalidSnapshot, match=rf"shard must be 0\.\.1, got {shard}"):
+        Shard(built, shard)
+
+
+def test_a_query_whose_scores_could_overflow_is_refused(built: Path) -> None:
+    shard = Shard(built, 0)
+    queries = np.ones((2, D), np.float32)
+    queries[1] = 3e38
+    with pytest.raises(InvalidRequest, match=r"norms up to .* in row 1"):
+        shard.search(queries, 1, Deadline.never())
+
+
+def test_a_search_does_not_wait_for_its_turn_beyond_its_deadline(built: Path) -> None:
+    shard = Shard(built, 0)
+    with engine._ONE_AT_A_TIME, pytest.raises(DeadlineExceeded, match="turn"):
+        shard.search(VECTORS[:1], 1, Deadline.after(0.01))
+
+
+def test_two_builds_of_faiss_are_one_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.check_installation()
+    wheel = tmp_path / "faiss_gpu-1.15.1.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: faiss-gpu\nVersion: 1.15.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(StartupError, match="found faiss-cpu and faiss-gpu:"):
+        engine.check_installation()
+
+
+def test_the_server_needs_neither_torch_nor_ray() -> None:
+    code = "import sys, openbook.index.server; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
