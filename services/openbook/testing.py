@@ -130,9 +130,9 @@ def served(snapshot: Path, n_replicas: int = 1) -> "Iterator[list[IndexServer]]"
     """All shards of a snapshot behind real servers in this process, on free ports of loopback."""
     from openbook.config import IndexServerSettings
     from openbook.index.server import IndexServer
-    from openbook.index.snapshot import read_manifest
+    from openbook.index.snapshot import Snapshot
 
     with ExitStack() as stack:
-        shards = range(len(read_manifest(snapshot).shards))
+        shards = range(len(Snapshot.open(snapshot).manifest.shards))
         settings = [IndexServerSettings(snapshot=snapshot, shard=shard) for shard in shards for _ in range(n_replicas)]
         yield [stack.enter_context(IndexServer(each)) for each in settings]

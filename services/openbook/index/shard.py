@@ -10,7 +10,7 @@ from openbook.core.topk import canonical_scores, check_search, score_error_bound
 from openbook.core.types import Float32, Hits, Int64, Passage
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.engine import Index
-from openbook.index.snapshot import INDEX, VECTORS, Manifest, read_manifest, shard_entry, shard_folder, verify_shard
+from openbook.index.snapshot import INDEX, VECTORS, Snapshot
 from openbook.index.store import PassageReader
 
 EXTRA = 8
@@ -34,14 +34,14 @@ class Shard:
     def __init__(
         self, folder: Path, shard: int, *, n_threads: int = 1, max_k: int = 1000, max_rows: int = 1024
     ) -> None:
-        self.manifest: Manifest = read_manifest(folder)
+        snapshot = Snapshot.open(folder)
+        snapshot.verify(shard)
+        files, entry = snapshot.shard_folder(shard), snapshot.shard(shard)
+        self.manifest = snapshot.manifest
         self.number = shard
+        self.first_id, self.n_passages = entry.first_id, entry.n_passages
         self.max_k = max_k
         self.max_rows = max_rows
-        entry = shard_entry(folder, self.manifest, shard)
-        self.first_id, self.n_passages = entry.first_id, entry.n_passages
-        verify_shard(folder, self.manifest, shard)
-        files = shard_folder(folder, shard)
         self._n_threads = n_threads
         self._index = Index.read(files / INDEX)
         self._vectors: Float32 = np.load(files / VECTORS, mmap_mode="r")  # (n_passages, d)

@@ -8,6 +8,7 @@ shard-0000/  index.faiss     what FAISS searches
 shard-0001/  ...
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,60 +66,70 @@ class Manifest(_Entry):
         return json_digest(self.model_dump(mode="json", exclude={"snapshot_id", "created_at"}))[:32]
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest alone; `verify_shard` looks at the files.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot folder and what its manifest says."""
 
-    Raises:
-        InvalidSnapshot: it is no snapshot, of another format version, or its manifest was altered.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidSnapshot(f"{folder}: not a snapshot: {MANIFEST}: {error.strerror}") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "content"
-        raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {repr(problem['input'])[:80]}") from None
-    if manifest.snapshot_id != manifest.content_id():
-        raise InvalidSnapshot(f"{path}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
-    return manifest
+    folder: Path
+    manifest: Manifest
 
+    @classmethod
+    def open(cls, folder: Path) -> "Snapshot":
+        """Read and check the manifest alone; `verify` looks at the files.
 
-def shard_entry(folder: Path, manifest: Manifest, shard: int) -> ShardEntry:
-    """The manifest's entry of one shard.
-
-    Raises:
-        InvalidSnapshot: there is no such shard.
-    """
-    n_shards = len(manifest.shards)
-    if not 0 <= shard < n_shards:
-        raise InvalidSnapshot(f"{folder}: shard must be 0..{n_shards - 1}, got {shard}")
-    return manifest.shards[shard]
-
-
-def verify_shard(folder: Path, manifest: Manifest, shard: int) -> None:
-    """Read every byte of one shard's files and compare.
-
-    Raises:
-        InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
-    """
-    entry = shard_entry(folder, manifest, shard)
-    if sorted(file.name for file in entry.files) != sorted(FILES):
-        raise InvalidSnapshot(f"{folder / MANIFEST}: shard {shard} must list {', '.join(FILES)}")
-    for file in entry.files:
-        path = shard_folder(folder, shard) / file.name
+        Raises:
+            InvalidSnapshot: it is no snapshot, of another format version, or its manifest was altered.
+        """
+        path = folder / MANIFEST
         try:
-            size_bytes = path.stat().st_size
-            if size_bytes != file.size_bytes:
-                raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {size_bytes}")
-            sha256 = file_digest(path)
+            manifest = Manifest.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
-        if sha256 != file.sha256:
-            raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
+            raise InvalidSnapshot(f"{folder}: not a snapshot: {MANIFEST}: {error.strerror}") from None
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"]) or "content"
+            raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {problem['input']!r:.80}") from None
+        if manifest.snapshot_id != manifest.content_id():
+            raise InvalidSnapshot(f"{path}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
+        return cls(folder, manifest)
+
+    def shard(self, shard: int) -> ShardEntry:
+        """The manifest's entry of one shard.
+
+        Raises:
+            InvalidSnapshot: there is no such shard.
+        """
+        n_shards = len(self.manifest.shards)
+        if not 0 <= shard < n_shards:
+            raise InvalidSnapshot(f"{self.folder}: shard must be 0..{n_shards - 1}, got {shard}")
+        return self.manifest.shards[shard]
+
+    def shard_folder(self, shard: int) -> Path:
+        """Where the files of one shard lie."""
+        return shard_folder(self.folder, shard)
+
+    def verify(self, shard: int) -> None:
+        """Read every byte of one shard's files and compare.
+
+        Raises:
+            InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
+        """
+        files = self.shard(shard).files
+        if sorted(file.name for file in files) != sorted(FILES):
+            raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(FILES)}")
+        for file in files:
+            path = self.shard_folder(shard) / file.name
+            try:
+                size_bytes = path.stat().st_size
+                if size_bytes != file.size_bytes:
+                    raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {size_bytes}")
+                sha256 = file_digest(path)
+            except OSError as error:
+                raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
+            if sha256 != file.sha256:
+                raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
 
 
 def shard_folder(folder: Path, shard: int) -> Path:
-    """Where the files of one shard lie."""
+    """Where the files of one shard lie, within a snapshot's folder."""
     return folder / f"shard-{shard:04d}"

@@ -22,7 +22,7 @@ from openbook.errors import (
 from openbook.index import engine
 from openbook.index.build import build_snapshot
 from openbook.index.shard import Shard
-from openbook.index.snapshot import FILES, MANIFEST, Manifest, read_manifest
+from openbook.index.snapshot import FILES, MANIFEST, Manifest, Snapshot
 
 N, D = 60, 8
 PASSAGES = [Passage(i, f"doc-{i // 4}", f"title {i}", f"text {i}") for i in range(N)]
@@ -48,7 +48,7 @@ def copy(built: Path, tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_says_what_it_is(built: Path) -> None:
-    manifest = read_manifest(built)
+    manifest = Snapshot.open(built).manifest
     assert (manifest.n_passages, manifest.dimension, manifest.factory) == (N, D, "Flat")
     assert (manifest.encoder, manifest.encoder_fingerprint) == ("hash", "hash-8")
     assert [(shard.first_id, shard.n_passages) for shard in manifest.shards] == [(0, 30), (30, 30)]
@@ -57,7 +57,7 @@ def test_a_snapshot_says_what_it_is(built: Path) -> None:
 
 
 def test_equal_contents_have_equal_ids_and_others_have_others(built: Path, tmp_path: Path) -> None:
-    first = read_manifest(built).snapshot_id
+    first = Snapshot.open(built).manifest.snapshot_id
     assert build(tmp_path / "again").snapshot_id == first
     altered = VECTORS.copy()
     altered[7, 3] = np.nextafter(altered[7, 3], np.float32(np.inf))
@@ -68,7 +68,7 @@ def test_equal_contents_have_equal_ids_and_others_have_others(built: Path, tmp_p
 def test_a_memory_map_in_any_layout_builds_the_same(built: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.asfortranarray(VECTORS))
     manifest = build(tmp_path / "mapped", np.load(tmp_path / "v.npy", mmap_mode="r"))
-    assert manifest.snapshot_id == read_manifest(built).snapshot_id
+    assert manifest.snapshot_id == Snapshot.open(built).manifest.snapshot_id
 
 
 def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_manifest_must_be_one_of_ours(copy: Path, change: dict[str, Any], mess
     path = copy / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InvalidSnapshot, match=f"{path}: .*{message}"):
-        read_manifest(copy)
+        Snapshot.open(copy)
 
 
 def test_a_folder_that_is_no_snapshot(tmp_path: Path) -> None:
     with pytest.raises(InvalidSnapshot, match=r"not a snapshot: manifest.json: No such file"):
-        read_manifest(tmp_path)
+        Snapshot.open(tmp_path)
     (tmp_path / MANIFEST).write_bytes(b"\xff{")
     with pytest.raises(InvalidSnapshot, match=str(tmp_path)):
-        read_manifest(tmp_path)
+        Snapshot.open(tmp_path)
 
 
 @pytest.mark.parametrize("shard", [-1, 2])

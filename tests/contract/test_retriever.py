@@ -1,0 +1,133 @@
+"""What `Retriever` and `PassageStore` promise, of the index tier and of its exact twin alike."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import NO_HIT, Passage
+from openbook.errors import DeadlineExceeded, InvalidRequest, SnapshotMismatch, UnknownPassage
+from openbook.index.build import build_snapshot
+from openbook.index.sharded import ShardedIndex
+from openbook.rag.ports import PassageStore, Retriever
+from openbook.testing import ExactIndex, served
+
+PASSAGES = [Passage(i, f"doc-{i}", f"title {i}", f"text {i} ü") for i in range(7)]
+VECTORS = np.array([[1, 0], [0, 1], [2, 0], [1, 0], [-1, 0], [1, 1], [0, -1]], np.float32)
+EAST = np.array([[1, 0]], np.float32)
+SOON = Deadline.after(60)
+
+
+class Index(Retriever, PassageStore, Protocol):
+    """Both ports in one."""
+
+    @property
+    def snapshot_id(self) -> str: ...
+
+
+Scenario = Callable[[Index], Awaitable[None]]
+
+
+@pytest.fixture(params=["exact twin", "index tier"])
+def check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    """Runs a scenario against one of the two."""
+
+    @asynccontextmanager
+    async def index() -> AsyncIterator[Index]:
+        if request.param == "exact twin":
+            yield ExactIndex(PASSAGES, VECTORS)
+            return
+        build_snapshot(PASSAGES, VECTORS, tmp_path / "s", 3, "Flat", "none", "none")
+        with served(tmp_path / "s") as servers:
+            tier = ShardedIndex([server.address for server in servers], timeout_s=10)
+            await tier.connect()
+            yield tier
+            await tier.close()
+
+    async def run(scenario: Scenario) -> None:
+        async with index() as one:
+            await scenario(one)
+
+    return lambda scenario: asyncio.run(run(scenario))
+
+
+def test_the_best_come_first_and_ties_by_id(check: Callable[[Scenario], None]) -> None:
+    async def scenario(index: Index) -> None:
+        hits = await index.search(EAST, 4, SOON)
+        assert hits.ids.tolist() == [[2, 0, 3, 5]]
+        assert hits.scores.tolist() == [[2, 1, 1, 1]]
+        assert [hits.ids.dtype.name, hits.scores.dtype.name] == ["int64", "float32"]
+        assert hits.snapshot_id == index.snapshot_id
+
+    check(scenario)
+
+
+def test_what_is_missing_is_an_empty_slot(check: Callable[[Scenario], None]) -> None:
+    async def scenario(index: Index) -> None:
+        hits = await index.search(EAST, 9, SOON)
+        assert hits.ids.tolist() == [[2, 0, 3, 5, 1, 6, 4, NO_HIT, NO_HIT]]
+        assert hits.scores.tolist() == [[2, 1, 1, 1, 0, 0, -1, -np.inf, -np.inf]]
+
+    check(scenario)
+
+
+def test_passages_come_in_the_order_of_their_ids(check: Callable[[Scenario], None]) -> None:
+    async def scenario(index: Index) -> None:
+        found = await index.fetch([6, 0, 3, 0], index.snapshot_id, SOON)
+        assert found == [PASSAGES[i] for i in (6, 0, 3, 0)]
+        assert await index.fetch([], index.snapshot_id, SOON) == []
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("k", [-1, 0, 1001, 10_000_000, 2**40])
+def test_k_out_of_range(check: Callable[[Scenario], None], k: int) -> None:
+    async def scenario(index: Index) -> None:
+        with pytest.raises(InvalidRequest, match=rf"k must be 1\.\.1000, got {k}"):
+            await index.search(EAST, k, SOON)
+
+    check(scenario)
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        ([[1, 2, 3]], "dimension 2, got 3"),
+        ([[1, np.nan]], "NaN or infinity in row 0"),
+        ([[1, 2], [np.inf, 1]], "NaN or infinity in row 1"),
+        (np.empty((0, 2)), r"shape \(0, 2\)"),
+        (np.ones((1025, 2)), r"shape \(1025, 2\)"),
+    ],
+)
+def test_queries_out_of_range(check: Callable[[Scenario], None], queries: list[list[float]], message: str) -> None:
+    async def scenario(index: Index) -> None:
+        with pytest.raises(InvalidRequest, match=message):
+            await index.search(np.array(queries, np.float32), 1, SOON)
+
+    check(scenario)
+
+
+def test_what_is_not_there_is_said(check: Callable[[Scenario], None]) -> None:
+    async def scenario(index: Index) -> None:
+        for unknown in (-1, 7):
+            with pytest.raises(UnknownPassage, match=rf"0\.\.6.*got {unknown}"):
+                await index.fetch([0, unknown], index.snapshot_id, SOON)
+        with pytest.raises(SnapshotMismatch, match=f"{index.snapshot_id}, asked for another"):
+            await index.fetch([0], "another", SOON)
+
+    check(scenario)
+
+
+def test_nothing_is_done_after_the_deadline(check: Callable[[Scenario], None]) -> None:
+    async def scenario(index: Index) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await index.search(EAST, 1, Deadline.after(0))
+        with pytest.raises(DeadlineExceeded):
+            await index.fetch([0], index.snapshot_id, Deadline.after(0))
+
+    check(scenario)

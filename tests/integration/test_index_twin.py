@@ -1,0 +1,158 @@
+"""The index tier and its exact twin get the same questions and must give the same answers, to the bit."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Passage
+from openbook.index.build import build_snapshot
+from openbook.index.sharded import ShardedIndex
+from openbook.testing import ExactIndex, served
+
+D = 24
+BATCHES = (1, 16, 64)
+KS = (1, 5, 100, 1000)
+
+
+def gaussian(rng: np.random.Generator) -> Float32:
+    return rng.standard_normal((900, D)).astype(np.float32)
+
+
+def small_integers(rng: np.random.Generator) -> Float32:
+    """Ties everywhere, and every score exact in any arithmetic."""
+    return rng.integers(-2, 3, (700, D)).astype(np.float32)
+
+
+def identical_masses(rng: np.random.Generator) -> Float32:
+    """Hundreds of passages with one vector, in every shard, and some that differ from it in the last bit."""
+    vectors = gaussian(rng)
+    vectors[rng.permutation(900)[:600]] = vectors[0]
+    vectors[100:140, 0] = np.nextafter(vectors[0, 0], np.float32(9))
+    return vectors
+
+
+def all_alike(rng: np.random.Generator) -> Float32:
+    return np.ones((300, D), np.float32)
+
+
+def far_from_the_origin(rng: np.random.Generator) -> Float32:
+    """Scores so large beside their differences that float32 sums get the order wrong."""
+    return (1000 + rng.standard_normal((800, D)) * 1e-4).astype(np.float32)
+
+
+def fewer_than_shards(rng: np.random.Generator) -> Float32:
+    return rng.standard_normal((5, D)).astype(np.float32)
+
+
+CORPORA = (gaussian, small_integers, identical_masses, all_alike, far_from_the_origin, fewer_than_shards)
+
+
+def passages_of(vectors: Float32) -> list[Passage]:
+    return [Passage(i, f"doc-{i // 3}", f"title {i}", f"text {i}") for i in range(len(vectors))]
+
+
+def questions(vectors: Float32, n: int, rng: np.random.Generator) -> Float32:
+    """Half of them passages themselves, so that masses of equal vectors come out on top."""
+    queries = rng.integers(-3, 4, (n, D)).astype(np.float32)
+    own = rng.integers(0, len(vectors), (n + 1) // 2)
+    queries[: len(own)] = vectors[own]
+    return queries
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 4, 7])
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_the_tier_answers_as_its_twin(
+    corpus: Callable[[np.random.Generator], Float32], n_shards: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(n_shards)
+    vectors = corpus(rng)
+    passages = passages_of(vectors)
+    manifest = build_snapshot(passages, vectors, tmp_path / "s", n_shards, "Flat", "none", "none")
+    twin = ExactIndex(passages, vectors, manifest.snapshot_id)
+
+    async def scenario() -> None:
+        with served(tmp_path / "s") as servers:
+            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
+            for n in BATCHES:
+                queries = questions(vectors, n, rng)
+                for k in KS:
+                    ours = await tier.search(queries, k, Deadline.never())
+                    theirs = await twin.search(queries, k, Deadline.never())
+                    np.testing.assert_array_equal(ours.ids, theirs.ids)
+                    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
+                    assert ours.snapshot_id == theirs.snapshot_id
+            wanted = rng.integers(0, len(vectors), 50).tolist()
+            found, stored = await tier.fetch_with_vectors(wanted, tier.snapshot_id, Deadline.never())
+            assert found == [passages[i] for i in wanted]
+            np.testing.assert_array_equal(stored, vectors[wanted])
+            await tier.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("exponent", [-30, 0, 30])
+def test_scores_are_the_inner_products_that_anybody_computes(exponent: int, tmp_path: Path) -> None:
+    """Against plain integer arithmetic, which shares nothing with ours: the twin is not merely of our own opinion."""
+    rng = np.random.default_rng(0)
+    whole = rng.integers(-40, 41, (500, D))
+    asked = rng.integers(-40, 41, (16, D))
+    vectors, queries = (np.ldexp(a.astype(np.float32), exponent).astype(np.float32) for a in (whole, asked))
+    build_snapshot(passages_of(vectors), vectors, tmp_path / "s", 3, "Flat", "none", "none")
+    products = (asked @ whole.T).tolist()  # exact: integers
+    expected = [sorted((-score, i) for i, score in enumerate(row))[:20] for row in products]
+
+    async def scenario() -> None:
+        with served(tmp_path / "s") as servers:
+            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
+            hits = await tier.search(queries, 20, Deadline.never())
+            await tier.close()
+        assert hits.ids.tolist() == [[i for _, i in row] for row in expected]
+        assert hits.scores.tolist() == [[-score * 4.0**exponent for score, _ in row] for row in expected]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("factory", ["HNSW32", "IVF32,Flat", "IVF32,SQ8", "SQ8", "PCA16,IVF32,SQ8", "IVF32,RaBitQfs"])
+def test_approximate_indexes_find_most_and_score_exactly(factory: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((40, D))
+    vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
+    queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
+    passages = passages_of(vectors)
+    build_snapshot(passages, vectors, tmp_path / "s", 2, factory, "none", "none")
+
+    async def scenario() -> None:
+        with served(tmp_path / "s") as servers:
+            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
+            ours = await tier.search(queries, 10, Deadline.never())
+            await tier.close()
+        everything = await ExactIndex(passages, vectors).search(queries, 1000, Deadline.never())
+        best = everything.ids[:, :10]
+        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.9
+        for row in range(len(queries)):
+            exact = dict(zip(everything.ids[row].tolist(), everything.scores[row].tolist(), strict=True))
+            assert ours.scores[row].tolist() == [exact[i] for i in ours.ids[row].tolist()]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("factory", ["HNSW32", "IVF4,Flat", "IVF4,SQ8", "SQ8", "PQ8x4fs"])
+def test_empty_and_tiny_shards_of_any_kind(factory: str, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((16, D)).astype(np.float32)
+    passages = passages_of(vectors)
+    build_snapshot(passages, vectors, tmp_path / "s", 20, factory, "none", "none")
+
+    async def scenario() -> None:
+        with served(tmp_path / "s") as servers:
+            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
+            ours = await tier.search(vectors[:3], 20, Deadline.never())
+            theirs = await ExactIndex(passages, vectors).search(vectors[:3], 20, Deadline.never())
+            np.testing.assert_array_equal(ours.ids, theirs.ids)
+            np.testing.assert_array_equal(ours.scores, theirs.scores)
+            await tier.close()
+
+    asyncio.run(scenario())
