@@ -66,7 +66,7 @@ def answer_log_posterior(token_log_posterior: Float64, tokens: ArrayLike) -> Flo
     if not mask.any(axis=-1).all():
         raise InvalidRequest("tokens must hold one token or more per answer")
     masked = np.where(mask[..., None], token_log_posterior, -np.inf)
-    return _logsumexp(masked, axis=-2) - np.log(mask.sum(axis=-1))[..., None]
+    return np.asarray(_logsumexp(masked, axis=-2) - np.log(mask.sum(axis=-1))[..., None])
 
 
 def label_log_marginal(log_prior: Float64, log_likelihood: ArrayLike) -> Float64:

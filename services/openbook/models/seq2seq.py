@@ -83,10 +83,11 @@ class Contexts:
 class Seq2Seq:
     """One encoder-decoder. Shares the weights of `model` and leaves `model` itself untouched.
 
-    Building one takes milliseconds; keep it where the same model is called often.
+    Building one takes milliseconds; keep it where the same model is called often. It computes in evaluation mode,
+    unless it is told to keep the mode (dropout) that `model` is in.
     """
 
-    def __init__(self, model: Any, *, training: bool = False, fold: bool = True) -> None:
+    def __init__(self, model: Any, *, keep_mode: bool = False, fold: bool = True) -> None:
         decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
         self.folds = fold and known
@@ -102,23 +103,28 @@ class Seq2Seq:
             if hasattr(self._twin, "final_logits_bias"):
                 self._bias = self._twin.final_logits_bias
                 self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
-        if not training:
+        if not keep_mode:
             self._twin.eval()
 
     @classmethod
-    def of(cls, model: Any, special: SpecialTokens | None = None) -> "Seq2Seq":
+    def of(cls, model: Any, special: SpecialTokens | None = None, *, keep_mode: bool = False) -> "Seq2Seq":
         """The model itself if it is one already, with other special tokens if there are any."""
-        reader = model if isinstance(model, cls) else cls(model)
+        reader = model if isinstance(model, cls) else cls(model, keep_mode=keep_mode)
         if special is not None:
             reader = copy.copy(reader)
             reader.special = special
         return reader
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and all that is computed from them."""
+        device: torch.device = self._twin.device
+        return device
+
     def encode(self, ids: Tensor, mask: Tensor) -> Contexts:
         """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more."""
         length = int(mask.any(dim=0).nonzero().max()) + 1
-        device = self._twin.device
-        ids, mask = ids[:, :length].to(device), mask[:, :length].to(device).bool()
+        ids, mask = ids[:, :length].to(self.device), mask[:, :length].to(self.device).bool()
         hidden = self._twin.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         return Contexts(hidden, None if bool(mask.all()) else mask, DynamicCache())
 
