@@ -1,0 +1,313 @@
+"""Decoding beside a slow reference that keeps no cache, pads nothing and asks one passage at a time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models as tiny
+import torch
+
+from openbook.core import marginal as paper
+from openbook.core.types import Decoding, Formulation, GenerationSettings
+from openbook.errors import InvalidModel, InvalidRequest
+from openbook.models import decoding as under_test
+from openbook.models.decoding import Decoded, DecodedToken, Seq2Seq, SpecialTokens, generate, stream
+
+SPECIAL = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD)
+ARCHITECTURES = [tiny.bart, tiny.mbart, tiny.pegasus, tiny.t5, tiny.bert2bert]
+Tokens = tuple[int, ...]
+
+
+def _next(model: Any, ids: Any, mask: Any) -> Callable[[Tokens], Any]:
+    """log p(next token | one context, the tokens so far), (v,)."""
+
+    @cache
+    def log_p(tokens: Tokens) -> Any:
+        inputs = torch.tensor([[tiny.EOS, *tokens]])
+        with torch.no_grad():
+            logits = model(input_ids=ids[mask.bool()][None], decoder_input_ids=inputs).logits
+        return logits[0, -1].log_softmax(-1).numpy()
+
+    return log_p
+
+
+def _search(log_p: Callable[[Tokens], Any], settings: GenerationSettings, special: SpecialTokens) -> list[Tokens]:
+    def steered(tokens: Tokens) -> Any:
+        values = log_p(tokens).copy()
+        last = len(tokens) == settings.max_new_tokens - 1 and special.forced_eos is not None
+        forced = special.forced_eos if last else special.forced_bos if not tokens else None
+        if forced is not None:
+            return np.where(np.arange(len(values)) == forced, 0.0, -np.inf)
+        if len(tokens) < settings.min_new_tokens:
+            values[special.eos] = -np.inf
+        return values
+
+    if settings.n_beams == 1:
+        answer: Tokens = ()
+        while len(answer) < settings.max_new_tokens and answer[-1:] != (special.eos,):
+            answer += (int(steered(answer).argmax()),)
+        return [answer]
+    b, running, done = settings.n_beams, [(0.0, ())], []
+    for length in range(1, settings.max_new_tokens + 1):
+        grown = [(s + v, (*y, t)) for s, y in running for t, v in enumerate(steered(y)) if v > -np.inf]
+        ranked = sorted(grown, key=lambda pair: -pair[0])[: 2 * b]
+        ended = [length == settings.max_new_tokens or y[-1] == special.eos for _, y in ranked]
+        norm = length**settings.length_penalty
+        done += [(s / norm, y) for (s, y), end in zip(ranked[:b], ended, strict=False) if end]
+        done = sorted(done, key=lambda pair: -pair[0])[:b]
+        running = [pair for pair, end in zip(ranked, ended, strict=True) if not end][:b]
+        full = len(done) == b
+        if not running or (full and (settings.early_stopping or running[0][0] / norm <= done[-1][0])):
+            break
+    return [y for _, y in done]
+
+
+def _reference(model: Any, ids: Any, mask: Any, scores: Any, settings: Any, special: Any) -> Decoded:
+    """One question with no empty slot."""
+    prior = paper.log_prior(scores.numpy())
+    readers = [_next(model, row, row_mask) for row, row_mask in zip(ids, mask, strict=True)]
+
+    def likelihood(y: Tokens) -> Any:
+        return np.array([[log_p(y[:t])[y[t]] for t in range(len(y))] for log_p in readers])  # (k, t)
+
+    def total(y: Tokens) -> Any:
+        return likelihood(y).sum(-1)
+
+    if settings.formulation is Formulation.TOKEN:
+        answer = _search(
+            lambda y: np.logaddexp.reduce([p + r(y) for p, r in zip(prior, readers, strict=True)]), settings, special
+        )[0]
+        one = likelihood(answer)[None]
+        tokens = np.ones((1, len(answer)))
+        posterior = paper.token_log_posterior(prior[None], one)
+        log_p = paper.token_log_marginal(prior[None], one, tokens)[0]
+        return Decoded(answer, log_p, prior, paper.answer_log_posterior(posterior, tokens)[0], posterior[0])
+    proposed = [_search(reader, settings, special) for reader in readers]
+    mass: dict[Tokens, Any] = {}
+    for y in (y for proposals in proposed for y in proposals):
+        counted = [settings.decoding is Decoding.THOROUGH or y in proposals for proposals in proposed]
+        mass[y] = np.logaddexp.reduce(np.where(counted, prior + total(y), -np.inf))
+    answer = max(mass, key=lambda y: mass[y])
+    joint = prior + total(answer)
+    return Decoded(answer, np.logaddexp.reduce(joint), prior, joint - np.logaddexp.reduce(joint))
+
+
+def _assert_same(got: Decoded, wanted: Decoded) -> None:
+    assert got.token_ids == wanted.token_ids
+    assert got.log_likelihood == pytest.approx(wanted.log_likelihood, abs=1e-9)
+    np.testing.assert_allclose(got.log_prior, wanted.log_prior, atol=1e-9)
+    np.testing.assert_allclose(got.log_posterior, wanted.log_posterior, atol=1e-9)
+    assert (got.token_log_posterior is None) == (wanted.token_log_posterior is None)
+    if wanted.token_log_posterior is not None:
+        np.testing.assert_allclose(got.token_log_posterior, wanted.token_log_posterior, atol=1e-9)
+
+
+def _cases(n: int) -> Any:
+    for case in range(n):
+        settings = GenerationSettings(
+            formulation=Formulation.TOKEN if case % 3 == 0 else Formulation.SEQUENCE,
+            decoding=Decoding.FAST if case % 3 == 1 else Decoding.THOROUGH,
+            n_beams=(1, 2, 4)[case // 3 % 3],
+            length_penalty=(0.0, 1.0, 2.0, -1.0)[case % 4],
+            early_stopping=case // 4 % 2 == 0,
+            max_new_tokens=1 + case % 5,
+            min_new_tokens=case // 2 % 2,
+        )
+        forced_bos = tiny.BOS if case % 5 == 0 else None
+        yield case, settings, replace(SPECIAL, forced_bos=forced_bos, forced_eos=tiny.EOS if case % 7 == 0 else None)
+
+
+@pytest.mark.parametrize("build", ARCHITECTURES)
+def test_answers_and_their_numbers_equal_a_slow_reference(build: Any) -> None:
+    model = build()
+    reader = Seq2Seq(model)
+    for case, settings, special in _cases(72 if build is tiny.bart else 18):
+        k = 1 + case % 4
+        ids, mask = tiny.contexts(case, k, length=8)
+        scores = tiny.scores(case, 1, k)
+        [got] = generate(reader, ids, mask, scores, settings, special)
+        _assert_same(got, _reference(model, ids, mask, scores[0], settings, special))
+
+
+@pytest.mark.parametrize("build", ARCHITECTURES)
+def test_folded_beams_equal_contexts_copied_per_beam(build: Any) -> None:
+    model = build()
+    folding, copying = Seq2Seq(model), Seq2Seq(model, fold=False)
+    assert folding.folds
+    assert not copying.folds
+    for case, settings, special in _cases(12):
+        ids, mask = tiny.contexts(case, 6)
+        scores = tiny.scores(case, 2, 3)
+        ours = generate(folding, ids, mask, scores, settings, special)
+        for got, wanted in zip(ours, generate(copying, ids, mask, scores, settings, special), strict=True):
+            _assert_same(got, wanted)
+
+
+def test_no_question_depends_on_the_others_of_its_batch_nor_on_padding_or_empty_slots() -> None:
+    reader = Seq2Seq(tiny.bart())
+    for case, settings, special in _cases(24):
+        n, k = 5, 4
+        ids, mask = tiny.contexts(case, n * k)
+        scores = tiny.scores(case, n, k)
+        for question in range(n - 1):  # question q has q + 1 passages, the last all of them
+            scores[question, question + 1 :] = -torch.inf
+        ids[torch.isinf(scores).flatten()], mask[torch.isinf(scores).flatten()] = 9, 0
+        together = generate(reader, ids, mask, scores, settings, special)
+        in_parts = generate(reader, ids, mask, scores, settings, special, max_tokens=100)
+        for question, (got, part) in enumerate(zip(together, in_parts, strict=True)):
+            real = min(question + 1, k)
+            rows = slice(question * k, question * k + real)
+            length = int(mask[rows].sum(1).max())
+            [alone] = generate(
+                reader,
+                ids[rows, :length],
+                mask[rows, :length],
+                scores[question : question + 1, :real],
+                settings,
+                special,
+            )
+            _assert_same(part, got)
+            assert np.isneginf(got.log_prior[real:]).all()
+            assert np.isneginf(got.log_posterior[real:]).all()
+            per_token = None if got.token_log_posterior is None else got.token_log_posterior[:, :real]
+            _assert_same(
+                Decoded(got.token_ids, got.log_likelihood, got.log_prior[:real], got.log_posterior[:real], per_token),
+                alone,
+            )
+
+
+def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(1, 12)
+    scores = tiny.scores(1, 4, 3)
+    for _, settings, special in _cases(12):
+        whole = generate(model, ids, mask, scores, settings, special)
+        with monkeypatch.context() as patch:
+            for limit in ("search._MAX_LOGITS", "seq2seq._MAX_LOGITS", "decoding._MAX_SCORED"):
+                patch.setattr(f"openbook.models.{limit}", 7)
+            for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
+                _assert_same(got, wanted)
+
+
+def test_an_empty_answer_keeps_its_prior() -> None:
+    model = tiny.bart()
+    model.final_logits_bias[0, tiny.EOS] = 50.0  # the answer is over at once
+    ids, mask = tiny.contexts(1, 3)
+    scores = tiny.scores(1, 1, 3)
+    for n_beams in (1, 4):
+        settings = GenerationSettings(n_beams=n_beams, max_new_tokens=4)
+        [got] = generate(model, ids, mask, scores, settings)
+        assert got.token_ids == (tiny.EOS,)
+        _assert_same(got, _reference(model, ids, mask, scores[0], settings, SPECIAL))
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_more_beams_than_hypotheses_give_what_there_is(formulation: Formulation) -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(2, 2)
+    for forced_eos in (None, tiny.EOS):
+        settings = GenerationSettings(formulation=formulation, n_beams=32, max_new_tokens=1)
+        special = replace(SPECIAL, forced_eos=forced_eos)
+        [got] = generate(model, ids, mask, torch.zeros(1, 2), settings, special)
+        _assert_same(got, _reference(model, ids, mask, torch.zeros(2), settings, special))
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_the_number_of_new_tokens_keeps_its_limits(formulation: Formulation) -> None:
+    model = tiny.bart()
+    model.final_logits_bias[0, tiny.EOS] = 4.0
+    ids, mask = tiny.contexts(3, 8)
+    lengths = set()
+    for n_beams in (1, 4):
+        settings = GenerationSettings(formulation=formulation, n_beams=n_beams, max_new_tokens=5, min_new_tokens=3)
+        for answer in generate(model, ids, mask, torch.zeros(4, 2), settings):
+            assert tiny.EOS not in answer.token_ids[:3]
+            lengths.add(len(answer.token_ids))
+    assert lengths <= {4, 5}
+
+
+def test_forced_tokens_count_with_the_probability_the_model_gives_them() -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(4, 1)
+    settings = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=2)
+    [got] = generate(model, ids, mask, torch.zeros(1, 1), settings, replace(SPECIAL, forced_bos=7, forced_eos=tiny.EOS))
+    log_p = _next(model, ids[0], mask[0])
+    assert got.token_ids == (7, tiny.EOS)
+    assert got.log_likelihood == pytest.approx(log_p(())[7] + log_p((7,))[tiny.EOS])
+    assert got.log_likelihood < -1.0
+
+
+def test_streaming_gives_the_tokens_and_numbers_of_the_whole() -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(5, 3)
+    scores = torch.tensor([1.0, 2.0, -torch.inf])
+    settings = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=8)
+    *tokens, last = stream(model, ids, mask, scores, settings)
+    assert isinstance(last, Decoded)
+    _assert_same(last, generate(model, ids, mask, scores[None], settings)[0])
+    deltas = [token for token in tokens if isinstance(token, DecodedToken)]
+    assert len(deltas) == len(tokens)
+    assert tuple(delta.token_id for delta in deltas) == last.token_ids
+    assert sum(delta.log_likelihood for delta in deltas) == pytest.approx(last.log_likelihood)
+    np.testing.assert_allclose([delta.log_posterior for delta in deltas], last.token_log_posterior)
+
+
+@pytest.mark.parametrize("settings", [GenerationSettings(n_beams=1), GenerationSettings(formulation=Formulation.TOKEN)])
+def test_what_does_not_decide_token_by_token_streams_its_answer_alone(settings: GenerationSettings) -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(6, 2)
+    [only] = stream(model, ids, mask, torch.zeros(2), settings)
+    assert isinstance(only, Decoded)
+    _assert_same(only, generate(model, ids, mask, torch.zeros(1, 2), settings)[0])
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny.bart().train()
+    ids, mask = tiny.contexts(7, 2)
+    first, second = (generate(model, ids, mask, torch.zeros(1, 2), GenerationSettings()) for _ in range(2))
+    _assert_same(first[0], second[0])  # no dropout
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert model.get_output_embeddings().weight is model.model.shared.weight
+
+
+def test_special_tokens_come_from_the_model() -> None:
+    model = tiny.bart()
+    model.generation_config.forced_bos_token_id = tiny.BOS
+    assert SpecialTokens.of(model) == replace(SPECIAL, forced_bos=tiny.BOS)
+    model.generation_config.eos_token_id = [2, 3]
+    with pytest.raises(InvalidModel, match=r"one eos_token_id, got 2, \[2, 3\]"):
+        SpecialTokens.of(model)
+
+
+@pytest.mark.parametrize(
+    ("rows", "scores", "message"),
+    [
+        (3, torch.zeros(2, 2), "context_ids must be"),
+        (4, torch.full((2, 2), -torch.inf), "one passage or more"),
+        (4, torch.zeros(4), "context_ids must be"),
+    ],
+)
+def test_what_does_not_fit_is_refused(rows: int, scores: Any, message: str) -> None:
+    ids, mask = tiny.contexts(8, rows)
+    with pytest.raises(InvalidRequest, match=message):
+        generate(tiny.bart(), ids, mask, scores, GenerationSettings())
+
+
+def test_a_context_without_tokens_is_refused_unless_its_slot_is_empty() -> None:
+    ids, mask = tiny.contexts(9, 2)
+    mask[1] = 0
+    with pytest.raises(InvalidRequest, match="context 1 has a score and no token"):
+        generate(tiny.bart(), ids, mask, torch.zeros(1, 2), GenerationSettings())
+    assert generate(tiny.bart(), ids, mask, torch.tensor([[0.0, -torch.inf]]), GenerationSettings())
+
+
+def test_questions_are_taken_together_up_to_the_token_budget() -> None:
+    mask = (torch.arange(10) < torch.tensor([[3], [9], [2], [2], [2], [2]])).long()
+    prior = np.zeros((3, 2))
+    assert list(under_test._batches(mask, prior, None)) == [(0, 3)]
+    assert list(under_test._batches(mask, prior, 8)) == [(0, 1), (1, 3)]
+    assert list(under_test._batches(mask, prior, 1)) == [(0, 1), (1, 2), (2, 3)]
