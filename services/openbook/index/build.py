@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -64,8 +64,7 @@ def build_snapshot(
     _check(len(passages), vectors, out, n_shards)
     n_passages, dimension = vectors.shape
     empty = Index.from_factory(factory, dimension)
-    bounds = [n_passages * shard // n_shards for shard in range(n_shards + 1)]
-    ranges = [range(*pair) for pair in pairwise(bounds)]
+    ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
     try:
@@ -75,18 +74,11 @@ def build_snapshot(
             folder.mkdir()
             max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, rows, on_progress))
             write_passages(folder, (passages[i] for i in rows), rows.start)
-        empty.train(_training_sample(vectors), factory)
+        empty.train(_training_sample(vectors))
         for shard, rows in enumerate(ranges):
-            _write_index(shard_folder(partial, shard), empty.empty_copy(), factory, rows, n_passages, on_progress)
-        manifest = _describe(
-            partial,
-            ranges,
-            max_norm,
-            encoder=encoder,
-            encoder_fingerprint=encoder_fingerprint,
-            dimension=dimension,
-            factory=factory,
-        )
+            _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
+        about = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
+        manifest = _describe(partial, ranges, {**about, "dimension": dimension, "max_norm": max_norm})
         _publish(partial, out, manifest)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -137,15 +129,15 @@ def _training_sample(vectors: Float32) -> Float32:
     return np.ascontiguousarray(vectors[np.sort(rows)])
 
 
-def _write_index(folder: Path, index: Index, factory: str, rows: range, total: int, on_progress: OnProgress) -> None:
+def _write_index(folder: Path, index: Index, rows: range, total: int, on_progress: OnProgress) -> None:
     vectors = np.load(folder / VECTORS, mmap_mode="r")
     for block in _blocks(range(len(rows))):
-        index.add(np.ascontiguousarray(vectors[block.start : block.stop]), factory)
+        index.add(np.ascontiguousarray(vectors[block.start : block.stop]))
         on_progress("index", rows.start + block.stop, total)
     index.write(folder / INDEX)
 
 
-def _describe(folder: Path, ranges: Sequence[range], max_norm: float, **about: str | int) -> Manifest:
+def _describe(folder: Path, ranges: Sequence[range], about: Mapping[str, str | float]) -> Manifest:
     shards = [
         ShardEntry(
             first_id=rows.start,
@@ -160,7 +152,6 @@ def _describe(folder: Path, ranges: Sequence[range], max_norm: float, **about: s
             "snapshot_id": "",
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "n_passages": ranges[-1].stop,
-            "max_norm": max_norm,
             "shards": shards,
         }
     )

@@ -49,11 +49,12 @@ def _is_installed(wheel: str) -> bool:
 class Index:
     """One FAISS index under inner product. Never hand it anything unchecked: FAISS may end the process."""
 
-    def __init__(self, faiss_index: Any) -> None:
+    def __init__(self, faiss_index: Any, factory: str = "") -> None:
         import faiss
 
         self._faiss = faiss
         self._index = faiss_index
+        self._factory = factory
         self.dimension = int(faiss_index.d)
         self.is_flat = type(faiss_index) in (faiss.IndexFlat, faiss.IndexFlatIP)
         """Whether it compares a query with every vector: then what it misses is known to the bit."""
@@ -70,8 +71,10 @@ class Index:
         """
         import faiss
 
+        if re.search(r"(?<!\d)0+(?!\d)", factory):  # HNSW0 and PQ8x0 end the process
+            raise InvalidConfig(f"FAISS factory {factory!r}: numbers in it must be at least 1, got 0")
         with _explained(factory):
-            return cls(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
+            return cls(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT), factory)
 
     @classmethod
     def read(cls, path: Path) -> "Index":
@@ -87,13 +90,13 @@ class Index:
         except RuntimeError as error:
             raise InvalidSnapshot(f"{path}: FAISS cannot read it: {_reason(error)}") from None
 
-    def train(self, vectors: Float32, factory: str) -> None:
+    def train(self, vectors: Float32) -> None:
         """Learn centroids and codes, and choose how widely to search later; a Flat index has nothing to learn.
 
         Raises:
             InvalidConfig: FAISS cannot train on these vectors, most often because they are too few.
         """
-        with _explained(factory):
+        with _explained(self._factory):
             self._index.train(vectors)
         ivf = self._faiss.try_extract_index_ivf(self._index)
         if ivf is not None:  # FAISS would look into a single list
@@ -103,15 +106,15 @@ class Index:
 
     def empty_copy(self) -> "Index":
         """Another one, trained alike."""
-        return Index(self._faiss.deserialize_index(self._faiss.serialize_index(self._index)))
+        return Index(self._faiss.deserialize_index(self._faiss.serialize_index(self._index)), self._factory)
 
-    def add(self, vectors: Float32, factory: str) -> None:
+    def add(self, vectors: Float32) -> None:
         """Append (n, d) vectors.
 
         Raises:
             InvalidConfig: this type of index cannot be added to.
         """
-        with _explained(factory):
+        with _explained(self._factory):
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
@@ -157,10 +160,10 @@ class Index:
 def _explained(factory: str) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise InvalidConfig(f"FAISS factory {factory!r}: {_reason(error)}") from None
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """What FAISS says, without the C++ signature and the source line in front of it."""
     return re.sub(r"^Error in .*?\.(cpp|h):\d+: ", "", str(error), flags=re.DOTALL).strip()

@@ -170,15 +170,17 @@ class ShardedIndex:
         failures = []
         for address in shard.next_two():
             deadline.check(f"shard {shard.number} was asked")
+            timeout_s = min(self._timeout_s, deadline.remaining_s())
             started = monotonic()
             try:
-                return await call(self._clients[address], min(self._timeout_s, deadline.remaining_s()))
+                return await call(self._clients[address], timeout_s)
             except (ShardUnavailable, DeadlineExceeded) as error:
                 SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
+                if isinstance(error, DeadlineExceeded) and timeout_s < self._timeout_s:
+                    raise  # it was the caller's time that ran out, not the server's
                 failures.append(str(error))
             finally:
                 SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
-        deadline.check(f"shard {shard.number} answered")
         self._stale = True  # by now another server may hold it
         raise ShardUnavailable(f"shard {shard.number} does not answer: {'; '.join(failures)}")
 

@@ -92,6 +92,7 @@ BAD_VECTORS[41, 2] = np.inf
         ({"n_shards": 0}, InvalidConfig, "n_shards must be at least 1, got 0"),
         ({"factory": "Flatt"}, InvalidConfig, "'Flatt': could not parse"),
         ({"factory": "LSH"}, InvalidConfig, "'LSH': .*METRIC_L2"),
+        ({"factory": "HNSW0"}, InvalidConfig, "'HNSW0': numbers in it must be at least 1"),
         ({"factory": "IVF64,Flat"}, InvalidConfig, r"'IVF64,Flat': .*training points \(60\)"),
         ({"factory": "IDMap,Flat"}, InvalidConfig, "'IDMap,Flat': add does not make sense"),
     ],
