@@ -6,6 +6,7 @@
     ├── Overloaded              RESOURCE_EXHAUSTED   429   no place in the queue; nothing was done
     ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
     ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
+    ├── ModelUnavailable        UNAVAILABLE          503   no replica of the encoder or the generator answers
     ├── SnapshotMismatch        FAILED_PRECONDITION  503   shards or encoder belong to different snapshots
     └── StartupError            FAILED_PRECONDITION  500   stops a process at its start, before it serves
         ├── InvalidConfig                                  a setting; names file, key and value
@@ -62,6 +63,13 @@ class ShardUnavailable(OpenbookError):
     http_status = 503
 
 
+class ModelUnavailable(OpenbookError):
+    """No replica of the encoder or the generator answers."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+
+
 class SnapshotMismatch(OpenbookError):
     """Shards, or shards and encoder, belong to different snapshots."""
 
@@ -102,7 +110,8 @@ def _all_subclasses(root: type[OpenbookError]) -> list[type[OpenbookError]]:
 def from_grpc_code(code: str, message: str) -> OpenbookError:
     """The error that a peer of ours sent as this code; OpenbookError for codes that none of ours has.
 
-    FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing.
+    FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing. UNAVAILABLE comes
+    back as ShardUnavailable, whatever did not answer.
     """
     for error in _all_subclasses(OpenbookError):
         if error.grpc_code == code:

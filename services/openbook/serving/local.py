@@ -11,7 +11,7 @@ from types import FrameType
 
 from openbook.cache.server import RedisServer
 from openbook.config import Settings
-from openbook.errors import StartupError
+from openbook.errors import InvalidConfig, StartupError
 from openbook.index.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -48,17 +48,19 @@ class IndexProcess:
 
 
 @contextmanager
-def local_tiers(snapshot: Path, settings: Settings) -> Iterator[Settings]:
+def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
     """Index servers and Redis, as far as the settings name none; yields settings that name them all.
 
     Raises:
         InvalidSnapshot: the folder is no snapshot, or its files were altered.
-        InvalidConfig: there is no redis-server to start.
+        InvalidConfig: neither a snapshot to serve nor index servers to ask, or there is no redis-server to start.
         StartupError: a process does not start.
     """
     index, cache = settings.index, settings.cache
     with ExitStack() as stack:
         if not index.addresses:
+            if snapshot is None:
+                raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
             servers: list[IndexProcess] = []
             for shard in range(len(Snapshot.open(snapshot).manifest.shards)):
                 servers.append(IndexProcess(snapshot, shard))
@@ -69,6 +71,19 @@ def local_tiers(snapshot: Path, settings: Settings) -> Iterator[Settings]:
             log.info("cache: %s serves %s", redis.executable, redis.url)
             cache = cache.model_copy(update={"url": redis.url})
         yield settings.model_copy(update={"index": index, "cache": cache})
+
+
+@contextmanager
+def local_system(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
+    """All of it, ready to be asked; yields settings that name every address.
+
+    Raises:
+        StartupError: as `local_tiers` and `openbook.serving.run.running`.
+    """
+    from openbook.serving.run import running
+
+    with local_tiers(snapshot, settings) as complete, running(complete):
+        yield complete
 
 
 @contextmanager

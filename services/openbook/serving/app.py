@@ -1,0 +1,162 @@
+"""The composition root: settings in, a Serve application out. `fused` in one process, or `split` into deployments."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from openbook import config, telemetry
+from openbook.cache.redis import TieredCache
+from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
+from openbook.errors import InvalidConfig, SnapshotMismatch
+from openbook.index.sharded import ShardedIndex
+from openbook.rag.pipeline import Pipeline
+from openbook.rag.ports import Encoder, Generator
+from openbook.serving.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
+from openbook.serving.generator import (
+    GeneratorDeployment,
+    GeneratorLoader,
+    GeneratorModel,
+    LocalGenerator,
+    RemoteGenerator,
+)
+from openbook.serving.ingress import AnswerIngress
+from openbook.serving.service import AnswerService
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 10.0
+"""For answers under way when a replica is told to stop."""
+
+SPARE_PLACES = 32
+"""Beyond those admitted: for the requests that we refuse ourselves, with a reason, and for health checks."""
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application from the `args` of a Serve config: the sections of `Settings`.
+
+    Raises:
+        InvalidConfig: an unknown key, a bad value, or no address of the index tier or the cache.
+    """
+    return assemble(config.parse(args, "serve args"), load_encoder, load_generator)
+
+
+def load_encoder(settings: EncoderSettings) -> EncoderModel:
+    """The encoder that the settings name, for questions. Raises InvalidModel."""
+    from openbook.models.encoder import TextEncoder
+
+    return TextEncoder.load(settings, role="query")
+
+
+def load_generator(settings: GeneratorSettings) -> GeneratorModel:
+    """The generator that the settings name. Raises InvalidModel."""
+    from openbook.models.generator import RagGenerator
+
+    return RagGenerator.load(settings)
+
+
+def assemble(settings: Settings, load_encoder: EncoderLoader, load_generator: GeneratorLoader) -> serve.Application:
+    """The application with models of the caller's choice; the loaders run in the replicas.
+
+    Raises:
+        InvalidConfig: no address of the index tier or the cache.
+    """
+    if not settings.index.addresses:
+        raise InvalidConfig("index.addresses must name at least one server, got none")
+    if settings.cache.url is None:
+        raise InvalidConfig("cache.url must name a Redis server, got none")
+    encoder, generator = settings.encoder, settings.generator
+    if settings.serving.topology == "split":
+        return _ingress(settings, n_threads=1, num_gpus=0).bind(
+            settings,
+            _model("encoder", EncoderDeployment, encoder).bind(encoder, load_encoder),
+            _model("generator", GeneratorDeployment, generator).bind(generator, load_generator),
+        )
+    n_threads, num_gpus = max(encoder.n_threads, generator.n_threads), encoder.num_gpus + generator.num_gpus
+    return _ingress(settings, n_threads, num_gpus).bind(settings, load_encoder, load_generator)
+
+
+class Ingress(AnswerIngress):
+    """The endpoint with everything behind it: the models in this process (`fused`) or behind handles (`split`).
+
+    Raises:
+        InvalidModel: a model cannot be loaded.
+        ShardUnavailable: the index tier cannot be reached.
+        SnapshotMismatch: the index was not built by this encoder.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: Settings,
+        encoder: EncoderLoader | DeploymentHandle,
+        generator: GeneratorLoader | DeploymentHandle,
+    ) -> None:
+        telemetry.setup_logging("ingress")
+        index = ShardedIndex(settings.index.addresses, settings.index.timeout_s)
+        await index.connect()
+        the_encoder: Encoder
+        the_generator: Generator
+        if isinstance(encoder, DeploymentHandle):
+            the_encoder = await RemoteEncoder.connect(encoder)
+        else:
+            the_encoder = LocalEncoder(encoder(settings.encoder), settings.encoder)
+        check_same_space(the_encoder, index)
+        if isinstance(generator, DeploymentHandle):
+            the_generator = await RemoteGenerator.connect(generator)
+        else:
+            the_generator = LocalGenerator(generator(settings.generator), settings.generator)
+        cache = TieredCache(settings.cache)
+        pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer)
+        super().__init__(AnswerService(pipeline, settings, index.connect))
+        log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
+
+
+def check_same_space(encoder: Encoder, index: ShardedIndex) -> None:
+    """Queries and passages must be embedded in one space.
+
+    Raises:
+        SnapshotMismatch: dimension or fingerprint differ; names both.
+    """
+    ours, theirs = (encoder.dimension, encoder.fingerprint), (index.dimension, index.encoder_fingerprint)
+    if ours != theirs:
+        raise SnapshotMismatch(
+            f"the query encoder has dimension {ours[0]} and fingerprint {ours[1]}, but snapshot {index.snapshot_id} "
+            f"was built by {index.encoder!r} of dimension {theirs[0]} and fingerprint {theirs[1]}"
+        )
+
+
+def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:
+    serving = settings.serving
+    n_ongoing = serving.max_in_flight + SPARE_PLACES
+    return _deployment("ingress", serve.ingress()(Ingress), n_ongoing, n_threads, serving.num_cpus, num_gpus).options(
+        num_replicas=serving.n_replicas
+    )
+
+
+def _model(name: str, kind: type[Any], settings: ModelSettings) -> serve.Deployment:
+    # All that its own queue holds, and the batch under way: the queue refuses with a reason, Serve without.
+    n_ongoing = settings.max_queue + settings.max_batch + SPARE_PLACES
+    return _deployment(name, kind, n_ongoing, settings.n_threads, settings.num_cpus, settings.num_gpus).options(
+        num_replicas=settings.n_replicas
+    )
+
+
+def _deployment(
+    name: str, kind: type[Any], n_ongoing: int, n_threads: int, num_cpus: float, num_gpus: float
+) -> serve.Deployment:
+    return serve.deployment(
+        kind,
+        name=name,
+        max_ongoing_requests=n_ongoing,
+        max_queued_requests=n_ongoing,
+        max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
+        graceful_shutdown_timeout_s=GRACE_S,
+        ray_actor_options={
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            # Ray gives a replica with one CPU or less one thread, whatever the settings say.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads)}},
+        },
+    )

@@ -1,0 +1,189 @@
+"""Batches for a model: our own loop, which takes what waits whenever the worker is free.
+
+The model runs in one worker thread, never on the event loop. A batch is never closed before the worker can take it: the
+longer the worker was busy, the larger the next batch, up to `max_batch`.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from openbook.telemetry import BATCH_SIZE, QUEUED
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Part = TypeVar("Part")
+
+Handler = Callable[[Sequence[Item]], Sequence[Result]]
+"""A batch in, as many results out, in order. May raise InvalidRequest if any one item is at fault."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting(Generic[Item, Result]):
+    item: Item
+    key: Hashable
+    deadline: Deadline
+    result: asyncio.Future[Result]
+
+
+class Batcher(Generic[Item, Result]):
+    """A bounded queue in front of one worker thread. For one event loop.
+
+    Only items of equal `key` share a batch. The oldest item decides whose turn it is, so no key starves.
+    """
+
+    def __init__(
+        self,
+        handler: Handler[Item, Result],
+        *,
+        name: str,
+        max_batch: int,
+        max_queue: int,
+        key: Callable[[Item], Hashable] = lambda item: None,
+    ) -> None:
+        self._handler = handler
+        self._name = name
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._key = key
+        self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._n_streams = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._loop_task: asyncio.Task[None] | None = None
+        self._queued = QUEUED.labels(name)
+
+    async def submit(self, item: Item, deadline: Deadline) -> Result:
+        """The item's own result. Cancelling the call takes the item out of the queue.
+
+        Raises:
+            Overloaded: the queue is full; nothing was done.
+            DeadlineExceeded: the deadline passed while it waited, or before the model was done.
+            Exception: what the handler raised for it.
+        """
+        deadline.check(self._name)
+        self._check_room()
+        waiting = _Waiting(item, self._key(item), deadline, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._queued.set(len(self._queue))
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.create_task(self._drain())
+        try:
+            async with in_time(self._name, deadline):
+                result: Result = await waiting.result
+                return result
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+                self._queued.set(len(self._queue))
+
+    async def stream(self, parts: Callable[[], Iterator[Part]], deadline: Deadline) -> AsyncIterator[Part]:
+        """What `parts` yields, one step at a time in the same worker thread, so that batches run between the steps.
+
+        Raises as `submit`. Closing the iterator closes that of `parts`.
+        """
+        deadline.check(self._name)
+        self._check_room()
+        self._n_streams += 1
+        loop, end = asyncio.get_running_loop(), object()
+        iterator: Iterator[Part] | None = None
+        try:
+            iterator = await loop.run_in_executor(self._worker, parts)
+            while True:
+                async with in_time(self._name, deadline):
+                    part = await loop.run_in_executor(self._worker, next, iterator, end)
+                if part is end:
+                    return
+                yield part  # type: ignore[misc]  # only `end` is not a Part
+        finally:
+            self._n_streams -= 1
+            # Closed by the worker itself: a step may be running at this moment.
+            if iterator is not None and hasattr(iterator, "close"):
+                self._worker.submit(iterator.close)
+
+    async def aclose(self) -> None:
+        """Cancel those who wait, finish the batch under way, end the thread."""
+        for waiting in self._queue:
+            waiting.result.cancel()
+        if self._loop_task is not None:
+            await self._loop_task
+        await asyncio.to_thread(self._worker.shutdown)
+
+    def _check_room(self) -> None:
+        n_waiting = len(self._queue) + self._n_streams
+        if n_waiting >= self._max_queue:
+            raise Overloaded(f"{self._name}: the queue has room for {self._max_queue}, and {n_waiting} wait")
+
+    async def _drain(self) -> None:
+        while batch := self._take():
+            await self._work(batch)
+
+    def _take(self) -> list[_Waiting[Item, Result]]:
+        """The oldest item that is still wanted, and those behind it that fit it; the others keep their places."""
+        batch: list[_Waiting[Item, Result]] = []
+        kept: deque[_Waiting[Item, Result]] = deque()
+        for waiting in self._queue:
+            if waiting.result.done():  # cancelled
+                continue
+            try:
+                waiting.deadline.check(self._name)
+            except DeadlineExceeded as error:
+                waiting.result.set_exception(error)
+                continue
+            if len(batch) < self._max_batch and (not batch or waiting.key == batch[0].key):
+                batch.append(waiting)
+            else:
+                kept.append(waiting)
+        self._queue = kept
+        self._queued.set(len(kept))
+        return batch
+
+    async def _work(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+        BATCH_SIZE.labels(self._name).observe(len(batch))
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, [w.item for w in batch])
+        except InvalidRequest as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+            else:  # one of them is at fault: each alone, so that it does not fail its neighbours
+                for waiting in batch:
+                    await self._work([waiting])
+        except Exception as error:
+            _fail(batch, error)
+        else:
+            for waiting, result in zip(batch, results, strict=True):
+                if not waiting.result.done():
+                    waiting.result.set_result(result)
+
+    def _run(self, items: Sequence[Item]) -> Sequence[Result]:
+        results = self._handler(items)
+        if len(results) != len(items):
+            raise RuntimeError(f"{self._name}: {len(items)} items went in, {len(results)} results came out")
+        return results
+
+
+@asynccontextmanager
+async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
+    """Cancel the body at the deadline.
+
+    Raises:
+        DeadlineExceeded: it came before the body's end; the message names the stage.
+    """
+    remaining_s = deadline.remaining_s()
+    try:
+        async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"deadline passed before {name} was done") from None
+
+
+def _fail(batch: Sequence[_Waiting[Item, Result]], error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.result.done():
+            waiting.result.set_exception(error)

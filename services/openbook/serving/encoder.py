@@ -1,0 +1,98 @@
+"""The query encoder in this process, or behind a handle in its own deployment."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from openbook.config import EncoderSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32
+from openbook.errors import OpenbookError
+from openbook.serving.batching import Batcher
+from openbook.serving.hop import call
+from openbook.telemetry import setup_logging
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+
+class EncoderModel(Protocol):
+    """What runs in the worker thread."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def dimension(self) -> int: ...
+    def encode_questions(self, questions: Sequence[str], /) -> Float32:
+        """(n, d)"""
+        ...
+
+
+EncoderLoader = Callable[[EncoderSettings], EncoderModel]
+
+
+class LocalEncoder:
+    """An encoder in this process: the port `rag.ports.Encoder` over batches."""
+
+    def __init__(self, model: EncoderModel, settings: EncoderSettings) -> None:
+        self.fingerprint = model.fingerprint
+        self.dimension = model.dimension
+        self._batcher: Batcher[str, Float32] = Batcher(
+            lambda questions: list(model.encode_questions(questions)),
+            name="encoder",
+            max_batch=settings.max_batch,
+            max_queue=settings.max_queue,
+        )
+
+    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        if not questions:
+            return np.empty((0, self.dimension), np.float32)
+        return np.stack(await asyncio.gather(*(self._batcher.submit(question, deadline) for question in questions)))
+
+    async def aclose(self) -> None:
+        """End the worker thread."""
+        await self._batcher.aclose()
+
+
+class EncoderDeployment:
+    """One replica of the encoder, `split` topology. Our errors are returned, not raised: see `hop`."""
+
+    def __init__(self, settings: EncoderSettings, load: EncoderLoader) -> None:
+        setup_logging("encoder")
+        self._encoder = LocalEncoder(load(settings), settings)
+
+    async def describe(self) -> tuple[str, int]:
+        """Fingerprint and dimension."""
+        return self._encoder.fingerprint, self._encoder.dimension
+
+    async def encode(self, questions: Sequence[str], remaining_s: float) -> Float32 | OpenbookError:
+        """As `rag.ports.Encoder.encode`, with what is left of the deadline."""
+        try:
+            return await self._encoder.encode(questions, Deadline.after(remaining_s))
+        except OpenbookError as error:
+            return error
+
+
+class RemoteEncoder:
+    """The encoder's deployment as the port `rag.ports.Encoder`."""
+
+    def __init__(self, handle: "DeploymentHandle", fingerprint: str, dimension: int) -> None:
+        self._handle = handle
+        self.fingerprint = fingerprint
+        self.dimension = dimension
+
+    @classmethod
+    async def connect(cls, handle: "DeploymentHandle") -> "RemoteEncoder":
+        """Ask a replica what it serves."""
+        return cls(handle, *await handle.describe.remote())
+
+    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        embeddings: Float32 = await call(
+            "encoder", deadline, lambda: self._handle.encode.remote(list(questions), deadline.remaining_s())
+        )
+        return embeddings
+
+    async def aclose(self) -> None:
+        """Nothing to close: Serve owns the replicas."""

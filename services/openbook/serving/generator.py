@@ -1,0 +1,148 @@
+"""The generator in this process, or behind a handle in its own deployment."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from openbook.config import GeneratorSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
+from openbook.errors import OpenbookError
+from openbook.serving.batching import Batcher
+from openbook.serving.hop import call, call_stream
+from openbook.telemetry import setup_logging
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+
+class GeneratorModel(Protocol):
+    """What runs in the worker thread."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def generate(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, /
+    ) -> list[Generation]:
+        """One generation a question, all under the same settings."""
+        ...
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, /
+    ) -> Iterator[TokenDelta | Generation]:
+        """Tokens as they are decided, the generation last."""
+        ...
+
+
+GeneratorLoader = Callable[[GeneratorSettings], GeneratorModel]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    question: str
+    retrieved: Retrieved
+    settings: GenerationSettings
+
+
+class LocalGenerator:
+    """A generator in this process: the port `rag.ports.Generator` over batches of equal settings."""
+
+    def __init__(self, model: GeneratorModel, settings: GeneratorSettings) -> None:
+        self.fingerprint = model.fingerprint
+        self._model = model
+        self._batcher: Batcher[_Task, Generation] = Batcher(
+            self._generate,
+            name="generator",
+            max_batch=settings.max_batch,
+            max_queue=settings.max_queue,
+            key=lambda task: task.settings,
+        )
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> Generation:
+        return await self._batcher.submit(_Task(question, retrieved, settings), deadline)
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> AsyncIterator[TokenDelta | Generation]:
+        return self._batcher.stream(lambda: self._model.stream(question, retrieved, settings), deadline)
+
+    async def aclose(self) -> None:
+        """End the worker thread."""
+        await self._batcher.aclose()
+
+    def _generate(self, tasks: Sequence[_Task]) -> list[Generation]:
+        questions, retrieved = [task.question for task in tasks], [task.retrieved for task in tasks]
+        return self._model.generate(questions, retrieved, tasks[0].settings)
+
+
+class GeneratorDeployment:
+    """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
+
+    def __init__(self, settings: GeneratorSettings, load: GeneratorLoader) -> None:
+        setup_logging("generator")
+        self._generator = LocalGenerator(load(settings), settings)
+
+    async def describe(self) -> str:
+        """The fingerprint."""
+        return self._generator.fingerprint
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, remaining_s: float
+    ) -> Generation | OpenbookError:
+        """As `rag.ports.Generator.generate`, with what is left of the deadline."""
+        try:
+            return await self._generator.generate(question, retrieved, settings, Deadline.after(remaining_s))
+        except OpenbookError as error:
+            return error
+
+    async def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, remaining_s: float
+    ) -> AsyncIterator[TokenDelta | Generation | OpenbookError]:
+        """As `rag.ports.Generator.stream`; an error is the last thing it yields."""
+        parts = self._generator.stream(question, retrieved, settings, Deadline.after(remaining_s))
+        try:
+            async with aclosing(parts):  # type: ignore[type-var]  # an async generator
+                async for part in parts:
+                    yield part
+        except OpenbookError as error:
+            yield error
+
+
+class RemoteGenerator:
+    """The generator's deployment as the port `rag.ports.Generator`."""
+
+    def __init__(self, handle: "DeploymentHandle", fingerprint: str) -> None:
+        self._handle = handle
+        self.fingerprint = fingerprint
+
+    @classmethod
+    async def connect(cls, handle: "DeploymentHandle") -> "RemoteGenerator":
+        """Ask a replica what it serves."""
+        return cls(handle, await handle.describe.remote())
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> Generation:
+        generation: Generation = await call(
+            "generator",
+            deadline,
+            lambda: self._handle.generate.remote(question, retrieved, settings, deadline.remaining_s()),
+        )
+        return generation
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> AsyncIterator[TokenDelta | Generation]:
+        return call_stream(
+            "generator",
+            deadline,
+            lambda: self._handle.options(stream=True).stream.remote(
+                question, retrieved, settings, deadline.remaining_s()
+            ),
+        )
+
+    async def aclose(self) -> None:
+        """Nothing to close: Serve owns the replicas."""

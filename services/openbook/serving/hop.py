@@ -1,0 +1,82 @@
+"""Calls to another deployment: under our deadline, with our errors.
+
+Our own errors cross as values, not as exceptions: Ray would wrap an exception together with its traceback, and log both
+for every bad request. The deadline crosses as the seconds that are left, since clocks differ between machines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from openbook.core.deadline import Deadline
+from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
+from openbook.serving.batching import in_time
+
+Send = Callable[[], Any]
+"""Starts the call; gives Serve's response to wait for."""
+
+
+async def call(name: str, deadline: Deadline, send: Send) -> Any:
+    """The result of a call to the deployment `name`. Tried once more, on another replica, when one dies under it.
+
+    Raises:
+        DeadlineExceeded: not in time; the call is cancelled.
+        ModelUnavailable: no replica answers.
+        OpenbookError: the one that the deployment returned.
+    """
+    deadline.check(name)
+    async with in_time(name, deadline):
+        with _our_errors(name):
+            try:
+                return unwrap(await _cancellable(send()))
+            except RayActorError:
+                return unwrap(await _cancellable(send()))
+
+
+async def call_stream(name: str, deadline: Deadline, send: Send) -> AsyncIterator[Any]:
+    """What the deployment yields. Closing it cancels the call. Raises as `call`, but never tries again."""
+    deadline.check(name)
+    response = send()
+    try:
+        while True:
+            async with in_time(name, deadline):
+                with _our_errors(name):
+                    part = unwrap(await anext(response))
+            yield part
+    except StopAsyncIteration:
+        pass
+    finally:
+        response.cancel()
+
+
+def unwrap(value: Any) -> Any:
+    """The value, unless it is one of our errors.
+
+    Raises:
+        OpenbookError: it is.
+    """
+    if isinstance(value, OpenbookError):
+        raise value
+    return value
+
+
+async def _cancellable(response: Any) -> Any:
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+
+
+@contextmanager
+def _our_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BackPressureError as error:
+        raise Overloaded(f"{name}: {error.message}") from None
+    except (RayActorError, DeploymentUnavailableError) as error:
+        raise ModelUnavailable(f"no replica of the {name} answers: {type(error).__name__}") from None

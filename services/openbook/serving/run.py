@@ -1,0 +1,165 @@
+"""Ray and Serve on this machine, for `openbook up`, the demo and the tests: started, awaited, stopped."""
+
+import logging
+import os
+import re
+import socket
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from openbook import errors
+from openbook.config import ServingSettings, Settings
+from openbook.errors import PortInUse, StartupError
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "openbook"
+READY_TIMEOUT_S = 60.0
+OBJECT_STORE_BYTES = 80_000_000
+"""Serve passes questions and answers, which are small."""
+
+
+@contextmanager
+def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
+    """A Ray of our own with Serve in it and nothing deployed yet. Joins no other, and leaves nothing behind.
+
+    Serve reads its flags from the environment when it is imported, so one process can run one kind of proxy only.
+
+    Raises:
+        PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
+    """
+    for name in ("http_port", "grpc_port"):
+        _check_free(serving.host, getattr(serving, name), name)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
+        os.environ.update(_environment(serving, folder))
+
+        import ray
+        from ray import serve
+        from ray.serve.config import HTTPOptions, gRPCOptions
+        from ray.serve.schema import LoggingConfig
+
+        stack.callback(ray.shutdown)
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.WARNING,
+            log_to_driver=True,
+        )
+        stack.callback(serve.shutdown)
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options=HTTPOptions(host=serving.host, port=serving.http_port),
+            grpc_options=gRPCOptions(
+                port=serving.grpc_port, grpc_servicer_functions=["openbook.serving.ingress.add_services"]
+            ),
+            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        )
+        yield
+
+
+def deploy(application: Any, serving: ServingSettings) -> None:
+    """Deploy, and wait until the endpoint answers.
+
+    Raises:
+        StartupError: the one that kept a replica from starting, or that nothing answered in time.
+    """
+    from ray import serve
+
+    try:
+        serve.run(application, name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise _why(str(error)) from None
+    _await_ready(f"http://{serving.host}:{serving.http_port}/healthz")
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[None]:
+    """The application on a Ray of its own.
+
+    Raises:
+        PortInUse, StartupError: as `local_ray` and `deploy`.
+    """
+    serving, models = settings.serving, (settings.encoder, settings.generator)
+    num_cpus = serving.num_cpus * serving.n_replicas
+    if serving.topology == "split":
+        num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
+    with local_ray(serving, num_cpus):
+        from openbook.serving.app import build
+
+        deploy(build(settings.model_dump(mode="json")), serving)
+        yield
+
+
+def _environment(serving: ServingSettings, folder: Path) -> dict[str, str]:
+    """What Ray and Serve read when they are imported, and hand on to their processes."""
+    haproxy = {
+        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "SOCKET_PATH": folder / "admin.sock",
+        "METRICS_SOCKET_PATH": folder / "metrics.sock",
+        "SERVER_STATE_BASE": folder,
+        "SERVER_STATE_FILE": folder / "server-state",
+        "METRICS_PORT": free_port(),
+        "STATS_PORT": free_port(),
+        "NBTHREAD": 1,
+        "HARD_STOP_AFTER_S": 5,
+    }
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
+        # By default a replica lingers for half a minute after its last request.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
+    }
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _check_free(host: str, port: int, name: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"serving.{name} = {port} on {host}: {error.strerror}") from None
+
+
+def _await_ready(url: str) -> None:
+    give_up = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+        except OSError as error:
+            said = str(error)
+        if time.monotonic() > give_up:
+            raise StartupError(f"{url} does not answer within {READY_TIMEOUT_S:.0f} s: {said}")
+        time.sleep(0.05)
+
+
+def _why(status: str) -> StartupError | errors.OpenbookError:
+    """Our own error out of the traceback that Serve tells, else the whole of it."""
+    found = re.findall(r"openbook\.errors\.(\w+): (.+)", status)
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, StartupError)
+        return kind(message)
+    return StartupError(f"the application does not start: {status}")

@@ -1,0 +1,243 @@
+"""What goes in and out over HTTP, under the names of answer.proto; and the same requests and answers as protobuf.
+
+A request of either protocol becomes one of the models here, so both are checked by the same code. Limits are not
+repeated here: the pipeline and `GenerationSettings` know them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openbook import wire
+from openbook.core.types import Decoding, Formulation, TokenDelta
+from openbook.errors import InvalidRequest
+from openbook.rag.pipeline import Answer, Evidence, Retrieval
+from openbook.v1 import answer_pb2
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RetrieveRequest(_Request):
+    """Fields left out, or null, take the server's defaults."""
+
+    question: str
+    k: Annotated[int | None, Field(strict=True, description="Passages to retrieve.")] = None
+    timeout_s: Annotated[float | None, Field(description="Time within which the answer is worth having.")] = None
+    request_id: Annotated[str, Field(description="Returned, and written in the logs; made up if empty.")] = ""
+
+
+class AnswerRequest(RetrieveRequest):
+    """Fields left out, or null, take the server's defaults."""
+
+    formulation: Annotated[Formulation | None, Field(description="How passages are marginalised out.")] = None
+    decoding: Annotated[Decoding | None, Field(description="How RAG-Sequence scores its candidates.")] = None
+    n_beams: Annotated[int | None, Field(strict=True, description="1 is greedy.")] = None
+    max_new_tokens: Annotated[int | None, Field(strict=True)] = None
+    length_penalty: Annotated[float | None, Field()] = None
+
+
+class _Response(BaseModel):
+    """Made from the pipeline's dataclasses by attribute. In JSON, null stands for the logarithm of zero."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PassageOut(_Response):
+    """A passage of about 100 words."""
+
+    id: int
+    document_id: str
+    title: str
+    text: str
+
+
+class EvidenceOut(_Response):
+    """A passage with what it contributed. Logs are natural."""
+
+    passage: PassageOut
+    score: float
+    log_prior: float
+    log_posterior: float
+
+
+class RetrieveResponse(_Response):
+    """The passages by score, highest first. The posterior equals the prior: nothing was generated yet."""
+
+    evidence: list[EvidenceOut]
+    snapshot_id: str
+    encoder_fingerprint: str
+    complete: bool
+    cached: bool
+    request_id: str
+    timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
+
+
+class AnswerResponse(_Response):
+    """The answer, what it rests on, and what made it."""
+
+    answer: Annotated[str, Field(validation_alias="text")]
+    log_likelihood: float
+    evidence: list[EvidenceOut]
+    formulation: Formulation
+    decoding: Decoding
+    snapshot_id: str
+    encoder_fingerprint: str
+    generator_fingerprint: str
+    complete: bool
+    cached: bool
+    request_id: str
+    timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
+
+
+class TokenOut(_Response):
+    """One token of an answer in the making."""
+
+    text: str
+    log_likelihood: float
+    log_posterior: list[float]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: Annotated[str, Field(description="The name of a gRPC status code.")]
+    message: str
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """The one shape of every error."""
+
+    error: ErrorDetail
+
+
+Event = Retrieval | TokenDelta | Answer
+R = TypeVar("R", bound=_Request)
+P = TypeVar("P", bound=Message)
+
+
+def parse_proto(kind: type[P], data: bytes) -> P:
+    """A message from its bytes.
+
+    Raises:
+        InvalidRequest: they are no such message, or a text in it is not UTF-8.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(f"body must be a {kind.DESCRIPTOR.full_name} with UTF-8 texts, and is not") from None
+
+
+def request_from_proto(kind: type[R], message: Message) -> R:
+    """Fields that the message leaves out stay open.
+
+    Raises:
+        InvalidRequest: an enum has a value of no name here.
+    """
+    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
+        if (number := values.get(name)) is not None:
+            known = enum.values()
+            if number not in known:
+                raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
+            values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
+    try:
+        return kind.model_validate({"question": "", **values})
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
+
+
+def describe(problems: Any) -> str:
+    """Pydantic's problems as one line that names field, value and what was expected."""
+    return "; ".join(map(_describe_one, problems))
+
+
+def _describe_one(problem: Mapping[str, Any]) -> str:
+    # FastAPI puts "body" in front, then the field's name or, for text that is no JSON, a position.
+    path = [part for part in problem["loc"] if part != "body"]
+    name, value = ".".join(map(str, path)) or "body", repr(problem.get("input"))[:100]
+    match problem["type"]:
+        case "extra_forbidden":
+            message = f"unknown key {name!r}"
+        case "missing":
+            message = f"{name} is missing"
+        case "json_invalid":
+            message = f"body must be JSON: {problem.get('ctx', {}).get('error', 'it is not')} at character {name}"
+        case "string_unicode":
+            message = f"{name} must be UTF-8 text, got {value}"
+        case _:
+            message = f"{name}: {problem['msg']}, got {value}"
+    return message.encode(errors="backslashreplace").decode()
+
+
+def retrieval_to_proto(retrieval: Retrieval) -> answer_pb2.RetrieveResponse:
+    return answer_pb2.RetrieveResponse(
+        evidence=map(_evidence_to_proto, retrieval.evidence),
+        snapshot_id=retrieval.snapshot_id,
+        encoder_fingerprint=retrieval.encoder_fingerprint,
+        complete=retrieval.complete,
+        cached=retrieval.cached,
+        request_id=retrieval.request_id,
+        timings=_timings_to_proto(retrieval.timings),
+    )
+
+
+def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
+    return answer_pb2.AnswerResponse(
+        answer=answer.text,
+        log_likelihood=answer.log_likelihood,
+        evidence=map(_evidence_to_proto, answer.evidence),
+        formulation=answer_pb2.Formulation.Value(f"FORMULATION_{answer.formulation.name}"),
+        decoding=answer_pb2.Decoding.Value(f"DECODING_{answer.decoding.name}"),
+        snapshot_id=answer.snapshot_id,
+        encoder_fingerprint=answer.encoder_fingerprint,
+        generator_fingerprint=answer.generator_fingerprint,
+        complete=answer.complete,
+        cached=answer.cached,
+        request_id=answer.request_id,
+        timings=_timings_to_proto(answer.timings),
+    )
+
+
+def event_to_proto(event: Event) -> answer_pb2.AnswerEvent:
+    match event:
+        case Retrieval():
+            return answer_pb2.AnswerEvent(retrieved=retrieval_to_proto(event))
+        case TokenDelta():
+            token = answer_pb2.Token(
+                text=event.text, log_likelihood=event.log_likelihood, log_posterior=event.log_posterior.tolist()
+            )
+            return answer_pb2.AnswerEvent(token=token)
+        case Answer():
+            return answer_pb2.AnswerEvent(answer=answer_to_proto(event))
+
+
+def event_to_json(event: Event) -> tuple[str, str]:
+    """The event's name, as in answer.proto, and its JSON."""
+    match event:
+        case Retrieval():
+            return "retrieved", RetrieveResponse.model_validate(event).model_dump_json()
+        case TokenDelta():
+            token = TokenOut(
+                text=event.text, log_likelihood=event.log_likelihood, log_posterior=event.log_posterior.tolist()
+            )
+            return "token", token.model_dump_json()
+        case Answer():
+            return "answer", AnswerResponse.model_validate(event).model_dump_json()
+
+
+def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:
+    return answer_pb2.Evidence(
+        passage=wire.passage_to_wire(evidence.passage),
+        score=evidence.score,
+        log_prior=evidence.log_prior,
+        log_posterior=evidence.log_posterior,
+    )
+
+
+def _timings_to_proto(timings: Mapping[str, float]) -> list[answer_pb2.Timing]:
+    return [answer_pb2.Timing(stage=stage, duration_s=duration_s) for stage, duration_s in timings.items()]

@@ -1,0 +1,234 @@
+"""The batching loop, driven by events: every test decides itself when the worker is busy."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from openbook.serving.batching import Batcher
+from openbook.testing import ManualClock
+
+NEVER = Deadline.never()
+
+
+class Worker:
+    """A model that doubles numbers and that the test can hold back. Refuses negative numbers, breaks at 13."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Event()
+        self.go.set()
+
+    def __call__(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        self.threads.add(threading.get_ident())
+        self.begun.release()
+        self.go.wait()
+        if 13 in items:
+            raise RuntimeError("13")
+        for item in items:
+            if item < 0:
+                raise InvalidRequest(f"item must be 0.., got {item}")
+        return [2 * item for item in items]
+
+
+def run(test: Callable[[Worker, Batcher[int, int]], Awaitable[None]], **options: object) -> Worker:
+    """The test with a batcher that is closed after it."""
+    worker = Worker()
+
+    async def main() -> None:
+        settings = {"name": "doubler", "max_batch": 4, "max_queue": 8, **options}
+        batcher: Batcher[int, int] = Batcher(worker, **settings)  # type: ignore[arg-type]
+        try:
+            await test(worker, batcher)
+        finally:
+            worker.go.set()
+            await batcher.aclose()
+
+    asyncio.run(main())
+    return worker
+
+
+async def busy(worker: Worker, batcher: Batcher[int, int]) -> asyncio.Task[int]:
+    """A task whose item is in the worker and stays there until `worker.go`."""
+    worker.go.clear()
+    first = asyncio.create_task(batcher.submit(0, NEVER))
+    await asyncio.to_thread(worker.begun.acquire)
+    return first
+
+
+async def waiting(batcher: Batcher[int, int], *items: int) -> list[asyncio.Task[int]]:
+    """Tasks whose items stand in the queue."""
+    tasks = [asyncio.create_task(batcher.submit(item, NEVER)) for item in items]
+    await asyncio.sleep(0)  # lets them run until they wait
+    return tasks
+
+
+def test_what_waits_while_the_worker_is_busy_is_the_next_batch() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        others = await waiting(batcher, 1, 2, 3, 4, 5)
+        worker.go.set()
+        assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
+
+    worker = run(test)
+    assert worker.batches == [[0], [1, 2, 3, 4], [5]]
+    assert len(worker.threads) == 1
+    assert threading.get_ident() not in worker.threads
+
+
+def test_the_event_loop_runs_while_the_model_does() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        assert not first.done()  # we are here although the worker is busy
+        worker.go.set()
+        assert await first == 0
+
+    run(test)
+
+
+def test_only_equal_keys_share_a_batch_and_none_starves() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        others = await waiting(batcher, 1, 2, 3, 4, 5)
+        worker.go.set()
+        assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
+
+    worker = run(test, key=lambda item: item % 2)
+    assert worker.batches == [[0], [1, 3, 5], [2, 4]]
+
+
+def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        others = await waiting(batcher, 1, 2)
+        with pytest.raises(Overloaded, match="doubler: the queue has room for 2"):
+            await batcher.submit(3, NEVER)
+        others[0].cancel()
+        await asyncio.gather(others[0], return_exceptions=True)
+        again = await waiting(batcher, 4)  # the cancelled one made room
+        worker.go.set()
+        assert await asyncio.gather(first, others[1], *again) == [0, 4, 8]
+
+    assert run(test, max_queue=2).batches == [[0], [2, 4]]
+
+
+def test_what_is_too_late_is_not_computed() -> None:
+    clock = ManualClock()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await batcher.submit(7, Deadline.after(0, clock))
+        first = await busy(worker, batcher)
+        late = asyncio.create_task(batcher.submit(1, Deadline.after(60, clock)))
+        (other,) = await waiting(batcher, 2)
+        clock.advance(60)
+        worker.go.set()
+        with pytest.raises(DeadlineExceeded, match="before doubler"):
+            await late
+        assert await asyncio.gather(first, other) == [0, 4]
+
+    assert run(test).batches == [[0], [2]]
+
+
+def test_nobody_waits_for_a_busy_worker_longer_than_the_deadline() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        with pytest.raises(DeadlineExceeded, match="before doubler was done"):
+            await batcher.submit(1, Deadline.after(0.01))
+        worker.go.set()
+        assert await first == 0
+
+    assert run(test).batches == [[0]]
+
+
+def test_one_bad_item_does_not_fail_its_neighbours() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        others = await waiting(batcher, 1, -1, 3)
+        worker.go.set()
+        results = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [results[0], results[1], results[3]] == [0, 2, 6]
+        assert isinstance(results[2], InvalidRequest)
+        assert str(results[2]) == "item must be 0.., got -1"
+
+    assert run(test).batches == [[0], [1, -1, 3], [1], [-1], [3]]
+
+
+def test_a_broken_model_fails_its_batch_and_serves_the_next() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        with pytest.raises(RuntimeError, match="13"):
+            await batcher.submit(13, NEVER)
+        assert await batcher.submit(1, NEVER) == 2
+
+    run(test)
+
+
+def test_as_many_results_as_items() -> None:
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(lambda items: [1, 2], name="liar", max_batch=4, max_queue=8)
+        with pytest.raises(RuntimeError, match="liar: 1 items went in, 2 results came out"):
+            await batcher.submit(1, NEVER)
+        await batcher.aclose()
+
+    asyncio.run(main())
+
+
+def test_batches_run_between_the_steps_of_a_stream() -> None:
+    steps: list[int] = []
+
+    def count() -> Iterator[int]:
+        for i in range(4):
+            steps.append(threading.get_ident())
+            yield i
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        seen = []
+        async for i in batcher.stream(count, NEVER):
+            seen.append(i)
+            assert await batcher.submit(i, NEVER) == 2 * i
+        assert seen == [0, 1, 2, 3]
+
+    worker = run(test)
+    assert set(steps) == worker.threads
+
+
+def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
+    closed = threading.Event()
+
+    def forever() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        stream = batcher.stream(forever, NEVER)
+        assert await anext(stream) == 1
+        with pytest.raises(Overloaded, match="room for 1"):
+            await batcher.submit(1, NEVER)
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert await asyncio.to_thread(closed.wait, 10)
+        assert await batcher.submit(1, NEVER) == 2
+
+    run(test, max_queue=1)
+
+
+def test_closing_lets_nobody_wait_for_ever() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        (other,) = await waiting(batcher, 1)
+        closing = asyncio.create_task(batcher.aclose())
+        worker.go.set()
+        await closing
+        results = await asyncio.gather(first, other, return_exceptions=True)
+        assert results[0] == 0
+        assert isinstance(results[1], asyncio.CancelledError)
+
+    run(test)
