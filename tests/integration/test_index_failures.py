@@ -121,6 +121,21 @@ def test_another_replica_stands_in(snapshot: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_replica_that_was_dead_at_first_is_found_when_it_is_needed(snapshot: Path) -> None:
+    async def scenario() -> None:
+        with served(snapshot, n_replicas=2) as servers:
+            servers[0].stop(grace_s=0)
+            tier = tier_of(*servers)
+            before = await tier.search(QUERIES, 5, Deadline.after(60))
+            servers[1].stop(grace_s=0)
+            with again(servers[0], snapshot):
+                after = await eventually(lambda: tier.search(QUERIES, 5, Deadline.after(60)))
+            assert after.ids.tolist() == before.ids.tolist()
+            await tier.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_tier_restarted_with_another_snapshot(snapshot: Path, tmp_path: Path) -> None:
     new_id = build(tmp_path / "new", -VECTORS)
 
