@@ -226,9 +226,12 @@ def test_a_frozen_process_costs_no_more_than_its_timeout(tmp_path: Path) -> None
             await alone.search(QUERIES, 3, Deadline.after(60))
         with pytest.raises(DeadlineExceeded):
             await patient.search(QUERIES, 3, Deadline.after(0.1))
+        newcomer = ShardedIndex([frozen.address], timeout_s=60)
+        with pytest.raises(DeadlineExceeded, match="what they hold"):
+            await newcomer.search(QUERIES, 3, Deadline.after(0.1))
         for _ in range(2):
             assert (await pair.search(QUERIES, 3, Deadline.after(60))).ids[:, 0].tolist() == [0, 1]
-        for tier in (alone, patient, pair):
+        for tier in (alone, patient, pair, newcomer):
             await tier.close()
 
     with Process(tmp_path / "s") as frozen, served(tmp_path / "s") as servers:

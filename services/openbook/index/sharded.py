@@ -149,9 +149,12 @@ class ShardedIndex:
     async def _current(self, deadline: Deadline) -> Tier:
         deadline.check("the index tier was asked")
         if self._stale:
-            async with self._connecting:
-                if self._stale:
-                    await self.connect()
+            try:
+                async with asyncio.timeout(deadline.remaining_s()), self._connecting:
+                    if self._stale:  # unless another search saw to it meanwhile
+                        await self.connect()
+            except TimeoutError:
+                raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
         return self._known()
 
     def _known(self) -> Tier:
