@@ -2,21 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-CHUNK_BYTES = 1 << 20
-
-
-def bytes_digest(data: bytes) -> str:
-    """Digest of bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def text_digest(text: str) -> str:
     """Digest of a text's UTF-8 bytes. Nothing is normalised: texts that differ in any character differ here."""
-    return bytes_digest(text.encode())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def json_digest(value: Any) -> str:
@@ -32,16 +24,4 @@ def json_digest(value: Any) -> str:
 def file_digest(path: Path) -> str:
     """Digest of a file's bytes, read in chunks. Raises OSError where the file cannot be read."""
     with path.open("rb") as file:
-        return _stream_digest(iter(lambda: file.read(CHUNK_BYTES), b""))
-
-
-def files_digest(files: Mapping[str, Path]) -> str:
-    """Digest of several files under the names they are known by, wherever they lie and in whatever order they come."""
-    return json_digest({name: file_digest(path) for name, path in files.items()})
-
-
-def _stream_digest(chunks: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
