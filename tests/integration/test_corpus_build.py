@@ -80,7 +80,7 @@ def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path
 
 def test_bad_input_is_named_and_leaves_nothing_behind(documents: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(InvalidConfig, match=r"taken exists"):
+    with pytest.raises(InvalidConfig, match="taken: exists"):
         build(documents, tmp_path / "taken")
     with pytest.raises(InvalidDocuments, match=r"none\.jsonl: no such file"):
         build(tmp_path / "none.jsonl", tmp_path / "out")
@@ -92,6 +92,6 @@ def test_bad_input_is_named_and_leaves_nothing_behind(documents: Path, tmp_path:
         build_corpus(documents, tmp_path / "out", EncoderSettings(model="no-such/encoder"), n_shards=1, factory="Flat")
     with pytest.raises(InvalidConfig, match="Flatt"):
         build_corpus(documents, tmp_path / "out", EncoderSettings(), n_shards=1, factory="Flatt")
-    with pytest.raises(InvalidConfig, match="0"):
+    with pytest.raises(InvalidConfig, match="n_shards must be at least 1, got 0"):
         build_corpus(documents, tmp_path / "out", EncoderSettings(), n_shards=0, factory="Flat")
     assert not (tmp_path / "out").exists()

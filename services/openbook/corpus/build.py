@@ -19,7 +19,7 @@ from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.types import Float32
 from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.index.build import build_snapshot
+from openbook.index.build import build_snapshot, check_plan
 from openbook.index.snapshot import Manifest
 from openbook.index.store import PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
@@ -62,13 +62,12 @@ def build_corpus(
         InvalidDocuments: the corpus cannot be read or holds no words.
         InvalidModel: the encoder cannot be loaded.
     """
-    if out.exists():
-        raise InvalidConfig(f"{out} exists; a snapshot is never changed, build another one")
     if n_words < 1:
         raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
     if not documents.is_file():
         raise InvalidDocuments(f"{documents}: no such file")
     model = TextEncoder.load(encoder, role="passage")
+    check_plan(out, n_shards, factory, model.dimension)
     plan = _Plan(
         documents_digest=file_digest(documents),
         n_words=n_words,

@@ -60,10 +60,9 @@ def build_snapshot(
         InvalidConfig: `out` exists, `n_shards` is below 1, or FAISS cannot build this factory from these vectors.
         InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite.
     """
-    check_installation()
-    _check(len(passages), vectors, out, n_shards)
+    _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
-    empty = Index.from_factory(factory, dimension)
+    empty = check_plan(out, n_shards, factory, dimension)
     ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
     partial.mkdir(parents=True)
@@ -86,11 +85,17 @@ def build_snapshot(
     return manifest
 
 
-def _check(n_passages: int, vectors: Float32, out: Path, n_shards: int) -> None:
+def check_plan(out: Path, n_shards: int, factory: str, dimension: int) -> Index:
+    """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
+    check_installation()
     if out.exists():
         raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
+    return Index.from_factory(factory, dimension)
+
+
+def _check_vectors(n_passages: int, vectors: Float32) -> None:
     if vectors.ndim != 2 or vectors.dtype != np.float32 or not 1 <= vectors.shape[1] <= MAX_DIMENSION:
         raise InvalidDocuments(f"vectors must be (N, 1..{MAX_DIMENSION}) float32, got {vectors.shape} {vectors.dtype}")
     if n_passages != len(vectors):
