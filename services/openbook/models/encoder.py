@@ -1,0 +1,199 @@
+"""Questions and passages into one space of embeddings: DPR and sentence encoders, recognised from their config."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, DPRContextEncoder, DPRQuestionEncoder, RagModel
+
+from openbook.config import ModelSettings
+from openbook.core.fingerprint import json_digest
+from openbook.core.types import Float32, Passage
+from openbook.errors import InvalidModel, InvalidRequest
+from openbook.models import embedded
+from openbook.models.checkpoint import Source, place, tokenizer_digest, weights_digest
+
+Role = Literal["query", "passage"]
+
+DPR_MAX_TOKENS = 256
+PASSAGES_PER_BATCH = 16
+LENGTH_STEP = 32
+"""Batches of passages are padded to multiples of this: CPU kernels cache what they prepare for every new shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """From text to embedding: all that is not weights or tokenizer."""
+
+    mode: Literal["mean", "cls", "pooler"]
+    normalize: bool
+    max_tokens: int  # special tokens included
+    titles: Literal["pair", "joined"]  # [CLS] title [SEP] text [SEP], or "title. text" as one text
+    query_prefix: str = ""
+    passage_prefix: str = ""
+
+
+class TextEncoder:
+    """One encoder, for questions or for passages. Not for several threads at once.
+
+    Question and passage side of a DPR pair have different weights, hence different fingerprints. `space` tells
+    whether they belong together: it is the fingerprint of the passage encoder whose embeddings the queries are meant
+    for. A query encoder that is also the passage encoder is its own space; any other has it in its `openbook.json`
+    (`{"space": "<the snapshot's encoder_fingerprint>"}`), and training writes it there.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, pooling: Pooling, settings: ModelSettings, space: str | None = None):
+        self.pooling = pooling
+        self.fingerprint = json_digest([weights_digest(model), tokenizer_digest(tokenizer), asdict(pooling)])[:32]
+        """Digest of weights, tokenizer and pooling; not of dtype, device or role."""
+        self.space = space or self.fingerprint
+        self._tokenizer = tokenizer
+        self._model = place(model, settings)
+        self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
+        """d"""
+
+    @classmethod
+    def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
+        """Load `settings.model`: DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
+
+        Raises:
+            InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
+        """
+        name = settings.model
+        source = Source.find(name, embedded.encoder_folder)
+        model_type = source.config().model_type
+        if model_type == "rag":
+            if role == "passage":
+                raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
+            model, tokenizer = source.model(RagModel).question_encoder, source.tokenizer("question_encoder_tokenizer")
+        else:
+            kind = AutoModel
+            if model_type == "dpr":
+                kind = DPRQuestionEncoder if role == "query" else DPRContextEncoder
+            model, tokenizer = source.model(kind), source.tokenizer()
+        if model_type in ("rag", "dpr"):
+            pooling = Pooling("pooler", normalize=False, max_tokens=DPR_MAX_TOKENS, titles="pair")
+        else:
+            pooling = _sentence_pooling(source, model, tokenizer)
+            model.pooler = None  # not used, and made up at random where the checkpoint has none
+        return cls(model, tokenizer, pooling, settings, source.declaration().space)
+
+    def n_tokens(self, question: str) -> int:
+        """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""
+        return len(self._tokenizer(self.pooling.query_prefix + question)["input_ids"])
+
+    def encode_questions(self, questions: Sequence[str]) -> Float32:
+        """(n, d) embeddings, in order.
+
+        Each question is computed by itself: how a batched product is summed depends on its shape, so only thus does a
+        question have the same bits whatever it arrives with.
+
+        Raises:
+            InvalidRequest: a question has more tokens than the encoder can read.
+        """
+        rows = np.empty((len(questions), self.dimension), np.float32)
+        for row, question in enumerate(questions):
+            ids = self._tokenizer(self.pooling.query_prefix + question)["input_ids"]
+            if len(ids) > self.pooling.max_tokens:
+                raise InvalidRequest(
+                    f"question has {len(ids)} tokens, and the encoder can read {self.pooling.max_tokens}"
+                )
+            rows[row] = self._embed([ids])[0]
+        return rows
+
+    def encode_passages(self, passages: Sequence[Passage]) -> Float32:
+        """(n, d) embeddings of titles and texts, in order. A text that does not fit is cut at its end.
+
+        Passages of like length are computed together; the last bits may depend on what else is in the batch.
+        """
+        rows = np.empty((len(passages), self.dimension), np.float32)
+        ids = self._passage_ids(passages)
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        for start in range(0, len(order), PASSAGES_PER_BATCH):
+            batch = order[start : start + PASSAGES_PER_BATCH]
+            rows[batch] = self._embed([ids[i] for i in batch], LENGTH_STEP)
+        return rows
+
+    def _passage_ids(self, passages: Sequence[Passage]) -> list[list[int]]:
+        options = {"truncation": "longest_first", "max_length": self.pooling.max_tokens}
+        if not passages:
+            return []
+        texts = [passage.text for passage in passages]
+        if self.pooling.titles == "pair":
+            # Cuts the longer of the two: the text, unless a title is longer than what would be left of it.
+            ids = self._tokenizer([passage.title for passage in passages], texts, **options)["input_ids"]
+        else:
+            titled = (f"{p.title}. {p.text}" if p.title else p.text for p in passages)
+            ids = self._tokenizer([self.pooling.passage_prefix + text for text in titled], **options)["input_ids"]
+        return list(ids)
+
+    @torch.inference_mode()
+    def _embed(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> Float32:
+        """(n, d) from token ids, padded to a multiple. Token types are all 0, for DPR's pairs too."""
+        longest = -(-max(map(len, rows)) // multiple) * multiple
+        length = max(min(longest, self.pooling.max_tokens), 1)
+        ids = torch.full((len(rows), length), self._tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+            mask[i, : len(row)] = 1
+        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
+        pooled = self._pool(self._model(input_ids=ids, attention_mask=mask), mask)
+        embedding: Float32 = (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
+        return embedding
+
+    def _pool(self, output: Any, mask: Tensor) -> Tensor:
+        if self.pooling.mode == "pooler":
+            pooled: Tensor = output.pooler_output
+            return pooled.float()
+        states: Tensor = output.last_hidden_state.float()  # (n, t, d)
+        if self.pooling.mode == "cls":
+            return states[:, 0]
+        weights = mask[..., None].float()
+        return (states * weights).sum(1) / weights.sum(1)
+
+
+def _sentence_pooling(source: Source, model: Any, tokenizer: Any) -> Pooling:
+    """As sentence-transformers' files say; without them the mean over tokens, normalised.
+
+    Raises:
+        InvalidModel: they ask for something that is not done here.
+    """
+    modules = source.json("modules.json") or []
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise InvalidModel(f"model {source.name!r}: modules.json asks for {', '.join(sorted(unknown))}")
+    mode: Literal["mean", "cls"] = "mean"
+    for module in modules:
+        if module["type"].endswith(".Pooling"):
+            mode = _pooling_mode(source, source.json(f"{module['path']}/config.json") or {})
+    transformer = source.json("sentence_bert_config.json") or {}
+    prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
+    limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, model.config.max_position_embeddings)
+    return Pooling(
+        mode,
+        normalize="Normalize" in kinds or not modules,
+        max_tokens=min(int(limit) for limit in limits if limit),
+        titles="joined",
+        query_prefix=prompts.get("query", ""),
+        passage_prefix=prompts.get("document", prompts.get("passage", "")),
+    )
+
+
+def _pooling_mode(source: Source, config: dict[str, Any]) -> Literal["mean", "cls"]:
+    modes = [
+        name.removeprefix("pooling_mode_")
+        for name, on in config.items()
+        if name.startswith("pooling_mode_") and on is True
+    ]
+    modes = modes or [config.get("pooling_mode", "mean")]
+    if modes in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if modes in (["cls_token"], ["cls"]):
+        return "cls"
+    raise InvalidModel(f"model {source.name!r}: pooling must be mean or cls, got {', '.join(modes)}")
