@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from openbook import config, telemetry
 from openbook.cache.redis import TieredCache
@@ -153,6 +154,7 @@ def _deployment(
         max_queued_requests=n_ongoing,
         max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
         graceful_shutdown_timeout_s=GRACE_S,
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         ray_actor_options={
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,

@@ -4,6 +4,7 @@ Serve calls the method named like the rpc. Requests arrive as bytes (see `add_se
 cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the caller with its traceback: none leaves.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,6 +59,7 @@ class AnswerIngress:
 
     def __init__(self, service: AnswerService) -> None:
         self._service = service
+        logging.getLogger("ray.serve").addFilter(_is_news)
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
         return build_app(self._service)
@@ -89,7 +91,10 @@ class AnswerIngress:
                 async for event in events:
                     yield event_to_proto(event)
         except Exception as error:
-            _set_error(grpc_context, to_openbook_error(error, request_id), request_id)
+            ours = to_openbook_error(error, request_id)
+            _set_error(grpc_context, ours, request_id)
+            # Serve's Python proxy learns of the code with a message or an exception, and there is no message left.
+            raise ours from None
 
     async def Check(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
@@ -99,6 +104,12 @@ class AnswerIngress:
         except OpenbookError:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Serve logs every exception that leaves a method. Ours are answers, or were logged when they became ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(getattr(error, "original_exception", error), OpenbookError)
 
 
 async def _unary(

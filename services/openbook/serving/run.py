@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
+N_STARTS = 2
+"""Ray gives its processes 30 s to start; from a cold disk that was once too little."""
+
 OBJECT_STORE_BYTES = 80_000_000
 """Serve passes questions and answers, which are small."""
 
@@ -38,7 +41,7 @@ def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
-        os.environ.update(_environment(serving, folder))
+        stack.enter_context(_environment(_flags(serving, folder)))
 
         import ray
         from ray import serve
@@ -46,14 +49,7 @@ def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
         from ray.serve.schema import LoggingConfig
 
         stack.callback(ray.shutdown)
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level=logging.WARNING,
-            log_to_driver=True,
-        )
+        _start_ray(num_cpus)
         stack.callback(serve.shutdown)
         serve.start(
             proxy_location="HeadOnly",
@@ -99,7 +95,43 @@ def running(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _environment(serving: ServingSettings, folder: Path) -> dict[str, str]:
+def _start_ray(num_cpus: float) -> None:
+    import ray
+
+    for attempt in range(N_STARTS):
+        try:
+            # Without address="local" it would join whatever Ray it finds.
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                logging_level=logging.WARNING,
+                log_to_driver=True,
+            )
+            return
+        except Exception as error:  # Ray raises no class of its own
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
+                raise StartupError(f"Ray does not start: {error}") from None
+            log.warning("Ray did not start in time; trying again")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    former = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
     """What Ray and Serve read when they are imported, and hand on to their processes."""
     haproxy = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",

@@ -1,0 +1,118 @@
+"""A whole serving tier with models that need no time: real Ray Serve, real index servers, real Redis."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.marginal import log_prior
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.errors import InvalidRequest
+from openbook.index.build import build_snapshot
+from openbook.serving import run
+from openbook.testing import HashEncoder, served
+
+PASSAGES = [
+    Passage(0, "bell", "Telephone", "Bell patented the telephone in 1876"),
+    Passage(1, "curie", "Marie Curie", "Curie was born in Warsaw"),
+    Passage(2, "moon", "Moon", "the Moon goes around the Earth"),
+    Passage(3, "zurich", "Zürich", "Zürich liegt an der Limmat, 苏黎世"),
+]
+DIMENSION = 64
+QUESTION = "who patented the telephone"
+
+
+class EchoModel:
+    """Answers with the best passage, except questions about its own misbehaviour."""
+
+    fingerprint = "echo"
+
+    def generate(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+    ) -> list[Generation]:
+        for question in questions:
+            if question.startswith("explode"):
+                raise RuntimeError("a secret of the house")
+            if question.startswith("unreadable"):
+                raise InvalidRequest("question has 9999 tokens, the generator reads 300")
+            if question.startswith("dawdle"):
+                time.sleep(1)
+        return [self._echo(each, settings) for each in retrieved]
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings
+    ) -> Iterator[TokenDelta | Generation]:
+        generation = self._echo(retrieved, settings)
+        for i, word in enumerate(generation.text.split()):
+            if question.startswith("explode") and i == 2:
+                raise RuntimeError("a secret of the house")
+            yield TokenDelta(word if i == 0 else f" {word}", -0.5, generation.log_prior)
+        while question.startswith("endless"):
+            time.sleep(0.01)
+            yield TokenDelta(" more", -0.5, generation.log_prior)
+        yield generation
+
+    def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
+        prior = log_prior(retrieved.scores)
+        return Generation(" ".join(words), tuple(range(len(words))), -1.25, prior, prior, None)
+
+
+def load_hash(settings: EncoderSettings) -> HashEncoder:
+    return HashEncoder(DIMENSION)
+
+
+def load_echo(settings: GeneratorSettings) -> EchoModel:
+    return EchoModel()
+
+
+@dataclass(frozen=True)
+class System:
+    """A running serving tier."""
+
+    settings: Settings
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.settings.serving.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.settings.serving.http_port}"
+
+
+def write_snapshot(folder: Path) -> Path:
+    """Two shards of PASSAGES."""
+    encoder = HashEncoder(DIMENSION)
+    vectors = encoder.encode_passages(PASSAGES)
+    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint)
+    return folder
+
+
+@contextmanager
+def serving_tier(snapshot: Path, redis_url: str, serving: dict[str, Any], **sections: Any) -> Iterator[System]:
+    """Index servers in this process, and Ray Serve on free ports."""
+    import ray
+
+    # The workers know nothing of the tests' folder.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    from openbook.serving.app import assemble
+
+    ports = {"http_port": run.free_port(), "grpc_port": run.free_port(), "num_cpus": 0.1}
+    with served(snapshot) as servers:
+        values = {
+            "index": {"addresses": [server.address for server in servers]},
+            "cache": {"url": redis_url},
+            "encoder": {"num_cpus": 0.1},
+            "generator": {"num_cpus": 0.1},
+            "serving": {**ports, **serving},
+            **sections,
+        }
+        settings = parse(values)
+        with run.local_ray(settings.serving, num_cpus=2):
+            run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+            yield System(settings)

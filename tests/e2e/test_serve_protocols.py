@@ -1,0 +1,296 @@
+"""The endpoint as its callers see it, over both protocols, behind both proxies and in both topologies."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from small_system import DIMENSION, PASSAGES, QUESTION, System, serving_tier, write_snapshot
+
+from openbook.cache.server import RedisServer
+from openbook.client import Client
+from openbook.core.deadline import Deadline
+from openbook.core.types import Formulation
+from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError, Overloaded
+from openbook.testing import ExactIndex, HashEncoder
+from openbook.v1 import answer_pb2, answer_pb2_grpc
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+MAX_IN_FLIGHT = 4
+SSE = {"formulation": "token", "n_beams": 1}
+
+
+@pytest.fixture(scope="module", params=[("haproxy", "fused"), ("python", "split")], ids="-".join)
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+) -> Iterator[System]:
+    proxy, topology = request.param
+    snapshot = write_snapshot(tmp_path_factory.mktemp("serve") / "snapshot")
+    serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT}
+    with serving_tier(snapshot, redis_server.url, serving) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[Client]:
+    with Client(system.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def channel(system: System) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(system.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def http(system: System) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=system.http, timeout=30) as connected:
+        yield connected
+
+
+def events(response: httpx.Response) -> list[tuple[str, Any]]:
+    """Of a stream of server-sent events: names and data."""
+    blocks = (block.split("\n") for block in response.text.removesuffix("\n\n").split("\n\n"))
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+
+def test_the_answer_is_that_of_the_pipeline_over_the_exact_index(client: Client) -> None:
+    encoder = HashEncoder(DIMENSION)
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    hits = asyncio.run(index.search(encoder.encode_questions([QUESTION]), 3, Deadline.never()))
+    response = client.answer(QUESTION, k=3, request_id="mine")
+    assert response.answer == "Bell patented the telephone in 1876"
+    assert [e.passage.id for e in response.evidence] == hits.ids[0].tolist()
+    assert [e.score for e in response.evidence] == hits.scores[0].tolist()
+    assert math.isclose(sum(math.exp(e.log_prior) for e in response.evidence), 1)
+    assert (response.request_id, response.generator_fingerprint) == ("mine", "echo")
+    assert response.complete
+
+
+def test_both_protocols_give_the_same(client: Client, http: httpx.Client) -> None:
+    def comparable(body: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in body.items() if name not in ("timings", "cached", "request_id")}
+
+    over_http = http.post("/v1/answer", json={"question": QUESTION, "k": 2}).json()
+    over_grpc = MessageToDict(
+        client.answer(QUESTION, k=2), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for evidence in over_grpc["evidence"]:
+        evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes int64 as text
+    for name in ("formulation", "decoding"):
+        over_grpc[name] = over_grpc[name].split("_")[-1].lower()
+    assert set(over_http) == set(over_grpc)
+    assert comparable(over_http) == comparable(over_grpc)
+
+
+def test_a_question_in_any_language_finds_its_passage(client: Client, http: httpx.Client) -> None:
+    best = client.retrieve("Zürich 苏黎世", k=1).evidence[0]
+    assert best.passage.text == PASSAGES[3].text
+    found = http.post("/v1/retrieve", json={"question": "Zürich 苏黎世", "k": 1}).json()
+    assert found["evidence"][0]["passage"]["text"] == PASSAGES[3].text
+
+
+def test_the_second_time_the_embedding_comes_from_the_cache(http: httpx.Client) -> None:
+    question = {"question": f"asked twice at {http.base_url}"}  # the Redis is that of all tests
+    assert [http.post("/v1/retrieve", json=question).json()["cached"] for _ in range(2)] == [False, True]
+
+
+def test_streams_give_passages_then_tokens_then_the_answer(client: Client, http: httpx.Client) -> None:
+    seen = list(client.stream(QUESTION, k=2))
+    assert [event.WhichOneof("event") for event in seen] == ["retrieved", *["token"] * 6, "answer"]
+    assert "".join(event.token.text for event in seen[1:-1]) == seen[-1].answer.answer
+    assert len(seen[1].token.log_posterior) == 2
+
+    response = http.post("/v1/answer/stream", json={"question": QUESTION, "k": 2, **SSE})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    names, data = zip(*events(response), strict=True)
+    assert list(names) == [event.WhichOneof("event") for event in seen]
+    assert "".join(token["text"] for token in data[1:-1]) == data[-1]["answer"] == seen[-1].answer.answer
+    assert data[0]["evidence"][0]["score"] == seen[0].retrieved.evidence[0].score
+
+
+def test_tokens_arrive_while_the_answer_is_in_the_making(client: Client, http: httpx.Client) -> None:
+    stream = client.stream("endless telephone")
+    assert [next(stream).WhichOneof("event") for _ in range(10)] == ["retrieved"] + ["token"] * 9
+    stream.close()  # type: ignore[attr-defined]
+    with http.stream("POST", "/v1/answer/stream", json={"question": "endless telephone", **SSE}) as response:
+        lines = response.iter_lines()
+        assert [next(lines) for _ in range(6) if next(lines)]
+
+
+GRPC_REFUSALS = [
+    ({"question": ""}, r"question must have 1\.\.2000 characters, got none"),
+    ({"question": "x" * 2001}, r"question must have 1\.\.2000 characters, got 2001"),
+    ({"question": "x", "k": 0}, r"k must be 1\.\.100, got 0"),
+    ({"question": "x", "k": 10_000_000}, r"k must be 1\.\.100, got 10000000"),
+    ({"question": "x", "n_beams": 1000}, r"n_beams must be 1\.\.32, got 1000"),
+    ({"question": "x", "max_new_tokens": 0}, r"max_new_tokens must be 1\.\.512, got 0"),
+    ({"question": "x", "length_penalty": math.nan}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
+    ({"question": "x", "timeout_s": -1}, r"timeout_s must be above 0 .*300.*, got -1"),
+    ({"question": "x", "timeout_s": math.nan}, r"timeout_s must be above 0 .*, got nan"),
+    ({"question": "x", "request_id": "a\nb"}, r"request_id must have 1\.\.128 printable ASCII"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), GRPC_REFUSALS, ids=lambda value: str(value)[:40])
+def test_bad_fields_are_refused_with_their_limits(
+    fields: dict[str, Any], message: str, channel: grpc.Channel, http: httpx.Client
+) -> None:
+    stub = answer_pb2_grpc.AnswerServiceStub(channel)
+    request = answer_pb2.AnswerRequest(**fields)
+    for call in (stub.Answer, lambda request: list(stub.AnswerStream(request))):
+        with pytest.raises(grpc.RpcError, match=message) as refused:
+            call(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for path in ("/v1/answer", "/v1/answer/stream"):
+        refuse_http(http, path, json.dumps(fields).encode(), message)  # json writes NaN as NaN
+    assert stub.Answer(answer_pb2.AnswerRequest(question=QUESTION)).answer
+
+
+def refuse_http(http: httpx.Client, path: str, body: bytes, message: str) -> None:
+    response = http.post(path, content=body, headers={"content-type": "application/json", "x-request-id": "id-1"})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["code"] == "INVALID_ARGUMENT"
+    assert error["request_id"]
+    with pytest.raises(InvalidRequest, match=message):
+        raise InvalidRequest(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"question": "\xff\xfe"}', r"body must be JSON in UTF-8: .*0xff"),
+        (rb'{"question": "\ud800"}', r"question must be UTF-8 text, got '\\ud800'"),
+        (rb'{"question": "x", "\ud800": 1}', r"body must be UTF-8 text, got '\\ud800'"),
+        (b'{"question": "x"', r"body must be JSON: Expecting ',' delimiter"),
+        (b"", r"body"),
+        (b"[]", r"body.*object"),
+        (b"[" * 100_000, r"body"),
+        (b'{"question": "x", "k": ' + b"9" * 5000 + b"}", r"body"),
+        (b"{}", r"question is missing"),
+        (b'{"question": 5}', r"question: .*valid string, got 5"),
+        (b'{"question": "x", "k": -3}', r"k must be 1\.\.100, got -3"),
+        (b'{"question": "x", "k": "3"}', r"k: .*valid integer, got '3'"),
+        (b'{"question": "x", "k": 1.5}', r"k: .*valid integer, got 1.5"),
+        (b'{"question": "x", "k": true}', r"k: .*valid integer, got True"),
+        (b'{"question": "x", "n_beans": 3}', r"unknown key 'n_beans'"),
+        (b'{"question": "x", "formulation": "sentence"}', r"formulation: .*'sequence' or 'token', got 'sentence'"),
+        (b'{"question": "x", "length_penalty": -Infinity}', r"length_penalty must be .*, got -inf"),
+        (b'{"question": "' + b"x" * (1 << 20) + b'"}', r"body must have at most 1048576 bytes"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_json_is_refused_in_one_shape(body: bytes, message: str, http: httpx.Client) -> None:
+    refuse_http(http, "/v1/answer", body, message)
+    assert http.post("/v1/answer", json={"question": QUESTION}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\x0a\x02\xff\xfe", "UTF-8"),  # question: two bytes that are no text
+        (b"\x0a\x03\xed\xa0\x80", "UTF-8"),  # question: a lone surrogate
+        (b"\xff\xff\xff", "openbook.v1.AnswerRequest"),
+        (b"\x0a\x01x\x18\x63", r"formulation must be one of FORMULATION_UNSPECIFIED, .*, got 99"),
+        (b"\x0a\x01x\x20\x63", r"decoding must be one of .*, got 99"),
+    ],
+)
+@pytest.mark.parametrize("method", ["Answer", "AnswerStream"])
+def test_bytes_that_are_no_request_are_refused(method: str, body: bytes, message: str, channel: grpc.Channel) -> None:
+    path = f"/openbook.v1.AnswerService/{method}"
+    call = channel.unary_unary(path) if method == "Answer" else lambda body: list(channel.unary_stream(path)(body))
+    with pytest.raises(grpc.RpcError, match=message) as refused:
+        call(body)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    good = answer_pb2.AnswerRequest(question=QUESTION).SerializeToString()
+    assert answer_pb2.AnswerResponse.FromString(channel.unary_unary("/openbook.v1.AnswerService/Answer")(good)).answer
+
+
+def test_an_unexpected_error_tells_its_id_and_no_more(client: Client, http: httpx.Client) -> None:
+    with pytest.raises(OpenbookError, match=r"internal error, request id boom$"):
+        client.answer("explode telephone", request_id="boom")
+    with pytest.raises(OpenbookError, match=r"internal error, request id boom$"):
+        list(client.stream("explode telephone", request_id="boom"))
+    response = http.post("/v1/answer", json={"question": "explode telephone"}, headers={"x-request-id": "boom"})
+    assert response.status_code == 500
+    assert response.json() == {
+        "error": {"code": "INTERNAL", "message": "internal error, request id boom", "request_id": "boom"}
+    }
+    streamed = events(http.post("/v1/answer/stream", json={"question": "explode telephone", **SSE}))
+    assert [name for name, _ in streamed] == ["retrieved", "token", "token", "error"]
+    assert streamed[-1][1]["error"]["code"] == "INTERNAL"
+    assert "secret" not in json.dumps(streamed)
+
+
+def test_what_the_model_refuses_is_the_callers_fault(client: Client, http: httpx.Client) -> None:
+    with pytest.raises(InvalidRequest, match=r"^question has 9999 tokens, the generator reads 300$"):
+        client.answer("unreadable telephone")
+    refuse_http(http, "/v1/answer", b'{"question": "unreadable telephone"}', "^question has 9999 tokens")
+
+
+def test_the_deadline_holds_although_the_model_dawdles(system: System, http: httpx.Client) -> None:
+    with Client(system.grpc, timeout_s=0.2) as impatient, pytest.raises(DeadlineExceeded, match="generator"):
+        impatient.answer("dawdle telephone")
+    response = http.post("/v1/answer", json={"question": "dawdle telephone", "timeout_s": 0.2})
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "DEADLINE_EXCEEDED")
+
+
+def test_one_more_than_the_places_is_refused_at_once(system: System, client: Client, http: httpx.Client) -> None:
+    with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
+        streams = [client.stream("endless telephone") for _ in range(MAX_IN_FLIGHT)]
+        list(pool.map(next, streams))
+        with pytest.raises(Overloaded, match=f"{MAX_IN_FLIGHT} questions are in flight"):
+            client.answer(QUESTION)
+        response = http.post("/v1/answer", json={"question": QUESTION})
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert http.get("/healthz").status_code == 200
+        list(pool.map(lambda stream: stream.close(), streams))  # type: ignore[attr-defined]
+    answered_again(client)
+
+
+def answered_again(client: Client) -> None:
+    """The places of those who went away become free."""
+    while True:
+        try:
+            assert client.answer(QUESTION).answer
+            return
+        except Overloaded:
+            pass
+
+
+def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> None:
+    health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert health.status is health_pb2.HealthCheckResponse.SERVING
+    assert http.get("/healthz").json() == {"status": "ok"}
+    services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"openbook.v1.AnswerService", "grpc.health.v1.Health"} <= set(services)
+
+
+def test_the_documentation_names_every_path(http: httpx.Client) -> None:
+    assert http.get("/docs").status_code == 200
+    paths = http.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz"}
+    assert set(paths["/v1/answer"]["post"]["responses"]) == {"200", "default"}
+
+
+def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.Client) -> None:
+    assert http.get("/v2/answer").json()["error"]["code"] == "NOT_FOUND"
+    response = http.get("/v1/answer")
+    assert (response.status_code, response.json()["error"]["code"]) == (405, "UNIMPLEMENTED")
+
+
+def test_greedy_token_is_what_the_client_streams(client: Client) -> None:
+    answer = list(client.stream(QUESTION))[-1].answer
+    assert answer.formulation == answer_pb2.FORMULATION_TOKEN
+    assert client.answer(QUESTION, formulation=Formulation.TOKEN).formulation == answer_pb2.FORMULATION_TOKEN
