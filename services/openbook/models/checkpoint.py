@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +15,26 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from transformers import AutoConfig, AutoTokenizer
+from safetensors.torch import load_file
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
+    EncoderDecoderModel,
+    RagModel,
+)
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from openbook.config import ModelSettings
 from openbook.core.fingerprint import json_digest
 from openbook.errors import InvalidModel
-from openbook.models.embedded import EMBEDDED
+from openbook.models.embedded import EMBEDDED, WEIGHTS, encoder_folder, reader_folder, verify
+from openbook.models.formats import InputFormat, PairFormat, RagFormat
 
 HUB_TIMEOUT_S = 5.0
 
@@ -35,11 +47,15 @@ class Declaration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    space: str | None = None  # of a query encoder: the fingerprint of the passage encoder that it was trained with
-    input_format: Literal["rag", "pair"] | None = None  # of a generator: see `openbook.models.generator`
-    max_tokens: int | None = Field(None, ge=16)  # of a generator: question and passage together
-    legacy: bool | None = None  # of a generator: questions as old RAG checkpoints know them
-    base: Literal["embedded"] | None = None  # of a generator: its tokenizer and frozen embeddings are those of this
+    # Of a query encoder: the fingerprint of the passage encoder that it was trained with.
+    space: str | None = None
+    # Of a generator: how it reads a question with a passage (`openbook.models.formats`), and how much of them together.
+    input_format: Literal["rag", "pair"] | None = None
+    max_tokens: int | None = Field(None, ge=8)
+    legacy: bool | None = None
+    # Of a generator: BERT to BERT on the embedded encoder, whose tokenizer and frozen embeddings are not stored again.
+    base: Literal["embedded"] | None = None
+    decoder_layers: int = Field(1, ge=1)
     sha256: str | None = None  # of model.safetensors
 
 
@@ -122,8 +138,10 @@ class Source:
             model, report = kind.from_pretrained(
                 self.location, local_files_only=self.local, dtype=torch.float32, output_loading_info=True, **options
             )
-        # A pooler is often absent, and what needs one is not loaded that way.
-        missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+        for module in model.modules():
+            if isinstance(getattr(module, "pooler", None), nn.Module):  # BERT's: never used here, and often not stored
+                module.pooler = None
+        missing = sorted(report["missing_keys"] & model.state_dict().keys())
         if missing:
             raise InvalidModel(f"model {self.name!r}: {len(missing)} weights are missing, first of them {missing[0]}")
         return model
@@ -142,6 +160,108 @@ class Source:
             transformers_logging.set_verbosity(verbosity)
             if shown:
                 transformers_logging.enable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorCheckpoint:
+    """A generator as it was loaded, on the CPU in float32."""
+
+    model: Any  # a transformers encoder-decoder
+    tokenizer: Any
+    input_format: InputFormat
+    legacy_tokenizer: Any | None = None  # the question encoder's: RAG's old checkpoints know questions only through it
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of weights, tokenizer and input format."""
+        described = [type(self.input_format).__name__, asdict(self.input_format)]  # type: ignore[call-overload]
+        return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described])[:32]
+
+
+def load_generator(name: str) -> GeneratorCheckpoint:
+    """The embedded reader, any transformers encoder-decoder, or the generator of a RAG checkpoint.
+
+    Checkpoints in RAG's layout were trained on questions decoded from the question encoder's tokens ("who ' s the
+    president"), and get them so unless their `openbook.json` says `"legacy": false`.
+
+    Raises:
+        InvalidModel: there is no such model, it is no encoder-decoder, or its files are not whole.
+    """
+    source = Source.find(name, reader_folder)
+    declared = source.declaration()
+    if declared.sha256:
+        verify(Path(source.location) / WEIGHTS, declared.sha256)
+    if declared.base:
+        return _load_reader(source, declared)
+    config = source.config()
+    if config.model_type == "rag":
+        return _load_rag(source, declared, config)
+    if not config.is_encoder_decoder:
+        raise InvalidModel(f"model {name!r}: a generator must be an encoder-decoder, got {config.model_type!r}")
+    if declared.legacy:
+        raise InvalidModel(f"model {name!r}: openbook.json: legacy is for checkpoints in RAG's layout")
+    kind = EncoderDecoderModel if config.model_type == "encoder-decoder" else AutoModelForSeq2SeqLM
+    model = source.model(kind)
+    input_format = PairFormat() if declared.input_format == "pair" else RagFormat(prefix=_prefix(config))
+    return GeneratorCheckpoint(model, source.tokenizer(), _limited(input_format, model, declared))
+
+
+def _load_rag(source: Source, declared: Declaration, config: Any) -> GeneratorCheckpoint:
+    model = source.model(RagModel).generator
+    legacy = declared.legacy is not False
+    input_format = RagFormat(
+        config.max_combined_length, config.title_sep, config.doc_sep, _prefix(config.generator), legacy
+    )
+    return GeneratorCheckpoint(
+        model,
+        source.tokenizer("generator_tokenizer"),
+        _limited(input_format, model, declared),
+        source.tokenizer("question_encoder_tokenizer") if legacy else None,
+    )
+
+
+def _load_reader(source: Source, declared: Declaration) -> GeneratorCheckpoint:
+    base = Source.find(EMBEDDED, encoder_folder)
+    tokenizer = base.tokenizer()
+    model = bert2bert(base, declared.decoder_layers)
+    with source._explained("weights"):
+        state = {name: weight.float() for name, weight in load_file(Path(source.location) / WEIGHTS).items()}
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    wrong = [name for name in missing if "embeddings" not in name and "predictions.decoder" not in name] + unexpected
+    if wrong:
+        raise InvalidModel(f"model {source.name!r}: {len(wrong)} weights are missing or unknown, first {wrong[0]}")
+    special = model.generation_config
+    special.decoder_start_token_id, special.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    special.pad_token_id = tokenizer.pad_token_id
+    input_format = RagFormat() if declared.input_format == "rag" else PairFormat()
+    return GeneratorCheckpoint(model, tokenizer, _limited(input_format, model, declared))
+
+
+def bert2bert(base: Source, decoder_layers: int) -> Any:
+    """An encoder-decoder on a BERT encoder: one matrix of token embeddings for both sides and for the output.
+
+    The decoder's layers are random; its other embeddings are copies of the encoder's.
+    """
+    encoder = base.model(BertModel, add_pooling_layer=False)
+    config = {**encoder.config.to_dict(), "num_hidden_layers": decoder_layers}
+    decoder = BertLMHeadModel(BertConfig(**config | {"is_decoder": True, "add_cross_attention": True}))
+    decoder.bert.embeddings.load_state_dict(encoder.embeddings.state_dict())
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    words = encoder.embeddings.word_embeddings.weight
+    model.decoder.bert.embeddings.word_embeddings.weight = words
+    model.decoder.cls.predictions.decoder.weight = words
+    return model
+
+
+def _limited(input_format: RagFormat | PairFormat, model: Any, declared: Declaration) -> InputFormat:
+    """With the length declared, or else the format's own, as far as the model has positions."""
+    encoder = getattr(model.config, "encoder", model.config)
+    wanted = declared.max_tokens or input_format.max_tokens
+    return replace(input_format, max_tokens=min(wanted, getattr(encoder, "max_position_embeddings", None) or wanted))
+
+
+def _prefix(config: Any) -> str:
+    return getattr(config, "prefix", None) or ""
 
 
 def place(model: Any, settings: ModelSettings) -> Any:

@@ -79,7 +79,6 @@ class TextEncoder:
             pooling = Pooling("pooler", normalize=False, max_tokens=DPR_MAX_TOKENS, titles="pair")
         else:
             pooling = _sentence_pooling(source, model, tokenizer)
-            model.pooler = None  # not used, and made up at random where the checkpoint has none
         return cls(model, tokenizer, pooling, settings, source.declaration().space)
 
     def n_tokens(self, question: str) -> int:

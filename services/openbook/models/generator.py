@@ -1,0 +1,107 @@
+"""The generator: questions with their passages to answers, text in and text out."""
+
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from openbook.config import GeneratorSettings
+from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
+from openbook.errors import InvalidRequest
+from openbook.models import decoding
+from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place
+from openbook.models.decoding import Decoded, DecodedToken
+from openbook.models.seq2seq import Seq2Seq
+
+
+class RagGenerator:
+    """A generator and how it is asked. Not for several threads at once."""
+
+    def __init__(self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings) -> None:
+        self.fingerprint = checkpoint.fingerprint
+        """Digest of weights, tokenizer and input format; not of dtype or device."""
+        self.input_format = checkpoint.input_format
+        self._tokenizer = checkpoint.tokenizer
+        self._legacy_tokenizer = checkpoint.legacy_tokenizer
+        self._model = Seq2Seq(place(checkpoint.model, settings))
+        self._max_tokens_in_flight = settings.max_tokens_in_flight
+
+    @classmethod
+    def load(cls, settings: GeneratorSettings) -> Self:
+        """Load `settings.model`: "embedded", a folder, or a hub name. Raises InvalidModel as `load_generator`."""
+        return cls(load_generator(settings.model), settings)
+
+    def generate(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+    ) -> list[Generation]:
+        """The best answer to each question from its own passages, of which there may be different numbers.
+
+        Raises:
+            InvalidRequest: a question leaves no room for a passage in the input, or has no passage.
+        """
+        if not questions:
+            return []
+        decoded = decoding.generate(
+            self._model, *self._inputs(questions, retrieved), settings, max_tokens=self._max_tokens_in_flight
+        )
+        return [self._generation(each, len(r.passages)) for each, r in zip(decoded, retrieved, strict=True)]
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings
+    ) -> Iterator[TokenDelta | Generation]:
+        """Tokens as they are decided (greedy RAG-Token only), the whole generation last. Raises as `generate`.
+
+        The texts of the tokens, joined, are the text of the generation.
+        """
+        ids, mask, scores = self._inputs([question], [retrieved])
+        token_ids: list[int] = []
+        text = ""
+        for item in decoding.stream(self._model, ids, mask, scores[0], settings):
+            if isinstance(item, DecodedToken):
+                token_ids.append(item.token_id)
+                before, text = text, self._text(token_ids)
+                yield TokenDelta(text[len(before) :], item.log_likelihood, item.log_posterior)
+            else:
+                yield self._generation(item, len(retrieved.passages))
+
+    def _inputs(self, questions: Sequence[str], retrieved: Sequence[Retrieved]) -> tuple[Tensor, Tensor, Tensor]:
+        """Context ids and mask (n * k, l) and scores (n, k), k and l those of the largest; what is missing is empty."""
+        k = max(len(each.passages) for each in retrieved)
+        scores = torch.full((len(questions), k), -torch.inf)
+        contexts: list[list[int]] = []
+        for row, (question, each) in enumerate(zip(questions, retrieved, strict=True)):
+            n_hits = len(each.passages)
+            if not n_hits:
+                raise InvalidRequest("a question must have at least one passage to be answered from, got none")
+            scores[row, :n_hits] = torch.from_numpy(each.scores)
+            contexts += self.input_format.encode(self._tokenizer, self._asked(question), each.passages)
+            contexts += [[]] * (k - n_hits)
+        ids = torch.full((len(contexts), max(map(len, contexts))), self._model.special.pad)
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        for row, context in enumerate(contexts):
+            ids[row, : len(context)], mask[row, : len(context)] = torch.tensor(context, dtype=torch.long), True
+        return ids, mask, scores
+
+    def _asked(self, question: str) -> str:
+        if self._legacy_tokenizer is None:
+            return question
+        ids = self._legacy_tokenizer(question)["input_ids"]
+        legacy: str = self._legacy_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return legacy
+
+    def _generation(self, decoded: Decoded, n_hits: int) -> Generation:
+        per_token = decoded.token_log_posterior
+        return Generation(
+            self._text(decoded.token_ids),
+            decoded.token_ids,
+            decoded.log_likelihood,
+            decoded.log_prior[:n_hits],
+            decoded.log_posterior[:n_hits],
+            None if per_token is None else per_token[:, :n_hits],
+        )
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """Of the tokens so far. With one more token it only grows: half a character at the end is left out for now."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
