@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from openbook.core import marginal
-from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings, Int64
+from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings
 from openbook.errors import InvalidRequest
+from openbook.models.candidates import Candidates
 from openbook.models.search import Search, beam, greedy, greedy_steps
-from openbook.models.seq2seq import Contexts, Seq2Seq, SpecialTokens
+from openbook.models.seq2seq import Seq2Seq, SpecialTokens
 
-__all__ = ["Decoded", "DecodedToken", "Seq2Seq", "SpecialTokens", "generate", "stream"]
-
-_MAX_SCORED = 1 << 14  # target tokens scored at once
+__all__ = ["Decoded", "DecodedToken", "Seq2Seq", "SpecialTokens", "generate", "generate_several", "stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +58,33 @@ def generate(
 ) -> list[Decoded]:
     """The best answer to each of n questions, each with its own k contexts. No question influences another.
 
+    `generate_several` with its first answers alone.
+    """
+    answers = generate_several(model, context_ids, context_mask, scores, settings, 1, special, max_tokens)
+    return [of_question[0] for of_question in answers]
+
+
+@torch.no_grad()
+def generate_several(
+    model: Any,
+    context_ids: Tensor,
+    context_mask: Tensor,
+    scores: Tensor,
+    settings: GenerationSettings,
+    n_answers: int,
+    special: SpecialTokens | None = None,
+    max_tokens: int | None = None,
+) -> list[list[Decoded]]:
+    """The n_answers best distinct answers to each of n questions, best first, or as many as the search found.
+
     Args:
         model: a transformers encoder-decoder, or a `Seq2Seq` made of one (saves milliseconds per call).
         context_ids: (n * k, l) question and passage as the generator reads them, the contexts of a question together.
         context_mask: (n * k, l) true or 1 for real tokens, padded on the right.
         scores: (n, k) retrieval scores, the logits of the prior; -inf marks an empty slot, whose context is ignored.
-        settings: formulation and search; all fields are honoured.
+        settings: formulation and search; all fields are honoured. RAG-Token finds at most n_beams answers, ordered by
+            the beam's score; RAG-Sequence at most n_beams per passage, ordered by p(y|x).
+        n_answers: 1 or more.
         special: token ids that steer decoding; by default the model's own.
         max_tokens: so many context tokens (rows x longest) at once, and no fewer than one question's: bounds memory.
             By default all at once.
@@ -76,10 +96,12 @@ def generate(
     log_prior = _check(context_ids, context_mask, scores)
     k = log_prior.shape[1]
     decode = _token if settings.formulation is Formulation.TOKEN else _sequence
-    answers: list[Decoded] = []
+    answers: list[list[Decoded]] = []
     for first, last in _batches(context_mask, log_prior, max_tokens):
         rows = slice(first * k, last * k)
-        answers += decode(reader, context_ids[rows], context_mask[rows].bool(), log_prior[first:last], settings)
+        answers += decode(
+            reader, context_ids[rows], context_mask[rows].bool(), log_prior[first:last], settings, n_answers
+        )
     return answers
 
 
@@ -114,16 +136,19 @@ def stream(
 
 
 def _token(
-    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings
-) -> list[Decoded]:
+    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings, n_best: int
+) -> list[list[Decoded]]:
     """One search per question, over the marginal next-token distribution."""
     search = _token_search(reader, ids, mask, log_prior, settings)
     found = beam(search) if settings.n_beams > 1 else greedy(search)
+    likelihoods = _numpy(found.log_likelihood)
     return [
-        _decoded_token(prior, tokens[:length].tolist(), _numpy(log_likelihood[:length]))
-        for prior, tokens, length, log_likelihood in zip(
-            log_prior, found.tokens[:, 0], found.length[:, 0].tolist(), found.log_likelihood[:, 0], strict=True
-        )
+        [
+            _decoded_token(log_prior[question], tokens[b][:length], likelihoods[question, b, :length])
+            for b, length in enumerate(lengths[:n_best])
+            if length
+        ]
+        for question, (tokens, lengths) in enumerate(zip(found.tokens.tolist(), found.length.tolist(), strict=True))
     ]
 
 
@@ -150,38 +175,21 @@ def _decoded_token(log_prior: Float64, token_ids: Sequence[int], log_likelihood:
     )
 
 
-_Known = dict[tuple[int, ...], dict[int, float]]
-"""Of one question: candidate -> row -> log p(y|x,z), for the pairs scored so far."""
-
-
 def _sequence(
-    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings
-) -> list[Decoded]:
+    reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings, n_best: int
+) -> list[list[Decoded]]:
     """A search per passage, then the best of all hypotheses."""
     owner, slot = np.nonzero(~np.isneginf(log_prior))  # of each row: its question, and its place among the k
-    real = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
-    contexts = reader.encode(ids[real], mask[real])
-    known = _propose(reader, contexts, owner, len(log_prior), settings)
-
-    def likelihood(question: int, candidate: tuple[int, ...]) -> Float64:
-        """(k,) log p(y|x,z), -inf where it is not known."""
-        known_here = known[question][candidate]
-        per_slot: Float64 = np.full(log_prior.shape[1], -np.inf)
-        per_slot[slot[list(known_here)]] = list(known_here.values())
-        return per_slot
-
-    def best(question: int) -> tuple[int, ...]:
-        prior = log_prior[question]
-        return max(known[question], key=lambda y: np.logaddexp.reduce(prior + likelihood(question, y)))
-
+    rows = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
+    candidates = Candidates(reader, reader.encode(ids[rows], mask[rows]), owner, slot, log_prior)
+    candidates.propose(settings)
     if settings.decoding is Decoding.THOROUGH:
-        _score(reader, contexts, owner, known, [list(candidates) for candidates in known])
-    winners = [best(question) for question in range(len(log_prior))]
-    if settings.decoding is Decoding.FAST:  # fast in the choice alone: what is reported is exact
-        _score(reader, contexts, owner, known, [[winner] for winner in winners])
+        candidates.score_rivals(n_best)
+    chosen = [candidates.best(question, n_best) for question in range(len(log_prior))]
+    candidates.score(chosen)  # fast is fast in the choice alone: what is reported is exact
     return [
-        _decoded_sequence(prior, winner, likelihood(question, winner))
-        for question, (prior, winner) in enumerate(zip(log_prior, winners, strict=True))
+        [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)) for y in answers]
+        for question, answers in enumerate(chosen)
     ]
 
 
@@ -190,47 +198,6 @@ def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likeli
     whole = (log_prior[None], log_likelihood[None, :, None], np.ones((1, 1)))  # the answer as one token
     log_marginal, posterior = marginal.sequence_log_marginal(*whole), marginal.sequence_log_posterior(*whole)
     return Decoded(token_ids, float(log_marginal[0]), log_prior, posterior[0])
-
-
-def _propose(
-    reader: Seq2Seq, contexts: Contexts, owner: Int64, n_questions: int, settings: GenerationSettings
-) -> list[_Known]:
-    """The hypotheses of every row's own search, with the likelihood that this search saw."""
-    search = Search(reader, contexts, torch.zeros(len(owner), 1), settings)
-    found = beam(search) if settings.n_beams > 1 else greedy(search)
-    totals = _numpy(found.log_likelihood[..., 0].sum(-1))
-    known: list[_Known] = [{} for _ in range(n_questions)]
-    for row, (lengths, tokens) in enumerate(zip(found.length.tolist(), found.tokens.tolist(), strict=True)):
-        for b, length in enumerate(lengths):
-            if length:
-                known[owner[row]].setdefault(tuple(tokens[b][:length]), {})[row] = float(totals[row, b])
-    return known
-
-
-def _score(
-    reader: Seq2Seq, contexts: Contexts, owner: Int64, known: list[_Known], wanted: list[list[tuple[int, ...]]]
-) -> None:
-    """Add to `known` the pairs (wanted candidate, row of its question) that are missing from it."""
-    missing = [[y for y in wanted[q] if row not in known[q][y]] for row, q in enumerate(owner)]
-    widest = max(map(len, missing))
-    if not widest:
-        return
-    longest = max(len(y) for candidates in missing for y in candidates)
-    step = max(1, _MAX_SCORED // (widest * longest))
-    for first in range(0, len(missing), step):
-        rows = slice(first, first + step)
-        targets = torch.full((len(missing[rows]), widest, longest), reader.special.pad)
-        lengths = torch.zeros(targets.shape[:2], dtype=torch.long)
-        for r, candidates in enumerate(missing[rows]):
-            for c, y in enumerate(candidates):
-                targets[r, c, : len(y)], lengths[r, c] = torch.tensor(y), len(y)
-        tokens = torch.arange(longest) < lengths[..., None]
-        some = contexts.take(rows)
-        device = some.hidden.device
-        scored = reader.score(some, targets.to(device), tokens.to(device), reader.cache(some)).sum(-1).tolist()
-        for r, candidates in enumerate(missing[rows]):
-            for c, y in enumerate(candidates):
-                known[owner[first + r]][y][first + r] = scored[r][c]
 
 
 def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> Float64:

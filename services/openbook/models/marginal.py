@@ -70,24 +70,55 @@ def log_likelihood(
     Raises:
         InvalidRequest: shapes do not fit.
     """
+    _check(context_ids, context_mask, scores, labels)
     reader = Seq2Seq.of(model, special, keep_mode=True)
-    n, k = _check(context_ids, context_mask, scores, labels)
-    prior = log_prior(scores).to(reader.device)
-    owner, slot = torch.nonzero(~prior.detach().isneginf(), as_tuple=True)
-    rows = (owner * k + slot).to(context_ids.device)
-    labels = labels.to(reader.device)
-    tokens = labels != IGNORED
-    targets = labels.masked_fill(~tokens, reader.special.pad)
-    contexts = reader.encode(context_ids[rows], context_mask[rows])
-    scored = reader.score(contexts, targets[owner, None], tokens[owner, None], None)[:, 0]  # (rows, t)
-    per_slot = scored.new_zeros(n, k, labels.shape[1]).index_put((owner, slot), scored)
-    return _MARGINALS[formulation](prior, per_slot, tokens)
+    tokens = labels.to(reader.device) != IGNORED
+    targets = labels.to(reader.device).masked_fill(~tokens, reader.special.pad)
+    rows = _Rows(reader, context_ids, context_mask, scores)
+    scored = reader.score(rows.contexts, targets[rows.owner, None], tokens[rows.owner, None], None)[:, 0]
+    return _MARGINALS[formulation](rows.log_prior, rows.per_slot(scored), tokens)
 
 
-def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor, labels: Tensor) -> tuple[int, int]:
+def label_log_likelihood(
+    model: Any,
+    context_ids: Tensor,
+    context_mask: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    special: SpecialTokens | None = None,
+) -> Tensor:
+    """Classification: log p(label|x) of each of c labels that are one token long, (n, c).
+
+    Both formulations give this number; end-of-sequence is not part of it. labels (c,) are token ids; a forced BOS is
+    read before them and not counted. Normalise over the labels to leave all other answers out. Else as
+    `log_likelihood`.
+    """
+    _check(context_ids, context_mask, scores, scores)
+    reader = Seq2Seq.of(model, special, keep_mode=True)
+    rows = _Rows(reader, context_ids, context_mask, scores)
+    start = [token for token in (reader.special.decoder_start, reader.special.forced_bos) if token is not None]
+    inputs = torch.tensor(start, device=reader.device).expand(len(rows.owner), 1, -1)
+    log_p = reader.log_probs(reader.states(rows.contexts, inputs)[:, 0, -1])
+    return label_log_marginal(rows.log_prior, rows.per_slot(log_p[:, labels.to(reader.device)]))
+
+
+class _Rows:
+    """The (question, passage) pairs without the empty slots, encoded."""
+
+    def __init__(self, reader: Seq2Seq, context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> None:
+        self.log_prior = log_prior(scores).to(reader.device)
+        self.owner, self._slot = torch.nonzero(~self.log_prior.detach().isneginf(), as_tuple=True)
+        rows = (self.owner * scores.shape[1] + self._slot).to(context_ids.device)
+        self.contexts = reader.encode(context_ids[rows], context_mask[rows])
+
+    def per_slot(self, values: Tensor) -> Tensor:
+        """(rows, m) as (n, k, m), 0 in empty slots."""
+        return values.new_zeros(*self.log_prior.shape, values.shape[-1]).index_put((self.owner, self._slot), values)
+
+
+def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor, labels: Tensor) -> None:
     shapes = [tuple(tensor.shape) for tensor in (context_ids, context_mask, scores, labels)]
     ranks = [len(shape) for shape in shapes]
     if ranks != [2] * 4 or shapes[0] != shapes[1] or len(context_ids) != scores.numel() or len(labels) != len(scores):
         names = "context_ids (n * k, l), context_mask (n * k, l), scores (n, k) and labels (n, t)"
         raise InvalidRequest(f"expected {names}, got {', '.join(map(str, shapes))}")
-    return scores.shape[0], scores.shape[1]
