@@ -1,0 +1,164 @@
+"""Deploy on a Ray cluster: find the index servers by what their nodes advertise, fill in a Serve config, hand it in.
+
+    python -m openbook.serving.cluster deploy/serve.yaml --index-nodes 2 --shards 4
+
+Index servers are plain processes on the nodes with the resource `index`, shard s on port 7000 + s of each node. Their
+addresses are known only once the cluster stands, so the config on disk names none.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openbook import config, telemetry
+from openbook.errors import InvalidConfig, OpenbookError, StartupError
+from openbook.index.sharded import ShardedIndex
+
+log = logging.getLogger(__name__)
+
+INDEX_RESOURCE = "index"
+INDEX_PORT = 7000
+REDIS_PORT = 6380  # 6379 is Ray's own
+DASHBOARD = "http://127.0.0.1:8265"
+POLL_S = 2.0
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A Serve config, checked more strictly than Serve does: it ignores keys that it does not know.
+
+    Raises:
+        InvalidConfig: names file, key and what is wrong.
+    """
+    from pydantic import ValidationError
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfig(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidConfig(f"{path}: must map keys to values")
+    unknown = sorted(_unknown_keys(values, "", ServeDeploySchema))
+    if unknown:
+        raise InvalidConfig(f"{path}: unknown keys {', '.join(unknown)}")
+    try:
+        ServeDeploySchema.model_validate(values)
+    except ValidationError as error:
+        raise InvalidConfig(f"{path}: {error}") from None
+    for application in values["applications"]:
+        config.parse(application.get("args", {}), f"{path}: args of {application['name']}")
+    return values
+
+
+def complete(
+    values: dict[str, Any], nodes: Sequence[Mapping[str, Any]], head_ip: str, n_shards: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The config with the addresses that only a standing cluster knows, and those of the index servers among them.
+
+    Args:
+        values: a Serve config with one application.
+        nodes: as `ray.nodes()` tells them.
+        head_ip: where Redis runs, unless `cache.url` names another.
+        n_shards: index servers on each index node.
+    """
+    hosts = sorted(n["NodeManagerAddress"] for n in nodes if n["Alive"] and n["Resources"].get(INDEX_RESOURCE))
+    addresses = [f"{host}:{INDEX_PORT + shard}" for host in hosts for shard in range(n_shards)]
+    (application,) = values["applications"]
+    args = application.get("args", {})
+    cache = {"url": f"redis://{head_ip}:{REDIS_PORT}/0", **args.get("cache", {})}
+    index = {**args.get("index", {}), "addresses": addresses}
+    return {**values, "applications": [{**application, "args": {**args, "index": index, "cache": cache}}]}, addresses
+
+
+def deploy(path: Path, n_nodes: int, n_shards: int, timeout_s: float, dashboard: str = DASHBOARD) -> None:
+    """Wait for the index tier, then deploy. Run it on the head node.
+
+    Raises:
+        InvalidConfig: as `load`.
+        StartupError: the index tier is not there in time.
+    """
+    import ray
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    values = load(path)
+    give_up = time.monotonic() + timeout_s
+    ray.init(address="auto", logging_level=logging.WARNING)
+    try:
+        while True:
+            completed, addresses = complete(values, ray.nodes(), ray.util.get_node_ip_address(), n_shards)
+            missing = _what_is_missing(addresses, n_nodes * n_shards)
+            if not missing:
+                break
+            if time.monotonic() > give_up:
+                raise StartupError(f"the index tier is not there after {timeout_s:.0f} s: {missing}")
+            log.info("waiting for the index tier: %s", missing)
+            time.sleep(POLL_S)
+    finally:
+        ray.shutdown()
+    ServeSubmissionClient(dashboard).deploy_applications(completed)
+    log.info("deployed %s with index servers %s", path, ", ".join(addresses))
+
+
+def _what_is_missing(addresses: Sequence[str], n_wanted: int) -> str:
+    if len(addresses) < n_wanted:
+        return f"{len(addresses)} of {n_wanted} servers"
+    try:
+        asyncio.run(_connect(addresses))
+    except OpenbookError as error:
+        return str(error)
+    return ""
+
+
+async def _connect(addresses: Sequence[str]) -> None:
+    index = ShardedIndex(addresses, timeout_s=5.0)
+    try:
+        await index.connect()
+    finally:
+        await index.close()
+
+
+def _unknown_keys(values: Any, path: str, schema: Any) -> Iterator[str]:
+    """Keys, at any depth, that no model of Serve's has. What is under `args` is ours, and checked by us."""
+    from ray.serve import schema as known
+
+    nested = {
+        "http_options": known.HTTPOptionsSchema,
+        "grpc_options": known.gRPCOptionsSchema,
+        "logging_config": known.LoggingConfig,
+        "applications": known.ServeApplicationSchema,
+        "deployments": known.DeploymentSchema,
+        "ray_actor_options": known.RayActorOptionsSchema,
+    }
+    for each in values if isinstance(values, list) else [values]:
+        for key, value in each.items() if isinstance(each, dict) else ():
+            here = f"{path}.{key}".lstrip(".")
+            if key not in schema.model_fields:
+                yield here
+            elif key in nested:
+                yield from _unknown_keys(value, here, nested[key])
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Entry point; our own errors are one line on standard error and exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m openbook.serving.cluster", description=__doc__.split("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--index-nodes", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=1, help="of the snapshot; each index node serves all of them")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds to wait for the index tier")
+    options = parser.parse_args(list(sys.argv[1:] if arguments is None else arguments))
+    telemetry.setup_logging("cluster")
+    try:
+        deploy(options.config, options.index_nodes, options.shards, options.timeout)
+    except OpenbookError as error:
+        sys.exit(f"openbook: {error}")
+
+
+if __name__ == "__main__":
+    main()
