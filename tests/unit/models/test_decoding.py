@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,16 @@ from openbook.core import marginal as paper
 from openbook.core.types import Decoding, Formulation, GenerationSettings
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import decoding as under_test
-from openbook.models.decoding import Decoded, DecodedToken, Seq2Seq, SpecialTokens, generate, stream
+from openbook.models.candidates import Candidates
+from openbook.models.decoding import (
+    Decoded,
+    DecodedToken,
+    Seq2Seq,
+    SpecialTokens,
+    generate,
+    generate_several,
+    stream,
+)
 
 SPECIAL = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD)
 ARCHITECTURES = [tiny.bart, tiny.mbart, tiny.pegasus, tiny.t5, tiny.bert2bert]
@@ -190,6 +200,53 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
                 patch.setattr(f"openbook.models.{limit}", 7)
             for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
                 _assert_same(got, wanted)
+
+
+def test_giving_up_candidates_saves_work_and_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.bart()
+    model.final_logits_bias[0, tiny.EOS] = -2.0  # long answers
+    reader, n_scored = Seq2Seq(model), []
+    totals = Candidates._totals
+
+    def counting(self: Candidates, candidates: Any, *rest: Any) -> Any:
+        n_scored[-1] += sum(len(y) for of_row in candidates for y in of_row)
+        return totals(self, candidates, *rest)
+
+    monkeypatch.setattr(Candidates, "_totals", counting)
+    for case in range(8):
+        ids, mask = tiny.contexts(case, 10)
+        scores, settings = tiny.scores(case, 2, 5), GenerationSettings(n_beams=4, max_new_tokens=12)
+        n_scored.append(0)
+        pruned = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
+        with monkeypatch.context() as patch:
+            patch.setattr("openbook.models.candidates._PREFIX", 100)
+            n_scored.append(0)
+            whole = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
+        for got, wanted in zip(chain(*pruned), chain(*whole), strict=True):
+            _assert_same(got, wanted)
+    assert sum(n_scored[::2]) < 0.8 * sum(n_scored[1::2])
+
+
+def test_several_answers_are_distinct_and_in_order() -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(3, 3)
+    scores = tiny.scores(3, 1, 3)
+    settings = GenerationSettings(n_beams=4, max_new_tokens=4)
+    [sequence] = generate_several(model, ids, mask, scores, settings, 100)
+    proposals = {y for row, m in zip(ids, mask, strict=True) for y in _search(_next(model, row, m), settings, SPECIAL)}
+    assert {answer.token_ids for answer in sequence} == proposals
+    log_likelihoods = [answer.log_likelihood for answer in sequence]
+    assert log_likelihoods == sorted(log_likelihoods, reverse=True)
+    [two] = generate_several(model, ids, mask, scores, settings, 2)
+    for got, wanted in zip(two, sequence[:2], strict=True):
+        _assert_same(got, wanted)
+
+    settings = replace(settings, formulation=Formulation.TOKEN, length_penalty=0.0)
+    [token] = generate_several(model, ids, mask, scores, settings, 3)
+    log_likelihoods = [answer.log_likelihood for answer in token]
+    assert len({answer.token_ids for answer in token}) == 3
+    assert log_likelihoods == sorted(log_likelihoods, reverse=True)  # without length penalty the same order
+    _assert_same(token[0], generate(model, ids, mask, scores, settings)[0])
 
 
 def test_an_empty_answer_keeps_its_prior() -> None:

@@ -13,7 +13,7 @@ from openbook.core import marginal as paper
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
 from openbook.models import marginal
-from openbook.models.seq2seq import Seq2Seq
+from openbook.models.seq2seq import Seq2Seq, SpecialTokens
 
 
 def _labels(seed: int, n: int, t: int, shortest: int = 0) -> Tensor:
@@ -130,6 +130,29 @@ def test_an_answer_of_one_token_keeps_its_prior(formulation: Formulation) -> Non
     likelihoods = _likelihoods(model, ids, mask, labels)[0, :, 0]
     assert got == pytest.approx(np.logaddexp.reduce(paper.log_prior(scores.numpy())[0] + likelihoods))
     assert got != pytest.approx(np.logaddexp.reduce(likelihoods))
+
+
+@pytest.mark.parametrize("forced_bos", [None, tiny.BOS])
+def test_labels_of_one_token_have_the_same_probability_under_both_formulations(forced_bos: int | None) -> None:
+    model, labels = tiny.bart(), torch.tensor([11, 12, 13])
+    ids, mask = tiny.contexts(10, 6)
+    scores = tiny.scores(10, 2, 3)
+    scores[1, 2] = -torch.inf
+    special = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD, forced_bos)
+    got = marginal.label_log_likelihood(model, ids, mask, scores, labels, special)
+    for c, label in enumerate(labels):
+        if forced_bos is None:
+            for formulation in Formulation:
+                answer = torch.full((2, 1), int(label))
+                wanted = marginal.log_likelihood(model, ids, mask, scores, answer, formulation, special)
+                torch.testing.assert_close(got[:, c], wanted)
+        else:
+            inputs = torch.tensor([[tiny.EOS, forced_bos]]).expand(6, -1)
+            with torch.no_grad():
+                logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits[:, -1]
+            likelihood = logits.log_softmax(-1)[:, label].view(2, 3, 1).numpy()
+            wanted = paper.label_log_marginal(paper.log_prior(scores.numpy()), likelihood)[:, 0]
+            np.testing.assert_allclose(got[:, c].detach().numpy(), wanted)
 
 
 def test_the_vocabulary_is_projected_in_slices_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
