@@ -46,7 +46,7 @@ class HashEncoder:
 
     def __init__(self, dimension: int = 64) -> None:
         self.dimension = dimension
-        self.fingerprint = f"hash-{dimension}"
+        self.fingerprint = self.space = f"hash-{dimension}"
 
     async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
         deadline.check("encode")

@@ -94,12 +94,15 @@ def write_snapshot(folder: Path) -> Path:
 
 
 @contextmanager
-def serving_tier(snapshot: Path, redis_url: str, serving: dict[str, Any], **sections: Any) -> Iterator[System]:
-    """Index servers in this process, and Ray Serve on free ports."""
+def serving_tier(
+    snapshot: Path, redis_url: str, serving: dict[str, Any], modules: Sequence[str] = ()
+) -> Iterator[System]:
+    """Index servers in this process, and Ray Serve on free ports. `modules`: those with more models for it."""
     import ray
 
     # The workers know nothing of the tests' folder.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (__name__, *modules):
+        ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     from openbook.serving.app import assemble
 
     ports = {"http_port": run.free_port(), "grpc_port": run.free_port(), "num_cpus": 0.1}
@@ -110,7 +113,6 @@ def serving_tier(snapshot: Path, redis_url: str, serving: dict[str, Any], **sect
             "encoder": {"num_cpus": 0.1},
             "generator": {"num_cpus": 0.1},
             "serving": {**ports, **serving},
-            **sections,
         }
         settings = parse(values)
         with run.local_ray(settings.serving, num_cpus=2):

@@ -14,7 +14,7 @@ from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, S
 from openbook.errors import InvalidConfig, SnapshotMismatch
 from openbook.index.sharded import ShardedIndex
 from openbook.rag.pipeline import Pipeline
-from openbook.rag.ports import Encoder, Generator
+from openbook.rag.ports import Generator
 from openbook.serving.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
 from openbook.serving.generator import (
     GeneratorDeployment,
@@ -97,7 +97,7 @@ class Ingress(AnswerIngress):
         telemetry.setup_logging("ingress")
         index = ShardedIndex(settings.index.addresses, settings.index.timeout_s)
         await index.connect()
-        the_encoder: Encoder
+        the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
             the_encoder = await RemoteEncoder.connect(encoder)
@@ -114,17 +114,17 @@ class Ingress(AnswerIngress):
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 
-def check_same_space(encoder: Encoder, index: ShardedIndex) -> None:
+def check_same_space(encoder: RemoteEncoder | LocalEncoder, index: ShardedIndex) -> None:
     """Queries and passages must be embedded in one space.
 
     Raises:
-        SnapshotMismatch: dimension or fingerprint differ; names both.
+        SnapshotMismatch: the snapshot was built by another encoder; names both.
     """
-    ours, theirs = (encoder.dimension, encoder.fingerprint), (index.dimension, index.encoder_fingerprint)
+    ours, theirs = (encoder.dimension, encoder.space), (index.dimension, index.encoder_fingerprint)
     if ours != theirs:
         raise SnapshotMismatch(
-            f"the query encoder has dimension {ours[0]} and fingerprint {ours[1]}, but snapshot {index.snapshot_id} "
-            f"was built by {index.encoder!r} of dimension {theirs[0]} and fingerprint {theirs[1]}"
+            f"the query encoder needs passages of dimension {ours[0]} by the encoder {ours[1]}, "
+            f"but snapshot {index.snapshot_id} holds dimension {theirs[0]} by {index.encoder!r}, {theirs[1]}"
         )
 
 

@@ -24,6 +24,11 @@ class EncoderModel(Protocol):
     @property
     def fingerprint(self) -> str: ...
     @property
+    def space(self) -> str:
+        """Fingerprint of the passage encoder whose embeddings the queries are meant for."""
+        ...
+
+    @property
     def dimension(self) -> int: ...
     def encode_questions(self, questions: Sequence[str], /) -> Float32:
         """(n, d)"""
@@ -38,6 +43,7 @@ class LocalEncoder:
 
     def __init__(self, model: EncoderModel, settings: EncoderSettings) -> None:
         self.fingerprint = model.fingerprint
+        self.space = model.space
         self.dimension = model.dimension
         self._batcher: Batcher[str, Float32] = Batcher(
             lambda questions: list(model.encode_questions(questions)),
@@ -63,9 +69,9 @@ class EncoderDeployment:
         setup_logging("encoder")
         self._encoder = LocalEncoder(load(settings), settings)
 
-    async def describe(self) -> tuple[str, int]:
-        """Fingerprint and dimension."""
-        return self._encoder.fingerprint, self._encoder.dimension
+    async def describe(self) -> tuple[str, str, int]:
+        """Fingerprint, space and dimension."""
+        return self._encoder.fingerprint, self._encoder.space, self._encoder.dimension
 
     async def encode(self, questions: Sequence[str], remaining_s: float) -> Float32 | OpenbookError:
         """As `rag.ports.Encoder.encode`, with what is left of the deadline."""
@@ -78,9 +84,10 @@ class EncoderDeployment:
 class RemoteEncoder:
     """The encoder's deployment as the port `rag.ports.Encoder`."""
 
-    def __init__(self, handle: "DeploymentHandle", fingerprint: str, dimension: int) -> None:
+    def __init__(self, handle: "DeploymentHandle", fingerprint: str, space: str, dimension: int) -> None:
         self._handle = handle
         self.fingerprint = fingerprint
+        self.space = space
         self.dimension = dimension
 
     @classmethod

@@ -73,7 +73,9 @@ def deploy(application: Any, serving: ServingSettings) -> None:
     try:
         serve.run(application, name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
-        raise _why(str(error)) from None
+        status = serve.status().applications[APPLICATION]
+        told = [deployment.message for deployment in status.deployments.values()]
+        raise _why("\n".join([str(error), status.message, *told])) from None
     _await_ready(f"http://{serving.host}:{serving.http_port}/healthz")
 
 
