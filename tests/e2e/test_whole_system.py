@@ -36,7 +36,7 @@ import openbook
 assert not getattr(openbook, "__file__", None), "must not see the package"
 with grpc.insecure_channel(sys.argv[1]) as channel:
     response = answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(question=sys.argv[2]))
-print(json.dumps(MessageToDict(response, preserving_proto_field_name=True)))
+print(json.dumps(MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)))
 """
 
 
