@@ -1,0 +1,161 @@
+"""Models out of folders in every layout: found, whole, identified, or refused with a reason."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import tiny_folders as tiny
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from openbook.config import EncoderSettings, GeneratorSettings
+from openbook.errors import InvalidModel
+from openbook.models.checkpoint import Source, bert2bert, load_generator, place, weights_digest
+from openbook.models.embedded import EMBEDDED, encoder_folder
+from openbook.models.formats import PairFormat, RagFormat
+
+
+def bart(folder: Path, **files: object) -> str:
+    return tiny.saved(folder, tiny.bart_model(), tiny.bart_tokenizer(), **files)
+
+
+def logits(model: object) -> torch.Tensor:
+    with torch.no_grad():
+        ids = torch.tensor([[0, 5, 6, 2]])
+        return model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=ids[:, :2]).logits
+
+
+@pytest.mark.parametrize("name", ["no-such/encoder", "/no/such/folder", "no such name"])
+def test_an_unknown_model_is_named_at_once(name: str) -> None:
+    with pytest.raises(InvalidModel, match=f"model '{name}' is neither 'embedded'"):
+        Source.find(name, encoder_folder)
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="cannot load its config"):
+        load_generator(str(tmp_path))
+
+
+def test_missing_weights_are_refused_rather_than_made_up(tmp_path: Path) -> None:
+    path = Path(bart(tmp_path)) / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.decoder.layers.1.fc1.weight"]
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(InvalidModel, match=r"1 weights are missing, first of them model\.decoder\.layers\.1\.fc1"):
+        load_generator(str(tmp_path))
+
+
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    path = Path(bart(tmp_path)) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InvalidModel, match="cannot load its weights"):
+        load_generator(str(tmp_path))
+
+
+def test_declared_digests_are_checked(tmp_path: Path) -> None:
+    path = Path(bart(tmp_path)) / "model.safetensors"
+    declared = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    (tmp_path / "openbook.json").write_text(json.dumps(declared))
+    load_generator(str(tmp_path))
+    altered = bytearray(path.read_bytes())
+    altered[-1] ^= 1
+    path.write_bytes(altered)
+    with pytest.raises(InvalidModel, match=rf"altered: sha256 must be {declared['sha256']}, got [0-9a-f]{{64}}"):
+        load_generator(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"max_token": 30}', "max_token"), ('{"max_tokens": 0}', "max_tokens"), ("{", "cannot load its openbook.json")],
+)
+def test_a_bad_declaration_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    bart(tmp_path)
+    (tmp_path / "openbook.json").write_text(content)
+    with pytest.raises(InvalidModel, match=message):
+        load_generator(str(tmp_path))
+
+
+def test_an_encoder_decoder_reads_as_rag_does_as_far_as_it_has_positions(tmp_path: Path) -> None:
+    loaded = load_generator(bart(tmp_path))
+    assert loaded.input_format == RagFormat(max_tokens=64)
+    torch.testing.assert_close(logits(loaded.model), logits(tiny.bart_model()))
+
+
+def test_an_encoder_decoder_reads_as_it_declares(tmp_path: Path) -> None:
+    name = bart(tmp_path, openbook={"input_format": "pair", "max_tokens": 30})
+    assert load_generator(name).input_format == PairFormat(max_tokens=30)
+
+
+def test_two_models_in_one_without_a_pooler(tmp_path: Path) -> None:
+    encoder = transformers.BertConfig(**tiny.SIZES, vocab_size=60, max_position_embeddings=40)
+    config = {**encoder.to_dict(), "is_decoder": True, "add_cross_attention": True}
+    model = transformers.EncoderDecoderModel(
+        encoder=transformers.BertModel(encoder, add_pooling_layer=False),
+        decoder=transformers.BertLMHeadModel(transformers.BertConfig(**config)),
+    )
+    model.config.decoder_start_token_id, model.config.eos_token_id, model.config.pad_token_id = 2, 3, 0
+    name = tiny.saved(tmp_path, model, tiny.bert_tokenizer())
+    loaded = load_generator(name)
+    torch.testing.assert_close(logits(loaded.model), logits(model))
+    assert loaded.fingerprint == load_generator(name).fingerprint, "nothing random is left in it"
+
+
+def test_the_generator_of_a_rag_checkpoint(tmp_path: Path) -> None:
+    name, rag = tiny.saved_rag(tmp_path, title_sep=" : ", doc_sep=" ? ", max_combined_length=50)
+    loaded = load_generator(name)
+    assert loaded.input_format == RagFormat(50, " : ", " ? ", legacy=True)
+    assert loaded.legacy_tokenizer.cls_token == "[CLS]"
+    assert loaded.tokenizer.bos_token == "<s>"
+    torch.testing.assert_close(logits(loaded.model), logits(rag.rag.generator))
+    (tmp_path / "openbook.json").write_text('{"legacy": false}')
+    plain = load_generator(name)
+    assert (plain.input_format.legacy, plain.legacy_tokenizer) == (False, None)
+    assert plain.fingerprint != loaded.fingerprint
+
+
+def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
+    name = tiny.saved(tmp_path / "bert", tiny.bert_model(), tiny.bert_tokenizer())
+    with pytest.raises(InvalidModel, match="a generator must be an encoder-decoder, got 'bert'"):
+        load_generator(name)
+    with pytest.raises(InvalidModel, match="legacy is for checkpoints in RAG's layout"):
+        load_generator(bart(tmp_path / "bart", openbook={"legacy": True}))
+
+
+def test_a_reader_on_the_embedded_encoder_stores_no_embeddings(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = bert2bert(Source.find(EMBEDDED, encoder_folder), decoder_layers=1)
+    own = {
+        n: w.half() for n, w in model.state_dict().items() if ".embeddings." not in n and "predictions.decoder" not in n
+    }
+    save_file(own, tmp_path / "model.safetensors")
+    (tmp_path / "openbook.json").write_text(json.dumps({"base": "embedded", "max_tokens": 224}))
+    loaded = load_generator(str(tmp_path))
+    torch.testing.assert_close(logits(loaded.model), logits(model), atol=1e-2, rtol=1e-2)
+    words = loaded.model.encoder.embeddings.word_embeddings.weight
+    assert loaded.model.decoder.cls.predictions.decoder.weight is words
+    assert loaded.input_format == PairFormat(224)
+    save_file({n: w for n, w in own.items() if "crossattention" not in n}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidModel, match="weights are missing or unknown, first decoder.bert"):
+        load_generator(str(tmp_path))
+
+
+def test_weights_have_one_digest_in_every_file_format(tmp_path: Path) -> None:
+    one, other = tiny.bart_model(), tiny.bart_model()
+    one.save_pretrained(tmp_path)
+    torch.save(one.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    loaded = Source.find(str(tmp_path), encoder_folder).model(transformers.BartForConditionalGeneration)
+    assert weights_digest(loaded) == weights_digest(other)
+    with torch.no_grad():
+        other.model.shared.weight[3, 3] += 1e-6
+    assert weights_digest(loaded) != weights_digest(other)
+
+
+def test_models_go_where_the_settings_say() -> None:
+    model = place(tiny.bart_model().train(), GeneratorSettings(dtype="bfloat16", n_threads=1))
+    assert (model.dtype, model.training, torch.get_num_threads()) == (torch.bfloat16, False, 1)
+    for device in ("cuda:99", "tpu?"):
+        with pytest.raises(InvalidModel, match=f"device '{device[:3]}"):
+            place(tiny.bart_model(), EncoderSettings(device=device))
