@@ -27,7 +27,8 @@ from openbook.errors import InvalidModel
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
 _FOLDING = {"bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small", "t5", "mt5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
-_MAX_LOGITS = 1 << 24  # float32 logits held at once while scoring: 64 MiB
+_MAX_LOGITS = 1 << 24  # float32 logits held at once in the loss: 64 MiB
+_TILE = (512, 4096)  # tokens x vocabulary entries scored at once without gradients: 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Seq2Seq:
             self._twin.set_attn_implementation(_NAME)
             self._output = _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
             if hasattr(self._twin, "final_logits_bias"):
-                self._bias = self._twin.final_logits_bias
+                self._bias = self._twin.final_logits_bias[0]
                 self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
         if not keep_mode:
             self._twin.eval()
@@ -160,15 +161,27 @@ class Seq2Seq:
 
         With gradients each slice is computed again in the backward pass, so no (tokens, vocabulary) tensor is kept.
         """
-        size = max(1, _MAX_LOGITS // self.vocabulary_size)
+        if self._output is not None and not torch.is_grad_enabled():
+            rows = zip(torch.split(states, _TILE[0]), torch.split(targets, _TILE[0]), strict=True)
+            return torch.cat([self._tiled(s, t) for s, t in rows])
 
         def one(states: Tensor, targets: Tensor) -> Tensor:
             return self.log_probs(states).gather(-1, targets[:, None])[:, 0]
 
+        size = max(1, _MAX_LOGITS // self.vocabulary_size)
         slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
-        if torch.is_grad_enabled() and self._output is not None:
-            return torch.cat([checkpoint(one, s, t, use_reentrant=False) for s, t in slices])
-        return torch.cat([one(s, t) for s, t in slices])
+        return torch.cat([checkpoint(one, s, t, use_reentrant=False) for s, t in slices])
+
+    def _tiled(self, states: Tensor, targets: Tensor) -> Tensor:
+        """log p of the targets with logits that never leave the processor's cache: half the time of whole rows."""
+        assert self._output is not None
+        weight, bias = self._output.weight, self._vocabulary_bias
+        normalisers = [
+            torch.addmm(b, states, w.T).to(self.dtype).logsumexp(-1)
+            for w, b in zip(torch.split(weight, _TILE[1]), torch.split(bias, _TILE[1]), strict=True)
+        ]
+        logit = (states.to(self.dtype) * weight[targets].to(self.dtype)).sum(-1) + bias[targets].to(self.dtype)
+        return logit - torch.stack(normalisers).logsumexp(0)
 
     def score(self, contexts: Contexts, targets: Tensor, mask: Tensor, past: EncoderDecoderCache | None) -> Tensor:
         """(r, c, t) log p(y_t|x,z,y_<t) of c targets per row, in one teacher-forced pass; 0 where mask is false."""
@@ -178,11 +191,21 @@ class Seq2Seq:
         known = self.token_log_probs(states[mask], targets[mask])
         return torch.zeros(targets.shape, dtype=known.dtype, device=known.device).masked_scatter(mask, known)
 
+    @property
+    def _vocabulary_bias(self) -> Tensor:
+        """(v,) everything that is added to output matrix @ state."""
+        assert self._output is not None
+        bias = self._output.weight.new_zeros(self.vocabulary_size)
+        for term in (self._output.bias, self._bias):
+            if term is not None:
+                bias = bias + term.to(bias.dtype)
+        return bias
+
     def _logits(self, states: Tensor) -> Tensor:
         if self._output is None:
             return states
         logits: Tensor = self._output(states)
-        return logits if self._bias is None else logits + self._bias[0]
+        return logits if self._bias is None else logits + self._bias
 
 
 class Steps:

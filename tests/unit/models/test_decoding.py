@@ -196,8 +196,9 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
     for _, settings, special in _cases(12):
         whole = generate(model, ids, mask, scores, settings, special)
         with monkeypatch.context() as patch:
-            for limit in ("search._MAX_LOGITS", "seq2seq._MAX_LOGITS", "candidates._MAX_SCORED"):
+            for limit in ("search._MAX_LOGITS", "candidates._MAX_SCORED"):
                 patch.setattr(f"openbook.models.{limit}", 7)
+            patch.setattr("openbook.models.seq2seq._TILE", (3, 7))
             for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
                 _assert_same(got, wanted)
 
