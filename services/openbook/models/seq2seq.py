@@ -25,7 +25,7 @@ from transformers.modeling_utils import AttentionInterface
 from openbook.errors import InvalidModel
 
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
-_FOLDING = {"bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small", "t5", "mt5"}
+_FOLDING = {"bart", "mbart", "pegasus", "t5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
 _MAX_LOGITS = 1 << 24  # float32 logits held at once in the loss: 64 MiB
 _TILE = (512, 4096)  # tokens x vocabulary entries scored at once without gradients: 8 MiB
@@ -89,20 +89,20 @@ class Seq2Seq:
     """
 
     def __init__(self, model: Any, *, keep_mode: bool = False, fold: bool = True) -> None:
+        output = model.get_output_embeddings()
         decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
-        self.folds = fold and known
+        self.folds: bool = fold and known and type(output) is nn.Linear  # an adapter around it would be passed over
         self.special = SpecialTokens.of(model)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
+        self.vocabulary_size: int = output.weight.shape[0]
+        self._output, self._extra_bias = output, None
         self._twin = _twin(model)
-        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
-        self._output: nn.Linear | None = None
-        self._bias: Tensor | None = None
         if self.folds:
             self._twin.set_attn_implementation(_NAME)
-            self._output = _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
+            _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
             if hasattr(self._twin, "final_logits_bias"):
-                self._bias = self._twin.final_logits_bias[0]
+                self._extra_bias = self._twin.final_logits_bias[0]
                 self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
         if not keep_mode:
             self._twin.eval()
@@ -161,7 +161,7 @@ class Seq2Seq:
 
         With gradients each slice is computed again in the backward pass, so no (tokens, vocabulary) tensor is kept.
         """
-        if self._output is not None and not torch.is_grad_enabled():
+        if self.folds and not torch.is_grad_enabled():
             rows = zip(torch.split(states, _TILE[0]), torch.split(targets, _TILE[0]), strict=True)
             return torch.cat([self._tiled(s, t) for s, t in rows])
 
@@ -174,8 +174,7 @@ class Seq2Seq:
 
     def _tiled(self, states: Tensor, targets: Tensor) -> Tensor:
         """log p of the targets with logits that never leave the processor's cache: half the time of whole rows."""
-        assert self._output is not None
-        weight, bias = self._output.weight, self._vocabulary_bias
+        weight, bias = self._output.weight, self._bias()
         normalisers = [
             torch.addmm(b, states, w.T).to(self.dtype).logsumexp(-1)
             for w, b in zip(torch.split(weight, _TILE[1]), torch.split(bias, _TILE[1]), strict=True)
@@ -191,21 +190,15 @@ class Seq2Seq:
         known = self.token_log_probs(states[mask], targets[mask])
         return torch.zeros(targets.shape, dtype=known.dtype, device=known.device).masked_scatter(mask, known)
 
-    @property
-    def _vocabulary_bias(self) -> Tensor:
-        """(v,) everything that is added to output matrix @ state."""
-        assert self._output is not None
-        bias = self._output.weight.new_zeros(self.vocabulary_size)
-        for term in (self._output.bias, self._bias):
-            if term is not None:
-                bias = bias + term.to(bias.dtype)
-        return bias
-
     def _logits(self, states: Tensor) -> Tensor:
-        if self._output is None:
-            return states
-        logits: Tensor = self._output(states)
-        return logits if self._bias is None else logits + self._bias
+        return F.linear(states, self._output.weight, self._bias()) if self.folds else states
+
+    def _bias(self) -> Tensor:
+        """(v,) all that is added to output matrix @ state."""
+        bias: Tensor = self._output.weight.new_zeros(self.vocabulary_size)
+        for term in (self._output.bias, self._extra_bias):
+            bias = bias if term is None else bias + term
+        return bias
 
 
 class Steps:
@@ -242,13 +235,11 @@ def _twin(model: Any) -> Any:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> Any:
-    for parent in model.modules():
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    for parent in list(model.modules()):
         for name, child in parent.named_children():
             if child is old:
                 setattr(parent, name, new)
-                return old
-    raise InvalidModel(f"{type(model).__name__} does not hold its output embeddings")
 
 
 _NAME = "openbook_folded"
