@@ -49,6 +49,8 @@ class Declaration(BaseModel):
 
     # Of a query encoder: the fingerprint of the passage encoder that it was trained with.
     space: str | None = None
+    # Of a sentence encoder: the inverse of the temperature it was trained with.
+    query_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
     # Of a generator: how it reads a question with a passage (`openbook.models.formats`), and how much of them together.
     input_format: Literal["rag", "pair"] | None = None
     max_tokens: int | None = Field(None, ge=8)

@@ -21,6 +21,9 @@ Role = Literal["query", "passage"]
 
 DPR_MAX_TOKENS = 256
 PASSAGES_PER_BATCH = 16
+SENTENCE_SCALE = 20.0
+"""Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
+in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
 LENGTH_STEP = 32
 """Batches of passages are padded to multiples of this: CPU kernels cache what they prepare for every new shape."""
 
@@ -35,6 +38,7 @@ class Pooling:
     titles: Literal["pair", "joined"]  # [CLS] title [SEP] text [SEP], or "title. text" as one text
     query_prefix: str = ""
     passage_prefix: str = ""
+    query_scale: float = 1.0  # queries are made this long: the prior is a softmax of inner products
 
 
 class TextEncoder:
@@ -76,7 +80,8 @@ class TextEncoder:
                 kind = DPRQuestionEncoder if role == "query" else DPRContextEncoder
             model, tokenizer = source.model(kind), source.tokenizer()
         if model_type in ("rag", "dpr"):
-            pooling = Pooling("pooler", normalize=False, max_tokens=DPR_MAX_TOKENS, titles="pair")
+            max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
+            pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
         else:
             pooling = _sentence_pooling(source, model, tokenizer)
         return cls(model, tokenizer, pooling, settings, source.declaration().space)
@@ -102,7 +107,7 @@ class TextEncoder:
                     f"question has {len(ids)} tokens, and the encoder can read {self.pooling.max_tokens}"
                 )
             rows[row] = self._embed([ids])[0]
-        return rows
+        return rows * np.float32(self.pooling.query_scale)
 
     def encode_passages(self, passages: Sequence[Passage]) -> Float32:
         """(n, d) embeddings of titles and texts, in order. A text that does not fit is cut at its end.
@@ -110,7 +115,7 @@ class TextEncoder:
         Passages of like length are computed together; the last bits may depend on what else is in the batch.
         """
         rows = np.empty((len(passages), self.dimension), np.float32)
-        ids = self._passage_ids(passages)
+        ids = self._passage_ids(passages) if passages else []
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         for start in range(0, len(order), PASSAGES_PER_BATCH):
             batch = order[start : start + PASSAGES_PER_BATCH]
@@ -119,8 +124,6 @@ class TextEncoder:
 
     def _passage_ids(self, passages: Sequence[Passage]) -> list[list[int]]:
         options = {"truncation": "longest_first", "max_length": self.pooling.max_tokens}
-        if not passages:
-            return []
         texts = [passage.text for passage in passages]
         if self.pooling.titles == "pair":
             # Cuts the longer of the two: the text, unless a title is longer than what would be left of it.
@@ -174,13 +177,15 @@ def _sentence_pooling(source: Source, model: Any, tokenizer: Any) -> Pooling:
     transformer = source.json("sentence_bert_config.json") or {}
     prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, model.config.max_position_embeddings)
+    normalize = "Normalize" in kinds or not modules
     return Pooling(
         mode,
-        normalize="Normalize" in kinds or not modules,
+        normalize,
         max_tokens=min(int(limit) for limit in limits if limit),
         titles="joined",
         query_prefix=prompts.get("query", ""),
         passage_prefix=prompts.get("document", prompts.get("passage", "")),
+        query_scale=source.declaration().query_scale or (SENTENCE_SCALE if normalize else 1.0),
     )
 
 

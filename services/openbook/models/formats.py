@@ -62,7 +62,8 @@ class PairFormat:
     max_tokens: int = 224
 
     def encode(self, tokenizer: Any, question: str, passages: Sequence[Passage]) -> list[list[int]]:
-        _check_room(len(tokenizer(question, "")["input_ids"]), self.max_tokens)
+        # In lists: an empty second text by itself would be taken for none.
+        _check_room(len(tokenizer([question], [""])["input_ids"][0]), self.max_tokens)
         memories = [f"{p.title} : {p.text}" if p.title else p.text for p in passages]
         return list(
             tokenizer([question] * len(memories), memories, truncation="only_second", max_length=self.max_tokens)[

