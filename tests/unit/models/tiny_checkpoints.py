@@ -23,7 +23,7 @@ from transformers import (
 )
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-WORDS = "who ' s the president of france invented telephone paris is capital in alexander graham bell moon".split()
+TEXT = "who ' s the president of france invented telephone paris is capital in alexander graham bell moon"
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!/:-"
 
 
@@ -43,7 +43,7 @@ def byte_tokenizer() -> Any:
 
 def word_tokenizer() -> Any:
     """BERT's: lower case, words and pieces of a letter, `[CLS] .. [SEP] .. [SEP]`."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *TEXT.split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()

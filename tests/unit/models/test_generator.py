@@ -1,0 +1,197 @@
+"""What the generator reads, and what it writes: the embedded reader on real text, tiny random models for the rest."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_checkpoints as tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openbook.config import GeneratorSettings
+from openbook.core.marginal import log_prior
+from openbook.core.types import (
+    Decoding,
+    Float32,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Passage,
+    Retrieved,
+    TokenDelta,
+)
+from openbook.errors import InvalidRequest
+from openbook.models.checkpoint import GeneratorCheckpoint
+from openbook.models.formats import PairFormat, RagFormat
+from openbook.models.generator import RagGenerator
+
+BELL = Passage(
+    0,
+    "bell",
+    "Telephone",
+    "Alexander Graham Bell was awarded the first United States patent for the telephone in 1876.",
+)
+CURIE = Passage(
+    1, "curie", "Marie Curie", "Marie Curie was born in Warsaw in 1867 and moved to Paris at the age of 24."
+)
+MOON = Passage(2, "moon", "Moon", "The Moon is the only natural satellite of the Earth, 384,400 km away.")
+
+GREEDY_TOKEN = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1)
+ALL_SETTINGS = [
+    GenerationSettings(formulation=Formulation.SEQUENCE, decoding=Decoding.THOROUGH, n_beams=3, max_new_tokens=16),
+    GenerationSettings(formulation=Formulation.SEQUENCE, decoding=Decoding.FAST, n_beams=1, max_new_tokens=16),
+    GenerationSettings(formulation=Formulation.TOKEN, n_beams=3, max_new_tokens=16),
+    GREEDY_TOKEN,
+]
+
+
+def _retrieved(*hits: tuple[Passage, float]) -> Retrieved:
+    scores: Float32 = np.array([score for _, score in hits], np.float32)
+    return Retrieved(tuple(passage for passage, _ in hits), scores, "snapshot")
+
+
+TELEPHONE = ("who invented the telephone?", _retrieved((BELL, 0.7), (MOON, 0.3), (CURIE, 0.2)))
+BIRTH = ("where was Marie Curie born?", _retrieved((CURIE, 0.8), (BELL, 0.2)))
+
+
+@cache
+def _reader() -> RagGenerator:
+    return RagGenerator.load(GeneratorSettings())
+
+
+@cache
+def _babbler() -> RagGenerator:
+    """Writes random bytes, few of which are characters by themselves."""
+    return RagGenerator(GeneratorCheckpoint(tiny.bart(), tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
+
+
+class TestReader:
+    @pytest.mark.parametrize("how", ALL_SETTINGS)
+    def test_answers_from_the_passage_that_has_the_answer(self, how: GenerationSettings) -> None:
+        telephone, birth = _reader().generate(*zip(TELEPHONE, BIRTH, strict=True), how)
+        assert "bell" in telephone.text
+        assert birth.text == "warsaw"
+        for (_, retrieved), generation in ((TELEPHONE, telephone), (BIRTH, birth)):
+            assert generation.log_prior == pytest.approx(log_prior(retrieved.scores))
+            assert np.exp(generation.log_posterior).sum() == pytest.approx(1)
+            assert generation.log_posterior.argmax() == 0
+            assert generation.log_posterior[0] > generation.log_prior[0]
+            assert generation.log_likelihood < 0
+
+    def test_the_answer_changes_with_the_passage(self) -> None:
+        other = replace(CURIE, text=CURIE.text.replace("Warsaw", "Vienna"))
+        (generation,) = _reader().generate([BIRTH[0]], [_retrieved((other, 1.0))], GREEDY_TOKEN)
+        assert generation.text == "vienna"
+
+    @pytest.mark.parametrize("how", ALL_SETTINGS)
+    def test_what_else_is_in_the_batch_changes_nothing(self, how: GenerationSettings) -> None:
+        together = _reader().generate(*zip(TELEPHONE, BIRTH, strict=True), how)
+        alone = [_reader().generate([question], [retrieved], how)[0] for question, retrieved in (TELEPHONE, BIRTH)]
+        _assert_equal(together, alone)
+
+    def test_a_small_bound_on_memory_changes_nothing(self) -> None:
+        small = RagGenerator.load(GeneratorSettings(max_tokens_in_flight=1))
+        for how in ALL_SETTINGS[::2]:
+            batch = list(zip(TELEPHONE, BIRTH, strict=True))
+            _assert_equal(small.generate(*batch, how), _reader().generate(*batch, how))
+
+    def test_reads_in_bfloat16(self) -> None:
+        rough = RagGenerator.load(GeneratorSettings(dtype="bfloat16"))
+        (generation,) = rough.generate([BIRTH[0]], [BIRTH[1]], GREEDY_TOKEN)
+        assert generation.text == "warsaw"
+        assert rough.fingerprint == _reader().fingerprint
+
+    def test_refuses_a_question_that_leaves_no_room_for_a_passage(self) -> None:
+        question = "who " * 222
+        with pytest.raises(InvalidRequest, match="question has 225 tokens, and the generator can read 224"):
+            _reader().generate([question], [BIRTH[1]], GREEDY_TOKEN)
+
+    def test_refuses_a_question_without_passages(self) -> None:
+        with pytest.raises(InvalidRequest, match="at least one passage"):
+            _reader().generate([TELEPHONE[0], "why?"], [TELEPHONE[1], _retrieved()], GREEDY_TOKEN)
+        with pytest.raises(InvalidRequest, match="at least one passage"):
+            list(_reader().stream("why?", _retrieved(), GREEDY_TOKEN))
+
+    def test_no_questions_have_no_answers(self) -> None:
+        assert _reader().generate([], [], GREEDY_TOKEN) == []
+
+
+class TestStream:
+    @pytest.mark.parametrize("n_tokens", [1, 8, 40])
+    @pytest.mark.parametrize("generator", [_reader, _babbler])
+    def test_deltas_join_to_the_text_that_generate_gives(
+        self, generator: Callable[[], RagGenerator], n_tokens: int
+    ) -> None:
+        how = replace(GREEDY_TOKEN, max_new_tokens=n_tokens)
+        *deltas, last = generator().stream(*TELEPHONE, how)
+        (expected,) = generator().generate([TELEPHONE[0]], [TELEPHONE[1]], how)
+        assert isinstance(last, Generation)
+        _assert_equal([last], [expected])
+        assert "".join(delta.text for delta in deltas) == last.text
+        assert len(deltas) == len(last.token_ids)
+        assert sum(delta.log_likelihood for delta in deltas) == pytest.approx(last.log_likelihood)
+        assert last.token_log_posterior is not None
+        assert np.stack([delta.log_posterior for delta in deltas]) == pytest.approx(last.token_log_posterior)
+
+    @pytest.mark.parametrize("how", ALL_SETTINGS[:3])
+    def test_what_is_not_decided_token_by_token_comes_alone(self, how: GenerationSettings) -> None:
+        only = list(_reader().stream(*BIRTH, how))
+        assert [type(item) for item in only] == [Generation]
+        assert not isinstance(only[0], TokenDelta)
+        assert only[0].text == "warsaw"
+
+    @settings(max_examples=50, deadline=None)
+    @given(text=st.text(max_size=12))
+    def test_text_only_grows_and_ends_whole_at_whatever_byte_it_is_cut(self, text: str) -> None:
+        ids = tiny.byte_tokenizer()(text)["input_ids"]
+        texts = [_babbler()._text(ids[:n]) for n in range(len(ids) + 1)]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+        assert texts[-1] == text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
+
+
+def test_old_rag_checkpoints_read_the_question_as_the_question_encoder_spells_it(tmp_path: Path) -> None:
+    name = tiny.save_rag(tmp_path, tiny.rag())
+    old = RagGenerator.load(GeneratorSettings(model=name))
+    (tmp_path / "openbook.json").write_text('{"legacy": false}')
+    new = RagGenerator.load(GeneratorSettings(model=name))
+    how, hits = replace(GREEDY_TOKEN, max_new_tokens=4), [_retrieved((MOON, 1.0))]
+
+    def likelihood(generator: RagGenerator, question: str) -> float:
+        return generator.generate([question], hits, how)[0].log_likelihood
+
+    question = "Who's the PRESIDENT of France?"
+    spelled = "who ' s the president of france?"
+    assert likelihood(old, question) == likelihood(new, spelled) != likelihood(new, question)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    question=st.text("ab ?é", max_size=60).map(lambda text: " ".join(text.split())),
+    text=st.text("xyz é", max_size=80).map(lambda text: " ".join(text.split())),
+    reads=st.sampled_from([RagFormat(48), PairFormat(48)]),
+)
+def test_whatever_the_length_the_question_is_read_whole_or_refused(
+    question: str, text: str, reads: RagFormat | PairFormat
+) -> None:
+    passage = replace(MOON, text=text)
+    (whole,) = replace(reads, max_tokens=10_000).encode(tiny.byte_tokenizer(), question, [passage])
+    try:
+        (ids,) = reads.encode(tiny.byte_tokenizer(), question, [passage])
+    except InvalidRequest:
+        assert len(question.encode()) > 40
+        return
+    assert question in tiny.byte_tokenizer().decode(ids)
+    # Cut no more than must be; é is two bytes.
+    assert ids == whole if len(whole) <= 48 else 47 <= len(ids) <= 48
+
+
+def _assert_equal(ours: Sequence[Generation], theirs: Sequence[Generation]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.text, one.token_ids) == (other.text, other.token_ids)
+        assert one.log_likelihood == pytest.approx(other.log_likelihood, abs=1e-4)
+        assert one.log_prior == pytest.approx(other.log_prior)
+        assert one.log_posterior == pytest.approx(other.log_posterior, abs=1e-4)
