@@ -58,7 +58,11 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def complete(
-    values: dict[str, Any], nodes: Sequence[Mapping[str, Any]], head_ip: str, n_shards: int
+    values: dict[str, Any],
+    nodes: Sequence[Mapping[str, Any]],
+    head_ip: str,
+    n_shards: int,
+    first_port: int = INDEX_PORT,
 ) -> tuple[dict[str, Any], list[str]]:
     """The config with the addresses that only a standing cluster knows, and those of the index servers among them.
 
@@ -67,9 +71,10 @@ def complete(
         nodes: as `ray.nodes()` tells them.
         head_ip: where Redis runs, unless `cache.url` names another.
         n_shards: index servers on each index node.
+        first_port: that of shard 0; the others follow.
     """
     hosts = sorted(n["NodeManagerAddress"] for n in nodes if n["Alive"] and n["Resources"].get(INDEX_RESOURCE))
-    addresses = [f"{host}:{INDEX_PORT + shard}" for host in hosts for shard in range(n_shards)]
+    addresses = [f"{host}:{first_port + shard}" for host in hosts for shard in range(n_shards)]
     (application,) = values["applications"]
     args = application.get("args", {})
     cache = {"url": f"redis://{head_ip}:{REDIS_PORT}/0", **args.get("cache", {})}
@@ -77,7 +82,15 @@ def complete(
     return {**values, "applications": [{**application, "args": {**args, "index": index, "cache": cache}}]}, addresses
 
 
-def deploy(path: Path, n_nodes: int, n_shards: int, timeout_s: float, dashboard: str = DASHBOARD) -> None:
+def deploy(
+    path: Path,
+    n_nodes: int,
+    n_shards: int,
+    timeout_s: float,
+    first_port: int = INDEX_PORT,
+    ray_address: str = "auto",
+    dashboard: str = DASHBOARD,
+) -> None:
     """Wait for the index tier, then deploy. Run it on the head node.
 
     Raises:
@@ -89,10 +102,10 @@ def deploy(path: Path, n_nodes: int, n_shards: int, timeout_s: float, dashboard:
 
     values = load(path)
     give_up = time.monotonic() + timeout_s
-    ray.init(address="auto", logging_level=logging.WARNING)
+    ray.init(address=ray_address, logging_level=logging.WARNING)
     try:
         while True:
-            completed, addresses = complete(values, ray.nodes(), ray.util.get_node_ip_address(), n_shards)
+            completed, addresses = complete(values, ray.nodes(), ray.util.get_node_ip_address(), n_shards, first_port)
             missing = _what_is_missing(addresses, n_nodes * n_shards)
             if not missing:
                 break

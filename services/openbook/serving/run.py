@@ -41,7 +41,7 @@ def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
-        stack.enter_context(_environment(_flags(serving, folder)))
+        stack.enter_context(_environment(ray_flags(serving, folder)))
 
         import ray
         from ray import serve
@@ -133,7 +133,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
+def ray_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
     """What Ray and Serve read when they are imported, and hand on to their processes."""
     haproxy = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",

@@ -1,0 +1,146 @@
+"""deploy/serve.yaml on a real Ray cluster of one node, with the models that it names, through Ray's own REST door."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+
+from openbook.cache.server import RedisServer
+from openbook.client import Client
+from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
+from openbook.core.types import Passage
+from openbook.errors import StartupError
+from openbook.index.build import build_snapshot
+from openbook.index.server import IndexServer
+from openbook.models.encoder import TextEncoder
+from openbook.serving import cluster, run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SERVE = Path(__file__).parents[2] / "deploy" / "serve.yaml"
+PASSAGES = [
+    Passage(0, "bell", "Telephone", "The telephone was invented by Alexander Graham Bell in 1876."),
+    Passage(1, "curie", "Marie Curie", "Marie Curie was born in Warsaw."),
+]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster with nothing deployed: one node, which advertises the resource `index`."""
+
+    ray: str
+    dashboard: str
+    serving: ServingSettings
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Cluster]:
+    serving = ServingSettings(http_port=run.free_port(), grpc_port=run.free_port())
+    gcs, dashboard = run.free_port(), run.free_port()
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    options = {
+        "--port": gcs,
+        "--num-cpus": 4,
+        "--resources": '{"index": 1}',
+        "--include-dashboard": "true",
+        "--dashboard-port": dashboard,
+        "--dashboard-agent-listen-port": run.free_port(),
+        "--object-store-memory": run.OBJECT_STORE_BYTES,
+    }
+    # Not pytest's folder: the paths of Ray's sockets may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ob-") as folder:
+        options["--temp-dir"] = folder
+        arguments = [str(part) for option in options.items() for part in option]
+        environment = {**os.environ, **run.ray_flags(serving, Path(folder))}
+        with Path(folder, "log").open("w") as log:
+            node = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log, text=True)
+        address = f"http://127.0.0.1:{dashboard}"
+        try:
+            until_answered(f"{address}/api/serve/applications/", node)
+            yield Cluster(f"127.0.0.1:{gcs}", address, serving)
+            # Serve's processes end at once when they are asked, and half a minute later when their node goes away.
+            httpx.delete(f"{address}/api/serve/applications/", timeout=60)
+        finally:
+            node.send_signal(signal.SIGTERM)
+            node.wait(60)
+
+
+def until_answered(url: str, node: "subprocess.Popen[str]") -> None:
+    """Polls, as whoever waits for a deployment does; the test's own time limit ends it."""
+    while node.poll() is None:
+        try:
+            if httpx.get(url, timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"Ray ended with code {node.returncode}")
+
+
+@pytest.fixture(scope="module")
+def config(ray_cluster: Cluster, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """deploy/serve.yaml for a machine without GPUs."""
+    values = cluster.load(SERVE)
+    values["http_options"] |= {"host": "127.0.0.1", "port": ray_cluster.serving.http_port}
+    values["grpc_options"]["port"] = ray_cluster.serving.grpc_port
+    args = values["applications"][0]["args"]
+    args["encoder"] |= {"n_threads": 1, "n_replicas": 1, "num_cpus": 0.1}
+    args["generator"] |= {"device": "cpu", "dtype": "float32", "n_replicas": 1, "num_cpus": 0.1, "num_gpus": 0}
+    args["serving"] |= {"n_replicas": 1, "num_cpus": 0.1}
+    args["cache"] = {"url": redis_server.url}
+    path = tmp_path_factory.mktemp("deploy") / "serve.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_without_the_index_tier_nothing_is_deployed(ray_cluster: Cluster, config: Path) -> None:
+    with pytest.raises(StartupError, match=r"the index tier is not there after 0 s: 1 of 3 servers"):
+        cluster.deploy(config, 3, 1, 0, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
+    assert httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/").json()["applications"] == {}
+
+
+def test_the_config_deploys_and_answers(ray_cluster: Cluster, config: Path, tmp_path: Path) -> None:
+    encoder = TextEncoder.load(EncoderSettings(), role="passage")
+    vectors = np.asarray(encoder.encode_passages(PASSAGES), np.float32)
+    snapshot = tmp_path / "snapshot"
+    build_snapshot(PASSAGES, vectors, snapshot, 1, "Flat", "embedded", encoder.fingerprint)
+    # On all interfaces: Ray knows its node by an address other than loopback.
+    with IndexServer(IndexServerSettings(snapshot=snapshot, host="0.0.0.0")) as server:
+        cluster.deploy(config, 1, 1, 60, server.port, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
+        http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
+        until_running(ray_cluster)
+        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}") as client:
+            answer = client.answer("who invented the telephone?", k=2)
+        assert "bell" in answer.answer.lower()
+        assert answer.evidence[0].passage.title == "Telephone"
+        over_http = httpx.post(f"{http}/v1/answer", json={"question": "who invented the telephone?", "k": 2})
+        assert over_http.json()["answer"] == answer.answer
+
+
+def until_running(ray_cluster: Cluster) -> None:
+    while True:
+        details = httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/").json()["applications"]["openbook"]
+        if details["status"] == "RUNNING":
+            break
+        assert details["status"] in ("NOT_STARTED", "DEPLOYING"), details["message"]
+        time.sleep(0.1)
+    health = f"http://127.0.0.1:{ray_cluster.serving.http_port}/healthz"
+    while not _answers(health):
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.TransportError:
+        return False
