@@ -100,6 +100,3 @@ class RemoteEncoder:
             "encoder", deadline, lambda: self._handle.encode.remote(list(questions), deadline.remaining_s())
         )
         return embeddings
-
-    async def aclose(self) -> None:
-        """Nothing to close: Serve owns the replicas."""

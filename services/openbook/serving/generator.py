@@ -143,6 +143,3 @@ class RemoteGenerator:
                 question, retrieved, settings, deadline.remaining_s()
             ),
         )
-
-    async def aclose(self) -> None:
-        """Nothing to close: Serve owns the replicas."""

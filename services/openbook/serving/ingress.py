@@ -5,12 +5,11 @@ cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from openbook.errors import OpenbookError
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 
 ANSWER_SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-M = TypeVar("M", bound=Message)
+WireRequest = answer_pb2.AnswerRequest | answer_pb2.RetrieveRequest
+R = TypeVar("R", bound=RetrieveRequest)
 
 
 def add_services(servicer: Any, server: grpc.Server) -> None:
@@ -65,36 +65,20 @@ class AnswerIngress:
         return build_app(self._service)
 
     async def Answer(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.AnswerResponse:  # noqa: N802
-        async def answer(message: answer_pb2.AnswerRequest, request_id: str) -> answer_pb2.AnswerResponse:
-            return answer_to_proto(await self._service.answer(request_from_proto(AnswerRequest, message), request_id))
-
-        reply = await _unary(answer_pb2.AnswerRequest, request, grpc_context, answer)
-        return reply or answer_pb2.AnswerResponse()
+        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, request_id):
+            return answer_to_proto(await self._service.answer(asked, request_id))
 
     async def Retrieve(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.RetrieveResponse:  # noqa: N802
-        async def retrieve(message: answer_pb2.RetrieveRequest, request_id: str) -> answer_pb2.RetrieveResponse:
-            asked = request_from_proto(RetrieveRequest, message)
+        with _call(grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request) as (asked, request_id):
             return retrieval_to_proto(await self._service.retrieve(asked, request_id))
-
-        reply = await _unary(answer_pb2.RetrieveRequest, request, grpc_context, retrieve)
-        return reply or answer_pb2.RetrieveResponse()
 
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
-        request_id = new_request_id()
-        try:
-            message = parse_proto(answer_pb2.AnswerRequest, request)
-            request_id = check_request_id(message.request_id)
-            asked = request_from_proto(AnswerRequest, message)
+        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, request_id):
             async with aclosing(self._service.stream(asked, request_id)) as events:
                 async for event in events:
                     yield event_to_proto(event)
-        except Exception as error:
-            ours = to_openbook_error(error, request_id)
-            _set_error(grpc_context, ours, request_id)
-            # Serve's Python proxy learns of the code with a message or an exception, and there is no message left.
-            raise ours from None
 
     async def Check(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
@@ -112,24 +96,22 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not isinstance(getattr(error, "original_exception", error), OpenbookError)
 
 
-async def _unary(
-    kind: type[M],
-    data: bytes,
-    context: "RayServegRPCContext",
-    call: Callable[[M, str], Awaitable[Any]],
-) -> Any:
-    """The reply, or None after the context was given the error."""
+@contextmanager
+def _call(
+    context: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
+) -> Iterator[tuple[R, str]]:
+    """The request in `data`, and its id. Whatever goes wrong ends the call with the code of an error of ours.
+
+    The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other way.
+    """
     request_id = new_request_id()
     try:
         message = parse_proto(kind, data)
-        request_id = check_request_id(message.request_id)  # type: ignore[attr-defined]  # all our requests have one
-        return await call(message, request_id)
+        request_id = check_request_id(message.request_id)
+        yield request_from_proto(model, message), request_id
     except Exception as error:
-        _set_error(context, to_openbook_error(error, request_id), request_id)
-        return None
-
-
-def _set_error(context: "RayServegRPCContext", error: OpenbookError, request_id: str) -> None:
-    context.set_code(grpc.StatusCode[error.grpc_code])
-    context.set_details(str(error))
-    context.set_trailing_metadata([("request_id", request_id)])
+        ours = to_openbook_error(error, request_id)
+        context.set_code(grpc.StatusCode[ours.grpc_code])
+        context.set_details(str(ours))
+        context.set_trailing_metadata([("request_id", request_id)])
+        raise ours from None

@@ -167,6 +167,8 @@ def _describe_one(problem: Mapping[str, Any]) -> str:
             message = f"{name} is missing"
         case "json_invalid":
             message = f"body must be JSON: {problem.get('ctx', {}).get('error', 'it is not')} at character {name}"
+        case "model_attributes_type":
+            message = f"body must be a JSON object, sent as application/json, got {value}"
         case "string_unicode":
             message = f"{name} must be UTF-8 text, got {value}"
         case _:

@@ -1,0 +1,95 @@
+"""Calls between deployments, with responses that behave like Serve's."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
+from openbook.serving.hop import call, call_stream
+
+NEVER = Deadline.never()
+
+
+class Response:
+    """A result or an error; with neither it never comes. Knows whether it was cancelled."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = list(parts)
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    async def __anext__(self) -> Any:
+        if not self.parts:
+            await asyncio.Event().wait()
+        part = self.parts.pop(0)
+        if isinstance(part, Exception) and not isinstance(part, OpenbookError):
+            raise part
+        return part
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.__anext__().__await__()
+
+
+def sender(*responses: Response) -> Callable[[], Response]:
+    left = list(responses)
+    return lambda: left.pop(0)
+
+
+def test_a_result_comes_back_and_our_error_is_raised() -> None:
+    assert asyncio.run(call("encoder", NEVER, sender(Response(5)))) == 5
+    with pytest.raises(InvalidRequest, match="too long"):
+        asyncio.run(call("encoder", NEVER, sender(Response(InvalidRequest("too long")))))
+
+
+def test_when_a_replica_dies_another_is_asked_once() -> None:
+    assert asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(5)))) == 5
+    with pytest.raises(ModelUnavailable, match="no replica of the encoder answers: ActorDiedError"):
+        asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(ActorDiedError()))))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(BackPressureError(9, 8), Overloaded), (DeploymentUnavailableError("x"), ModelUnavailable)],  # type: ignore[arg-type]
+)
+def test_serves_errors_become_ours(theirs: Exception, ours: type[OpenbookError]) -> None:
+    with pytest.raises(ours, match="encoder"):
+        asyncio.run(call("encoder", NEVER, sender(Response(theirs))))
+
+
+def test_the_deadline_cancels_the_call() -> None:
+    response = Response()
+    with pytest.raises(DeadlineExceeded, match="before encoder was done"):
+        asyncio.run(call("encoder", Deadline.after(0.01), sender(response)))
+    assert response.cancelled
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(call("encoder", Deadline.after(0), sender()))  # not even sent
+
+
+async def _read(stream: Any, n: int | None = None) -> list[Any]:
+    seen = []
+    async for part in stream:
+        seen.append(part)
+        if len(seen) == n:
+            await stream.aclose()
+    return seen
+
+
+def test_a_stream_ends_with_its_source_or_with_our_error() -> None:
+    assert asyncio.run(_read(call_stream("generator", NEVER, sender(Response(1, 2, StopAsyncIteration()))))) == [1, 2]
+    with pytest.raises(InvalidRequest, match="bad"):
+        asyncio.run(_read(call_stream("generator", NEVER, sender(Response(1, InvalidRequest("bad"))))))
+    with pytest.raises(ModelUnavailable):
+        asyncio.run(_read(call_stream("generator", NEVER, sender(Response(1, ActorDiedError())))))
+
+
+def test_closing_a_stream_cancels_the_call() -> None:
+    response = Response(1, 2, 3)
+    assert asyncio.run(_read(call_stream("generator", NEVER, sender(response)), n=2)) == [1, 2]
+    assert response.cancelled

@@ -1,0 +1,203 @@
+"""Both faces of the endpoint without Ray: whatever comes in, what goes out is an answer or an error of ours."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openbook.cache.memory import MemoryCache
+from openbook.config import Settings, parse
+from openbook.core.deadline import Deadline
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved
+from openbook.errors import OpenbookError, ShardUnavailable
+from openbook.rag.pipeline import Pipeline
+from openbook.serving.http import build_app
+from openbook.serving.ingress import AnswerIngress
+from openbook.serving.service import AnswerService
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
+from openbook.v1 import answer_pb2
+
+PASSAGES = [Passage(0, "a", "A", "Bell patented the telephone"), Passage(1, "b", "B", "Curie was born in Warsaw")]
+SETTINGS = parse({"answer": {"k": 2}})
+
+
+class FastGenerator(EchoGenerator):
+    """Like fast decoding: a passage that did not propose the answer has probability zero."""
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+    ) -> Generation:
+        echo = await super().generate(question, retrieved, settings, deadline)
+        posterior = echo.log_posterior.copy()
+        posterior[1:] = -math.inf
+        return Generation(echo.text, echo.token_ids, echo.log_likelihood, echo.log_prior, posterior)
+
+
+class Context:
+    """What Serve hands to a gRPC method."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
+        assert [name for name, _ in metadata] == ["request_id"]
+
+
+async def ready() -> None:
+    """Nothing is wrong."""
+
+
+def service(settings: Settings = SETTINGS, check_ready: Callable[[], Any] = ready) -> AnswerService:
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    pipeline = Pipeline(encoder, index, index, FastGenerator(), MemoryCache(10), settings.answer)
+    return AnswerService(pipeline, settings, check_ready)
+
+
+def request(method: str, path: str, under_test: AnswerService | None = None, **options: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(build_app(under_test or service()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+def post(body: bytes) -> httpx.Response:
+    return request("POST", "/v1/answer", content=body, headers={"content-type": "application/json"})
+
+
+def answer(data: bytes) -> tuple[answer_pb2.AnswerResponse | None, Context]:
+    context = Context()
+    with suppress(OpenbookError):  # Serve takes the code from the context
+        return asyncio.run(AnswerIngress(service()).Answer(data, context)), context  # type: ignore[arg-type]
+    return None, context
+
+
+def check(response: httpx.Response) -> None:
+    if response.status_code != 200:
+        error = response.json()["error"]
+        # 504 for a timeout too short for anything
+        assert (response.status_code, error["code"]) in [(400, "INVALID_ARGUMENT"), (504, "DEADLINE_EXCEEDED")]
+        assert error["message"]
+        assert error["request_id"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_break_http(body: bytes) -> None:
+    check(post(body))
+
+
+NAMES = (
+    "question",
+    "k",
+    "formulation",
+    "decoding",
+    "n_beams",
+    "max_new_tokens",
+    "length_penalty",
+    "timeout_s",
+    "request_id",
+)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=5)
+    | st.sampled_from(["sequence", "token", "fast", "thorough"])
+    | st.lists(st.integers(), max_size=2)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES) | st.text(st.characters(codec=None), max_size=3), VALUES, max_size=5))
+def test_no_json_breaks_http(fields: dict[str, Any]) -> None:
+    check(post(json.dumps({"question": "who", **fields}).encode()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=40))
+def test_no_bytes_break_grpc(data: bytes) -> None:
+    response, context = answer(data)
+    if response is None:
+        assert context.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert context.details
+
+
+def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:
+    evidence = post(b'{"question": "who patented the telephone"}').json()["evidence"]
+    assert evidence[1]["log_posterior"] is None
+    assert evidence[0]["log_posterior"] == evidence[0]["log_prior"]
+    response, _ = answer(answer_pb2.AnswerRequest(question="who patented the telephone").SerializeToString())
+    assert response is not None
+    assert response.evidence[1].log_posterior == -math.inf
+
+
+def test_the_requests_id_is_the_bodys_then_the_headers_then_a_new_one() -> None:
+    def id_of(body: dict[str, str], headers: dict[str, str]) -> str:
+        return str(
+            request("POST", "/v1/answer", json={"question": "who", **body}, headers=headers).json()["request_id"]
+        )
+
+    assert id_of({"request_id": "body"}, {"x-request-id": "header"}) == "body"
+    assert id_of({}, {"x-request-id": "header"}) == "header"
+    assert len(id_of({}, {})) == 16
+    assert len(id_of({}, {"x-request-id": "x" * 200})) == 16  # not ours to complain about, nor to put in a log
+
+
+def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:
+    async def gone() -> None:
+        raise ShardUnavailable("shard 1 does not answer")
+
+    response = request("GET", "/healthz", service(check_ready=gone))
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "UNAVAILABLE"
+    assert response.json()["error"]["message"] == "shard 1 does not answer"
+
+
+def test_the_requests_timeout_is_cut_to_the_limit() -> None:
+    seen: list[float] = []
+
+    class Watching(HashEncoder):
+        async def encode(self, questions: Any, deadline: Deadline) -> Any:
+            seen.append(deadline.remaining_s())
+            return await super().encode(questions, deadline)
+
+    settings = parse({"answer": {"max_timeout_s": 7, "timeout_s": 3}})
+    under_test = service(settings)
+    under_test._pipeline._encoder = Watching()
+    for timeout in ({"timeout_s": 1e300}, {"timeout_s": 2}, {}):
+        request("POST", "/v1/answer", under_test, json={"question": f"who {timeout}", **timeout})
+    assert [math.ceil(left) for left in seen] == [7, 2, 3]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_media_type_is_refused_with_the_right_one(media_type: str) -> None:
+    response = request("POST", "/v1/answer", content=b'{"question": "who"}', headers={"content-type": media_type})
+    check(response)
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_body_in_pieces_is_one_body() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"question": '
+        yield b'"who"}'
+
+    assert request("POST", "/v1/answer", content=pieces(), headers={"content-type": "application/json"}).is_success
