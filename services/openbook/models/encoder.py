@@ -69,7 +69,7 @@ class TextEncoder:
         """
         name = settings.model
         source = Source.find(name, embedded.encoder_folder)
-        model_type = source.config().model_type
+        declared, model_type = source.declaration(), source.config().model_type
         if model_type == "rag":
             if role == "passage":
                 raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
@@ -83,8 +83,8 @@ class TextEncoder:
             max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
             pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
         else:
-            pooling = _sentence_pooling(source, model, tokenizer)
-        return cls(model, tokenizer, pooling, settings, source.declaration().space)
+            pooling = _sentence_pooling(source, model, tokenizer, declared.query_scale)
+        return cls(model, tokenizer, pooling, settings, declared.space)
 
     def n_tokens(self, question: str) -> int:
         """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""
@@ -159,7 +159,7 @@ class TextEncoder:
         return (states * weights).sum(1) / weights.sum(1)
 
 
-def _sentence_pooling(source: Source, model: Any, tokenizer: Any) -> Pooling:
+def _sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: float | None) -> Pooling:
     """As sentence-transformers' files say; without them the mean over tokens, normalised.
 
     Raises:
@@ -185,7 +185,7 @@ def _sentence_pooling(source: Source, model: Any, tokenizer: Any) -> Pooling:
         titles="joined",
         query_prefix=prompts.get("query", ""),
         passage_prefix=prompts.get("document", prompts.get("passage", "")),
-        query_scale=source.declaration().query_scale or (SENTENCE_SCALE if normalize else 1.0),
+        query_scale=query_scale or (SENTENCE_SCALE if normalize else 1.0),
     )
 
 

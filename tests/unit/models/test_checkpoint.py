@@ -34,6 +34,16 @@ def test_an_unknown_model_is_named_at_once(name: str) -> None:
         Source.find(name, encoder_folder)
 
 
+def test_what_was_downloaded_before_is_found_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--tiny--bart"
+    bart(cached / "snapshots/abc")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("abc")
+    loaded = load_generator("tiny/bart")
+    torch.testing.assert_close(logits(loaded.model), logits(tiny.bart()))
+
+
 def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="cannot load its config"):
         load_generator(str(tmp_path))
