@@ -25,7 +25,7 @@ def build(
     factory: Annotated[str, typer.Option(help="FAISS factory string: Flat, HNSW32, 'IVF256,SQ8', ...")] = "Flat",
     encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
     words: Annotated[int, typer.Option(help="Words per passage.")] = 100,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, 5 times faster on some CPUs.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Threads for encoding; all cores if not given.")] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""

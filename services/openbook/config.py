@@ -63,7 +63,7 @@ class ModelSettings(_Section):
 
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"  # auto: bfloat16 where it is the faster one
     n_threads: Positive = 1
     n_replicas: Positive = 1  # `split` only
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only

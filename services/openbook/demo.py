@@ -8,6 +8,7 @@ from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.serving.local import local_system, until_stopped
+from openbook.serving.run import free_port
 from openbook.terminal import build_progress, console, print_answer
 
 N_SHARDS = 2
@@ -24,12 +25,14 @@ def run(folder: Path) -> None:
     snapshot = folder / "snapshot"
     if not snapshot.exists():
         console.print(f"building {snapshot}: {N_SHARDS} shards of the embedded corpus")
-        encoder = config.EncoderSettings(dtype="bfloat16", n_threads=os.cpu_count() or 1)
+        encoder = config.EncoderSettings(dtype="auto", n_threads=os.cpu_count() or 1)
         with build_progress() as on_progress:
             build_corpus(
                 embedded_documents(), snapshot, encoder, n_shards=N_SHARDS, factory="Flat", on_progress=on_progress
             )
-    with until_stopped(), local_system(snapshot, config.load()) as settings:
-        with Client(f"{settings.serving.host}:{settings.serving.grpc_port}", timeout_s=120) as client:
-            for question, formulation in QUESTIONS:
-                print_answer(question, client.answer(question, formulation=formulation))
+    settings = config.load()
+    free = {"http_port": free_port(), "grpc_port": free_port()}
+    settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=free)})
+    with until_stopped(), local_system(snapshot, settings), Client(f"127.0.0.1:{free['grpc_port']}", 120) as client:
+        for question, formulation in QUESTIONS:
+            print_answer(question, client.answer(question, formulation=formulation))
