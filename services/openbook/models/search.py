@@ -54,16 +54,12 @@ class Search:
         g, k = self.log_prior.shape
         states = self.steps(tokens.repeat_interleave(k, 0)).view(g, k, self.n_beams, -1)  # (g, k, b, h)
         size = max(1, _MAX_LOGITS // (k * self.n_beams * self.model.vocabulary_size))
-        parts = [
-            self._best(s, p, r, n_generated, n)
-            for s, p, r in zip(
-                *(torch.split(tensor, size) for tensor in (states, self.log_prior, running)), strict=True
-            )
-        ]
+        slices = zip(*(torch.split(tensor, size) for tensor in (states, self.log_prior, running)), strict=True)
+        parts = [self._best(n_generated, n, *of_groups) for of_groups in slices]
         return Candidates(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _best(
-        self, states: Tensor, log_prior: Tensor, running: Tensor, n_generated: int, n: int
+        self, n_generated: int, n: int, states: Tensor, log_prior: Tensor, running: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         log_p = self.model.log_probs(states)  # (g, k, b, v)
         _, k, _, v = log_p.shape
@@ -95,20 +91,21 @@ class Search:
 def greedy_steps(search: Search) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The most probable token of each group, again and again, until each has its end or its maximum.
 
-    Yields (groups (a,), token (a,), log_likelihood (a, k)) for the a groups still alive.
+    Yields (groups (a,), token (a,), log_likelihood (a, k)) for the a groups still undecided.
     """
     alive = torch.arange(len(search.log_prior), device=search.log_prior.device)
+    undecided = torch.ones_like(alive, dtype=torch.bool)
     tokens = search.start()
     for n_generated in range(search.settings.max_new_tokens):
         best = search.continuations(tokens, torch.zeros_like(tokens, dtype=search.log_prior.dtype), n_generated, 1)
-        yield alive, best.token[:, 0], best.log_likelihood[:, 0]
-        goes_on = best.token[:, 0] != search.special.eos
-        if not goes_on.any():
+        yield alive[undecided], best.token[undecided, 0], best.log_likelihood[undecided, 0]
+        undecided = undecided & (best.token[:, 0] != search.special.eos)
+        if not undecided.any():
             return
         tokens = best.token
-        if not goes_on.all():
-            keep = goes_on.nonzero()[:, 0]
-            alive, tokens = alive[keep], tokens[keep]
+        if _worth_dropping(undecided):
+            keep = undecided.nonzero()[:, 0]
+            alive, tokens, undecided = alive[keep], tokens[keep], undecided[keep]
             search.keep(keep)
 
 
@@ -136,6 +133,7 @@ def beam(search: Search) -> Hypotheses:
     done = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
     done_score = done.log_likelihood.new_full((g, b), -torch.inf)
     alive = torch.arange(g, device=done.tokens.device)
+    undecided = torch.ones_like(alive, dtype=torch.bool)
     run = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
     running = done_score.clone()
     running[:, 0] = 0.0  # all beams start alike: only the first counts
@@ -145,7 +143,7 @@ def beam(search: Search) -> Hypotheses:
         grown = _grow(run, found, n_generated)
         ended = (found.token == search.special.eos) | (n_generated + 1 == settings.max_new_tokens)
 
-        accepted = ended & (torch.arange(2 * b, device=ended.device) < b)
+        accepted = ended & (torch.arange(2 * b, device=ended.device) < b) & undecided[:, None]
         normaliser = (n_generated + 1) ** settings.length_penalty
         score = (found.score / normaliser).masked_fill(~accepted, -torch.inf)
         merged = torch.cat([done_score[alive], score], 1)
@@ -155,7 +153,7 @@ def beam(search: Search) -> Hypotheses:
 
         running, choice = found.score.masked_fill(ended, -torch.inf).topk(b)
         worst = done_score[alive].min(1).values  # -inf while there are fewer than b
-        undecided = running[:, 0] / normaliser > worst
+        undecided = undecided & (running[:, 0] / normaliser > worst)
         if settings.early_stopping:
             undecided &= worst.isneginf()
         if not undecided.any():
@@ -163,13 +161,18 @@ def beam(search: Search) -> Hypotheses:
         search.steps.reorder(found.beam.gather(1, choice).repeat_interleave(k, 0))
         run = Hypotheses(*(_pick(field, choice) for field in _fields(grown)))
         tokens = found.token.gather(1, choice)
-        if not undecided.all():
+        if _worth_dropping(undecided):
             keep = undecided.nonzero()[:, 0]
-            alive, running, tokens = alive[keep], running[keep], tokens[keep]
+            alive, running, tokens, undecided = alive[keep], running[keep], tokens[keep], undecided[keep]
             run = Hypotheses(*(field[keep] for field in _fields(run)))
             search.keep(keep)
     done.length.masked_fill_(done_score.isneginf(), 0)
     return done
+
+
+def _worth_dropping(undecided: Tensor) -> bool:
+    """Dropping decided groups copies the contexts of the others: only when it halves the work."""
+    return 2 * int(undecided.sum()) <= len(undecided)
 
 
 def _nothing(g: int, b: int, t: int, k: int, like: Tensor) -> Hypotheses:

@@ -180,7 +180,8 @@ class Seq2Seq:
             for w, b in zip(torch.split(weight, _TILE[1]), torch.split(bias, _TILE[1]), strict=True)
         ]
         logit = (states.to(self.dtype) * weight[targets].to(self.dtype)).sum(-1) + bias[targets].to(self.dtype)
-        return logit - torch.stack(normalisers).logsumexp(0)
+        log_p: Tensor = logit - torch.stack(normalisers).logsumexp(0)
+        return log_p
 
     def score(self, contexts: Contexts, targets: Tensor, mask: Tensor, past: EncoderDecoderCache | None) -> Tensor:
         """(r, c, t) log p(y_t|x,z,y_<t) of c targets per row, in one teacher-forced pass; 0 where mask is false."""

@@ -132,6 +132,17 @@ def test_an_answer_of_one_token_keeps_its_prior(formulation: Formulation) -> Non
     assert got != pytest.approx(np.logaddexp.reduce(likelihoods))
 
 
+@pytest.mark.parametrize("formulation", Formulation)
+def test_an_answer_without_tokens_has_probability_one(formulation: Formulation) -> None:
+    """transformers crashes on -100."""
+    ids, mask = tiny.contexts(4, 3)
+    scores = tiny.scores(4, 1, 3).requires_grad_()
+    got = marginal.log_likelihood(tiny.bart(), ids, mask, scores, torch.full((1, 2), -100), formulation)
+    got.sum().backward()
+    torch.testing.assert_close(got.detach(), torch.zeros(1, dtype=torch.float64))
+    assert torch.isfinite(scores.grad).all()
+
+
 @pytest.mark.parametrize("forced_bos", [None, tiny.BOS])
 def test_labels_of_one_token_have_the_same_probability_under_both_formulations(forced_bos: int | None) -> None:
     model, labels = tiny.bart(), torch.tensor([11, 12, 13])
