@@ -14,7 +14,8 @@ from openbook.core.types import Generation, GenerationSettings, Passage, Retriev
 from openbook.errors import InvalidRequest
 from openbook.index.build import build_snapshot
 from openbook.serving import run
-from openbook.testing import HashEncoder, served
+from openbook.serving.local import local_tiers
+from openbook.testing import HashEncoder
 
 PASSAGES = [
     Passage(0, "bell", "Telephone", "Bell patented the telephone in 1876"),
@@ -97,7 +98,7 @@ def write_snapshot(folder: Path) -> Path:
 def serving_tier(
     snapshot: Path, redis_url: str, serving: dict[str, Any], modules: Sequence[str] = ()
 ) -> Iterator[System]:
-    """Index servers in this process, and Ray Serve on free ports. `modules`: those with more models for it."""
+    """Index servers and Ray Serve on free ports. `modules`: those with more models for it."""
     import ray
 
     # The workers know nothing of the tests' folder.
@@ -106,15 +107,12 @@ def serving_tier(
     from openbook.serving.app import assemble
 
     ports = {"http_port": run.free_port(), "grpc_port": run.free_port(), "num_cpus": 0.1}
-    with served(snapshot) as servers:
-        values = {
-            "index": {"addresses": [server.address for server in servers]},
-            "cache": {"url": redis_url},
-            "encoder": {"num_cpus": 0.1},
-            "generator": {"num_cpus": 0.1},
-            "serving": {**ports, **serving},
-        }
-        settings = parse(values)
-        with run.local_ray(settings.serving, num_cpus=2):
-            run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
-            yield System(settings)
+    values = {
+        "cache": {"url": redis_url},
+        "encoder": {"num_cpus": 0.1},
+        "generator": {"num_cpus": 0.1},
+        "serving": {**ports, **serving},
+    }
+    with local_tiers(snapshot, parse(values)) as settings, run.local_ray(settings.serving, num_cpus=2):
+        run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+        yield System(settings)

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 N_STARTS = 2
-"""Ray gives its processes 30 s to start; from a cold disk that was once too little."""
+"""Ray forks to start its processes. In a process where gRPC already runs threads, the child sometimes hangs before it
+becomes what it should be; Ray gives up after 30 s, and the next try works."""
 
 OBJECT_STORE_BYTES = 80_000_000
 """Serve passes questions and answers, which are small."""

@@ -85,7 +85,7 @@ def post(body: bytes) -> httpx.Response:
 def answer(data: bytes) -> tuple[answer_pb2.AnswerResponse | None, Context]:
     context = Context()
     with suppress(OpenbookError):  # Serve takes the code from the context
-        return asyncio.run(AnswerIngress(service()).Answer(data, context)), context  # type: ignore[arg-type]
+        return asyncio.run(AnswerIngress(service()).Answer(data, context)), context
     return None, context
 
 
