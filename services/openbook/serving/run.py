@@ -49,6 +49,7 @@ def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
         from ray.serve.config import HTTPOptions, gRPCOptions
         from ray.serve.schema import LoggingConfig
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         stack.callback(ray.shutdown)
         _start_ray(num_cpus)
         stack.callback(serve.shutdown)
