@@ -8,7 +8,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Ray forks, and gRPC's fork handlers then sometimes hang the child when other tests have left gRPC's threads behind.
+# Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
+# gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from collections.abc import Iterator

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 N_STARTS = 2
-"""Ray forks to start its processes. In a process where gRPC already runs threads, the child sometimes hangs before it
-becomes what it should be; Ray gives up after 30 s, and the next try works."""
+"""Ray gives up when its node is not up within 30 s. Seen in a process that served gRPC itself: the node's process left
+no log at all. Ray forks to start it, so gRPC's fork handlers are suspected; that was not proven."""
 
 OBJECT_STORE_BYTES = 80_000_000
 """Serve passes questions and answers, which are small."""
