@@ -158,7 +158,8 @@ def _deployment(
         ray_actor_options={
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
-            # Ray gives a replica with one CPU or less one thread, whatever the settings say.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads)}},
+            # Ray gives a replica with one CPU or less one thread, whatever the settings say. Threads that spin while
+            # they wait take the cores from those that work.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads), "OMP_WAIT_POLICY": "PASSIVE"}},
         },
     )
