@@ -37,7 +37,6 @@ class _Plan(BaseModel, frozen=True):
     documents_digest: str
     n_words: int
     encoder_fingerprint: str
-    dtype: str
     dimension: int
 
 
@@ -72,7 +71,6 @@ def build_corpus(
         documents_digest=file_digest(documents),
         n_words=n_words,
         encoder_fingerprint=model.fingerprint,
-        dtype=encoder.dtype,
         dimension=model.dimension,
     )
     work = out.with_name(f"{out.name}.work")
@@ -86,7 +84,7 @@ def build_corpus(
         n_shards=n_shards,
         factory=factory,
         encoder=encoder.model,
-        encoder_fingerprint=model.fingerprint,
+        encoder_fingerprint=model.space,
         on_progress=on_progress,
     )
     shutil.rmtree(work)

@@ -45,18 +45,20 @@ class TextEncoder:
     """One encoder, for questions or for passages. Not for several threads at once.
 
     Question and passage side of a DPR pair have different weights, hence different fingerprints. `space` tells
-    whether they belong together: it is the fingerprint of the passage encoder whose embeddings the queries are meant
-    for. A query encoder that is also the passage encoder is its own space; any other has it in its `openbook.json`
-    (`{"space": "<the snapshot's encoder_fingerprint>"}`), and training writes it there.
+    whether they belong together: it identifies the passage encoder whose embeddings the queries are meant for, whatever
+    the dtype. A query encoder that is also the passage encoder is its own space; any other has it in its
+    `openbook.json` (`{"space": "<the snapshot's encoder_fingerprint>"}`), and training writes it there.
     """
 
     def __init__(self, model: Any, tokenizer: Any, pooling: Pooling, settings: ModelSettings, space: str | None = None):
         self.pooling = pooling
-        self.fingerprint = json_digest([weights_digest(model), tokenizer_digest(tokenizer), asdict(pooling)])[:32]
-        """Digest of weights, tokenizer and pooling; not of dtype, device or role."""
-        self.space = space or self.fingerprint
+        weights = json_digest([weights_digest(model), tokenizer_digest(tokenizer), asdict(pooling)])[:32]
+        self.space = space or weights
         self._tokenizer = tokenizer
         self._model = place(model, settings)
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
+        """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
         self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
 

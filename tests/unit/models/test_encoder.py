@@ -92,7 +92,8 @@ def test_nothing_in_nothing_out(encoder: TextEncoder) -> None:
 
 def test_bfloat16_stays_near_and_in_the_same_space(encoder: TextEncoder) -> None:
     fast = TextEncoder.load(EncoderSettings(dtype="bfloat16"), role="passage")
-    assert fast.fingerprint == encoder.fingerprint == encoder.space
+    assert fast.space == encoder.space
+    assert fast.fingerprint != encoder.fingerprint, "or a cache would hand one's embeddings to the other"
     cosines = (fast.encode_passages([BELL, CURIE, MOON]) * encoder.encode_passages([BELL, CURIE, MOON])).sum(1)
     assert cosines.min() > 0.999
 
