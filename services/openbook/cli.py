@@ -128,6 +128,11 @@ def main() -> None:
     except OpenbookError as error:
         print(f"openbook: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("openbook"):
+            raise
+        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo]'", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
