@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 from openbook import config
+from openbook.cache.server import free_port
 from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.serving.local import local_system, until_stopped
-from openbook.serving.run import free_port
 from openbook.terminal import build_progress, console, print_answer
 
 N_SHARDS = 2

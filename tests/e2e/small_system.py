@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openbook.cache.server import free_port
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.marginal import log_prior
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
@@ -106,7 +107,7 @@ def serving_tier(
         ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     from openbook.serving.app import assemble
 
-    ports = {"http_port": run.free_port(), "grpc_port": run.free_port(), "num_cpus": 0.1}
+    ports = {"http_port": free_port(), "grpc_port": free_port(), "num_cpus": 0.1}
     values = {
         "cache": {"url": redis_url},
         "encoder": {"num_cpus": 0.1},

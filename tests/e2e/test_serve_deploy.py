@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from openbook.cache.server import RedisServer
+from openbook.cache.server import RedisServer, free_port
 from openbook.client import Client
 from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
 from openbook.core.types import Passage
@@ -45,8 +45,8 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Cluster]:
-    serving = ServingSettings(http_port=run.free_port(), grpc_port=run.free_port())
-    gcs, dashboard = run.free_port(), run.free_port()
+    serving = ServingSettings(http_port=free_port(), grpc_port=free_port())
+    gcs, dashboard = free_port(), free_port()
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     options = {
         "--port": gcs,
@@ -54,7 +54,7 @@ def ray_cluster() -> Iterator[Cluster]:
         "--resources": '{"index": 1}',
         "--include-dashboard": "true",
         "--dashboard-port": dashboard,
-        "--dashboard-agent-listen-port": run.free_port(),
+        "--dashboard-agent-listen-port": free_port(),
         "--object-store-memory": run.OBJECT_STORE_BYTES,
     }
     # Not pytest's folder: the paths of Ray's sockets may have 107 characters.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from small_system import DIMENSION, QUESTION, EchoModel, load_echo, load_hash, serving_tier, write_snapshot
 
-from openbook.cache.server import RedisServer
+from openbook.cache.server import RedisServer, free_port
 from openbook.client import Client
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, ServingSettings, Settings
 from openbook.errors import InvalidConfig, InvalidModel, OpenbookError, PortInUse, ShardUnavailable, SnapshotMismatch
@@ -77,7 +77,7 @@ def test_arguments_are_checked_before_anything_is_deployed() -> None:
 def test_a_used_port_is_named_before_anything_starts(name: str) -> None:
     before = dict(os.environ)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = {"http_port": run.free_port(), "grpc_port": run.free_port(), name: taken.getsockname()[1]}
+        ports = {"http_port": free_port(), "grpc_port": free_port(), name: taken.getsockname()[1]}
         ray = run.local_ray(ServingSettings(**ports), num_cpus=1)
         with pytest.raises(PortInUse, match=rf"serving\.{name} = {ports[name]} on 127\.0\.0\.1"):
             ray.__enter__()

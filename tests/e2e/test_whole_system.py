@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from openbook.cache.server import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -38,12 +39,6 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
     response = answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(question=sys.argv[2]))
 print(json.dumps(MessageToDict(response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -41,7 +41,7 @@ class RedisServer:
 
     def __init__(self, max_memory_bytes: int = 256 * 2**20) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="openbook-redis-")
-        self.port = _free_port()
+        self.port = free_port()
         self._log = Path(self._folder.name, "redis.log")
         arguments = {
             "bind": "127.0.0.1",
@@ -95,7 +95,8 @@ class RedisServer:
         self.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openbook import errors
+from openbook.cache.server import free_port
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 
@@ -157,14 +158,6 @@ def ray_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
     }
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _check_free(host: str, port: int, name: str) -> None:
