@@ -6,6 +6,7 @@ from contextlib import aclosing, contextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -75,6 +76,11 @@ def build_app(service: AnswerService) -> FastAPI:
         with _our_errors(request):
             await service.check_ready()
         return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics of the replica that answers: stages, cache, shards, batches, requests."""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

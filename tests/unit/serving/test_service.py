@@ -201,3 +201,16 @@ def test_a_body_in_pieces_is_one_body() -> None:
         yield b'"who"}'
 
     assert request("POST", "/v1/answer", content=pieces(), headers={"content-type": "application/json"}).is_success
+
+
+def test_metrics_count_what_was_asked() -> None:
+    under_test = service()
+
+    def refused() -> float:
+        name = 'openbook_requests_total{code="INVALID_ARGUMENT",method="Answer"}'
+        lines = request("GET", "/metrics", under_test).text.splitlines()
+        return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
+
+    before = refused()
+    assert request("POST", "/v1/answer", under_test, json={"question": ""}).status_code == 400
+    assert refused() == before + 1
