@@ -28,9 +28,9 @@ VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 QUERIES = VECTORS[:2]  # the best hits of which are passages 0 and 1
 
 
-def build(out: Path, vectors: Float32 = VECTORS, n_shards: int = 2) -> str:
+def build(out: Path, vectors: Float32 = VECTORS, n_shards: int = 2, fingerprint: str = "fingerprint") -> str:
     passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(len(vectors))]
-    return build_snapshot(passages, vectors, out, n_shards, "Flat", "encoder", "fingerprint").snapshot_id
+    return build_snapshot(passages, vectors, out, n_shards, "Flat", "encoder", fingerprint).snapshot_id
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +149,22 @@ def test_a_tier_restarted_with_another_snapshot(snapshot: Path, tmp_path: Path) 
             np.testing.assert_array_equal(new.ids, old.ids[:, ::-1])
             with pytest.raises(SnapshotMismatch, match=f"holds snapshot {new_id}, asked for {old.snapshot_id}"):
                 await tier.fetch([0], old.snapshot_id, Deadline.after(60))
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_tier_restarted_with_a_snapshot_of_another_encoder_is_refused(snapshot: Path, tmp_path: Path) -> None:
+    build(tmp_path / "new", fingerprint="another space")
+
+    async def scenario() -> None:
+        with served(snapshot) as servers:
+            tier = tier_of(*servers)
+            await tier.connect()
+        with again(servers[0], tmp_path / "new"), again(servers[1], tmp_path / "new"):
+            for _ in range(2):
+                with pytest.raises(SnapshotMismatch, match=r"another space.*began with 'encoder' \(fingerprint\)"):
+                    await eventually(lambda: tier.search(QUERIES, N, Deadline.after(60)))
         await tier.close()
 
     asyncio.run(scenario())

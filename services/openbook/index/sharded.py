@@ -48,7 +48,7 @@ class ShardedIndex:
 
         Raises:
             ShardUnavailable: no server holds some shard, or none answers.
-            SnapshotMismatch: the servers hold different snapshots.
+            SnapshotMismatch: the servers hold different snapshots, or by now one of another encoder than at first.
         """
         if not self._clients:
             self._clients = {address: IndexClient(address) for address in self._addresses}
@@ -57,7 +57,14 @@ class ShardedIndex:
         failures = [str(answer) for answer in answers if isinstance(answer, OpenbookError)]
         if failures:
             log.warning("index servers that do not answer: %s", "; ".join(failures))
-        self._tier = Tier.of({a: info for a, info in found.items() if isinstance(info, InfoResponse)}, failures)
+        tier = Tier.of({a: info for a, info in found.items() if isinstance(info, InfoResponse)}, failures)
+        if self._tier is not None and tier.encoder_fingerprint != self._tier.encoder_fingerprint:
+            # Queries would still find passages, and all of them wrong.
+            raise SnapshotMismatch(
+                f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
+                f"began with {self._tier.encoder!r} ({self._tier.encoder_fingerprint}): start anew with its encoder"
+            )
+        self._tier = tier
         self._stale = False
 
     @property
