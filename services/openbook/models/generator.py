@@ -74,7 +74,7 @@ class RagGenerator:
             n_hits = len(each.passages)
             if not n_hits:
                 raise InvalidRequest("a question must have at least one passage to be answered from, got none")
-            scores[row, :n_hits] = torch.from_numpy(each.scores)
+            scores[row, :n_hits] = torch.tensor(each.scores)  # a copy: what crossed a process is read-only
             contexts += self.input_format.encode(self._tokenizer, self._asked(question), each.passages)
             contexts += [[]] * (k - n_hits)
         ids = torch.full((len(contexts), max(map(len, contexts))), self._model.special.pad)
