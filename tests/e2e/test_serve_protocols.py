@@ -256,7 +256,7 @@ def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> Non
 def test_the_documentation_names_every_path(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
     paths = http.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz"}
+    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/metrics"}
     assert set(paths["/v1/answer"]["post"]["responses"]) == {"200", "default"}
 
 
