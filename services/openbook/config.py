@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openbook.core.types import Decoding, Formulation, GenerationSettings
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, InvalidRequest
 
 ENV_PREFIX = "OPENBOOK_"
 
@@ -98,6 +98,27 @@ class AnswerDefaults(_Section):
     max_question_chars: Positive = 2000
     max_timeout_s: Seconds = 300.0
 
+    @model_validator(mode="after")
+    def _can_be_served(self) -> "AnswerDefaults":
+        for name, limit in (("k", self.max_k), ("timeout_s", self.max_timeout_s)):
+            if getattr(self, name) > limit:
+                raise ValueError(f"{name} must be at most max_{name} = {limit}, got {getattr(self, name)}")
+        try:
+            self.generation()
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def generation(self) -> GenerationSettings:
+        """The decoding settings of a request that asks for nothing special."""
+        return GenerationSettings(
+            formulation=self.formulation,
+            decoding=self.decoding,
+            n_beams=self.n_beams,
+            max_new_tokens=self.max_new_tokens,
+            length_penalty=self.length_penalty,
+        )
+
 
 class ServingSettings(_Section):
     """The endpoint."""
@@ -106,8 +127,8 @@ class ServingSettings(_Section):
     # HAProxy answers several times faster; Serve's own proxy, in Python, runs where the bundled HAProxy does not
     proxy: Literal["haproxy", "python"] = "haproxy"
     host: str = "127.0.0.1"
-    http_port: Port = 8000
-    grpc_port: Port = 9000
+    http_port: Annotated[Port, Field(ge=1)] = 8000
+    grpc_port: Annotated[Port, Field(ge=1)] = 9000
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
@@ -142,8 +163,11 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
         section, separator, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
         if not name.startswith(ENV_PREFIX) or not separator:
             continue
-        values.setdefault(section, {})[key] = yaml.safe_load(text)
-        sources[section, key] = f"environment variable {name}"
+        source = sources[section, key] = f"environment variable {name}"
+        try:
+            values.setdefault(section, {})[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidConfig(f"{source}: {text!r} cannot be read as YAML: {error}") from None
     return parse(values, str(path or "defaults"), sources)
 
 
@@ -183,14 +207,3 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(section, dict) for section in values.values()):
         raise InvalidConfig(f"{path}: must map sections to keys and values")
     return values
-
-
-def generation_defaults(answer: AnswerDefaults) -> GenerationSettings:
-    """The decoding settings of a request that asks for nothing special."""
-    return GenerationSettings(
-        formulation=answer.formulation,
-        decoding=answer.decoding,
-        n_beams=answer.n_beams,
-        max_new_tokens=answer.max_new_tokens,
-        length_penalty=answer.length_penalty,
-    )

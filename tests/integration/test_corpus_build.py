@@ -78,6 +78,14 @@ def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path
     assert build(documents, tmp_path / "out").n_passages == 1
 
 
+def test_a_folder_that_holds_something_else_is_left_alone(documents: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.work").mkdir()
+    (tmp_path / "out.work" / "mine").write_text("precious")
+    with pytest.raises(InvalidConfig, match=r"out\.work is for work in progress, and holds something else: mine"):
+        build(documents, tmp_path / "out")
+    assert (tmp_path / "out.work" / "mine").read_text() == "precious"
+
+
 def test_bad_input_is_named_and_leaves_nothing_behind(documents: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(InvalidConfig, match="taken: exists"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from openbook.cache import server as redis_servers
 from openbook.cache.redis import KEY_PREFIX, PAUSE_S, RedisCache, TieredCache
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings
@@ -144,6 +145,30 @@ def test_more_callers_than_connections_all_get_their_answer(redis_server: RedisS
         await cache.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_crowd_of_our_own_is_a_miss_and_no_reason_to_leave_redis_alone(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server, n_connections=1))
+        await cache.put_many([("wanted", EMBEDDING)])
+        impatient = RedisCache(settings(redis_server, n_connections=1, timeout_s=0.01))
+        async with impatient._places:
+            assert await impatient.get_many(["wanted"]) == [None]
+        assert impatient._paused_until < 0
+        (found,) = await cache.get_many(["wanted"])
+        assert found is not None
+        await cache.aclose()
+        await impatient.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_servers, "STOP_TIMEOUT_S", 0.1)
+    server = RedisServer()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    server.stop()
+    assert server.process.returncode == -signal.SIGKILL
 
 
 def test_a_url_that_is_none_is_refused_by_name() -> None:

@@ -79,15 +79,24 @@ class RedisCache:
     async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T | None:
         if self._clock() < self._paused_until:
             return None
+        # One time limit for the wait for a place, connecting, and every byte of the reply.
+        due = asyncio.get_running_loop().time() + self._settings.timeout_s
         try:
-            # One time limit for the wait for a connection, connecting, and every byte of the reply.
-            async with asyncio.timeout(self._settings.timeout_s), self._places:
+            async with asyncio.timeout_at(due):
+                await self._places.acquire()
+        except TimeoutError:  # a crowd of our own is no fault of Redis
+            CACHE_ERRORS.labels(operation).inc()
+            return None
+        try:
+            async with asyncio.timeout_at(due):
                 return await call()
         except Exception as error:
             CACHE_ERRORS.labels(operation).inc()
             log.warning("cache %s failed, paused for %.0f s: %s: %s", operation, PAUSE_S, type(error).__name__, error)
             self._paused_until = self._clock() + PAUSE_S
             return None
+        finally:
+            self._places.release()
 
 
 class TieredCache:

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from openbook.errors import InvalidConfig, StartupError
 
 START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
 
 
 def find_server() -> Path:
@@ -70,8 +72,7 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop it and remove its folder. May be called twice."""
-        self.process.terminate()
-        self.process.wait()
+        end(self.process)
         self._folder.cleanup()
 
     def _wait_until_ready(self) -> None:
@@ -81,7 +82,7 @@ class RedisServer:
         from redis.retry import Retry
 
         tries = Retry(ConstantBackoff(0.02), int(START_TIMEOUT_S / 0.02))
-        with Redis(port=self.port, retry=tries, retry_on_error=[NotYet]) as probe:
+        with Redis(port=self.port, socket_timeout=START_TIMEOUT_S, retry=tries, retry_on_error=[NotYet]) as probe:
             try:
                 probe.ping()
             except NotYet as error:
@@ -93,6 +94,16 @@ class RedisServer:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and end it if it does not: it may be frozen."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:

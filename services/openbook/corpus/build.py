@@ -21,11 +21,16 @@ from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.build import build_snapshot, check_plan
 from openbook.index.snapshot import Manifest
-from openbook.index.store import PassageReader, write_passages
+from openbook.index.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 
 ROWS_PER_STEP = 1024
 """Passages encoded between two notes of progress: what an interruption costs at most."""
+
+VECTORS = "vectors.npy"
+NOTE = "note.json"
+OURS = (TEXTS, OFFSETS, VECTORS, NOTE, f"{NOTE}.new")
+"""All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is."""
@@ -97,11 +102,13 @@ def embedded_documents() -> Path:
 
 
 def _resume(work: Path, plan: _Plan) -> _Note | None:
+    if strangers := sorted({path.name for path in work.glob("*")} - set(OURS)):
+        raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
     try:
-        note = _Note.model_validate_json((work / "note.json").read_text())
+        note = _Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
         return None
-    return note if note.plan == plan else None
+    return note if note.plan == plan and (work / VECTORS).exists() else None
 
 
 def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
@@ -110,14 +117,14 @@ def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
     n_passages = write_passages(work, read_passages(documents, plan.n_words))
     if not n_passages:
         raise InvalidDocuments(f"{documents}: holds no words")
-    np.lib.format.open_memmap(work / "vectors.npy", "w+", np.float32, (n_passages, plan.dimension)).flush()
+    np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (n_passages, plan.dimension)).flush()
     note = _Note(plan=plan)
     _write(work, note)
     return note
 
 
 def _encode(work: Path, note: _Note, passages: PassageReader, model: TextEncoder, on_progress: OnProgress) -> Float32:
-    vectors = np.lib.format.open_memmap(work / "vectors.npy", "r+")
+    vectors = np.lib.format.open_memmap(work / VECTORS, "r+")
     for start in range(note.n_encoded, len(passages), ROWS_PER_STEP):
         on_progress("encode", start, len(passages))
         stop = min(start + ROWS_PER_STEP, len(passages))
@@ -131,6 +138,6 @@ def _encode(work: Path, note: _Note, passages: PassageReader, model: TextEncoder
 
 def _write(work: Path, note: _Note) -> None:
     # Renamed into place: an interruption leaves the old note or the new one, never half of one.
-    fresh = work / "note.json.new"
+    fresh = work / f"{NOTE}.new"
     fresh.write_text(note.model_dump_json())
-    os.replace(fresh, work / "note.json")
+    os.replace(fresh, work / NOTE)

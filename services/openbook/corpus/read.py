@@ -3,13 +3,17 @@
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from openbook.core.passages import WORDS_PER_PASSAGE, Document, split_words
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments
+
+if TYPE_CHECKING:
+    import _csv
 
 MAX_FIELD_CHARS = 100_000_000
 
@@ -40,12 +44,12 @@ def _read_json_lines(path: Path) -> Iterator[Document]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of numbers too long, and of brackets too deep
             raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise InvalidDocuments(f"{path}:{number}: must be an object with id, title and text")
         for field in ("id", "title", "text"):
-            if not isinstance(record.get(field), str | int):
+            if not isinstance(record.get(field), str | int) or isinstance(record[field], bool):
                 raise InvalidDocuments(f"{path}:{number}: {field} must be a string, got {record.get(field)!r}")
         yield _document(path, number, str(record["id"]), str(record["title"]), str(record["text"]))
 
@@ -53,12 +57,19 @@ def _read_json_lines(path: Path) -> Iterator[Document]:
 def _read_tsv(path: Path) -> Iterator[Document]:
     csv.field_size_limit(MAX_FIELD_CHARS)
     rows = csv.reader((line for _, line in _lines(path)), delimiter="\t")
-    for row in rows:
+    for row in _parsed(path, rows):
         if rows.line_num == 1 and row == ["id", "text", "title"]:
             continue
         if len(row) != 3:
             raise InvalidDocuments(f"{path}:{rows.line_num}: must have 3 columns (id, text, title), got {len(row)}")
         yield _document(path, rows.line_num, row[0], row[2], row[1])
+
+
+def _parsed(path: Path, rows: "_csv.Reader") -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise InvalidDocuments(f"{path}:{rows.line_num}: not tab-separated values: {error}") from None
 
 
 def _document(path: Path, number: int, id: str, title: str, text: str) -> Document:
@@ -78,7 +89,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
     except UnicodeDecodeError as error:
         raise InvalidDocuments(f"{path}:{number + 1}: not UTF-8: {error.reason} at byte {error.start}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InvalidDocuments(f"{path}: cannot be read: {error}") from None
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -138,12 +138,14 @@ class Pipeline:
         watch = _Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, k, deadline, watch)
         yield self._to_retrieval(retrieved, cached, request_id, watch)
+        items = self._generator.stream(question, retrieved, settings, deadline)
         with watch.stage("generate"):
-            async for item in self._generator.stream(question, retrieved, settings, deadline):
-                if isinstance(item, TokenDelta):
-                    yield item
-                else:
-                    generation = item
+            async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
+                async for item in items:
+                    if isinstance(item, TokenDelta):
+                        yield item
+                    else:
+                        generation = item
         yield self._to_answer(generation, retrieved, settings, cached, request_id, watch)
 
     async def retrieve(self, question: str, k: int | None, deadline: Deadline, request_id: str) -> Retrieval:

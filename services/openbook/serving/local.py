@@ -9,42 +9,41 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from openbook.cache.server import RedisServer
+from openbook.cache.server import RedisServer, end
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, StartupError
 from openbook.index.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 10.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class IndexProcess:
-    """One index server in a process of its own, on a free port of loopback.
-
-    Raises:
-        StartupError: it ends before it listens; what it said stands on standard error.
-    """
+    """One index server in a process of its own, on a free port of loopback."""
 
     def __init__(self, snapshot: Path, shard: int) -> None:
         command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.shard = shard
+
+    def address(self) -> str:
+        """Where it listens, once it has read every byte of its shard.
+
+        Raises:
+            StartupError: it ended before; what it said stands on standard error.
+        """
         assert self.process.stdout is not None
         # It prints its address once it listens, and nothing if it never does.
-        self.address = self.process.stdout.readline().strip()
-        if not self.address:
-            raise StartupError(f"the index server of shard {shard} ended with code {self.process.wait()}")
+        address = self.process.stdout.readline().strip()
+        if not address:
+            raise StartupError(f"the index server of shard {self.shard} ended with code {self.process.wait()}")
+        return address
 
     def stop(self) -> None:
         """Let it finish what it serves, then end it."""
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
             for shard in range(len(Snapshot.open(snapshot).manifest.shards)):
                 servers.append(IndexProcess(snapshot, shard))
                 stack.callback(servers[-1].stop)
-            index = index.model_copy(update={"addresses": tuple(server.address for server in servers)})
+            index = index.model_copy(update={"addresses": tuple(server.address() for server in servers)})
         if cache.url is None:
             redis = stack.enter_context(RedisServer())
             log.info("cache: %s serves %s", redis.executable, redis.url)

@@ -170,10 +170,11 @@ def _check_free(host: str, port: int, name: str) -> None:
 
 
 def _await_ready(url: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     give_up = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with opener.open(url, timeout=5):
                 return
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")

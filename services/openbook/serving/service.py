@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 from openbook.config import Settings
 from openbook.core.deadline import Deadline
@@ -76,9 +77,8 @@ class AnswerService:
 
     def _generation_settings(self, request: AnswerRequest) -> GenerationSettings:
         names = ("formulation", "decoding", "n_beams", "max_new_tokens", "length_penalty")
-        asked = {name: getattr(request, name) for name in names}
-        defaults = {name: getattr(self._defaults, name) for name in names}
-        return GenerationSettings(**{name: defaults[name] if asked[name] is None else asked[name] for name in names})
+        asked = {name: value for name in names if (value := getattr(request, name)) is not None}
+        return replace(self._defaults.generation(), **asked)
 
 
 def check_request_id(request_id: str) -> str:

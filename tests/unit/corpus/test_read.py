@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openbook.core.passages import split_words
+from openbook.corpus import read
 from openbook.corpus.read import read_passages
 from openbook.errors import InvalidDocuments
 
@@ -48,6 +49,9 @@ def test_dpr_passages_are_taken_as_they_are(tmp_path: Path) -> None:
         (b'\n{"id": \n', r"a\.jsonl:2: not JSON"),
         (b'{"id": "1", "title": "t", "text": "\xff"}\n', r"a\.jsonl:1: not UTF-8"),
         (b'{"id": "1", "title": "t", "text": "\\ud800"}\n', r"a\.jsonl:1: not UTF-8"),
+        (b'{"id": "1", "title": "t", "text": true}\n', r"a\.jsonl:1: text must be a string, got True"),
+        (b"[" * 100_000, r"a\.jsonl:1: not JSON"),
+        (b'{"id": ' + b"9" * 5000, r"a\.jsonl:1: not JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -66,6 +70,19 @@ def test_a_missing_file_a_cut_archive_and_an_unknown_kind_are_refused(tmp_path: 
     cut.write_bytes(gzip.compress(b'{"id": "1", "title": "t", "text": "x"}\n' * 9)[:-12])
     with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: cannot be read"):
         list(read_passages(cut))
+    damaged = bytearray(gzip.compress(b'{"id": "1", "title": "t", "text": "x"}\n'))
+    damaged[12:16] = b"\xff\xff\xff\xff"
+    cut.write_bytes(damaged)
+    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: cannot be read"):
+        list(read_passages(cut))
+
+
+def test_a_quote_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MAX_FIELD_CHARS", 30)
+    path = tmp_path / "a.tsv"
+    path.write_text('1\tfine\tt\n2\t"never closed\tt\n' + "3\tand so on\tt\n" * 9)
+    with pytest.raises(InvalidDocuments, match=r"a\.tsv:\d: not tab-separated values: field larger than"):
+        list(read_passages(path))
 
 
 @settings(max_examples=50)

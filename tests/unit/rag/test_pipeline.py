@@ -1,7 +1,7 @@
 """The journey of one question, with fakes that work: in milliseconds, without servers or models."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +9,15 @@ import pytest
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Formulation, GenerationSettings, Passage, TokenDelta
+from openbook.core.types import (
+    Float32,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Passage,
+    Retrieved,
+    TokenDelta,
+)
 from openbook.errors import DeadlineExceeded, InvalidRequest
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
@@ -121,6 +129,32 @@ def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:
         assert "".join(token.text for token in tokens if isinstance(token, TokenDelta)) == last.text
         assert [e.passage for e in first.evidence] == [e.passage for e in last.evidence]
         assert all(e.log_posterior == e.log_prior for e in first.evidence)
+
+    asyncio.run(scenario())
+
+
+def test_closing_a_stream_closes_the_generator_behind_it() -> None:
+    closed: list[str] = []
+
+    class Endless(EchoGenerator):
+        async def stream(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        ) -> AsyncIterator[TokenDelta | Generation]:
+            try:
+                while True:
+                    yield TokenDelta("again", 0.0, np.zeros(1))
+            finally:
+                closed.append(question)
+
+    async def scenario() -> None:
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Endless(), MemoryCache(1), AnswerDefaults(), ManualClock())
+        events = rag.stream("telephone", 1, GREEDY_TOKEN, Deadline.never(), "id")
+        await anext(events)
+        await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]
+        assert closed == ["telephone"]
 
     asyncio.run(scenario())
 
