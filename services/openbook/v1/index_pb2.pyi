@@ -20,12 +20,178 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class PrepareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """A snapshot folder as this server sees it."""
+    snapshot_id: _builtins.str
+    """It must hold this snapshot."""
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
+
+@_typing.final
+class PublishRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    sequence: _builtins.int
+    """Counts up with every publication of the tier; the highest one that all shards can serve is current for all."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishRequest: _TypeAlias = PublishRequest  # noqa: Y015
+
+@_typing.final
+class DiscardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardRequest: _TypeAlias = DiscardRequest  # noqa: Y015
+
+@_typing.final
+class Call(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Unique among the unfinished calls of this stream."""
+    timeout_s: _builtins.float
+    """Absent: no deadline."""
+    cancel: _builtins.bool
+    """The call of this number is no longer wanted: it is not answered, unless it already was."""
+    @_builtins.property
+    def search(self) -> Global___SearchRequest: ...
+    @_builtins.property
+    def fetch(self) -> Global___FetchRequest: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        timeout_s: _builtins.float | None = ...,
+        search: Global___SearchRequest | None = ...,
+        fetch: Global___FetchRequest | None = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "fetch", b"fetch", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "fetch", b"fetch", "number", b"number", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["search", "fetch", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___Call: _TypeAlias = Call  # noqa: Y015
+
+@_typing.final
+class Reply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def search(self) -> Global___SearchResponse: ...
+    @_builtins.property
+    def fetch(self) -> Global___FetchResponse: ...
+    @_builtins.property
+    def failure(self) -> Global___Failure: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        search: Global___SearchResponse | None = ...,
+        fetch: Global___FetchResponse | None = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fetch", b"fetch", "outcome", b"outcome", "search", b"search"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fetch", b"fetch", "number", b"number", "outcome", b"outcome", "search", b"search"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["search", "fetch", "failure"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___Reply: _TypeAlias = Reply  # noqa: Y015
+
+@_typing.final
+class Failure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """The name of a gRPC status code, such as INVALID_ARGUMENT."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failure: _TypeAlias = Failure  # noqa: Y015
+
+@_typing.final
 class SearchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUERIES_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     snapshot_id: _builtins.str
     """Answer from this snapshot or fail. Empty: from the current one."""
@@ -33,20 +199,66 @@ class SearchRequest(_message.Message):
     def queries(self) -> _common_pb2.Matrix:
         """(n, d)"""
 
+    @_builtins.property
+    def parameters(self) -> Global___SearchParameters:
+        """How widely to search. Absent fields take what was calibrated when the index was built; one that this index
+        type does not know is INVALID_ARGUMENT.
+        """
+
     def __init__(
         self,
         *,
         queries: _common_pb2.Matrix | None = ...,
         k: _builtins.int = ...,
         snapshot_id: _builtins.str = ...,
+        parameters: Global___SearchParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "queries", b"queries"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k", "queries", b"queries", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k", "parameters", b"parameters", "queries", b"queries", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SearchRequest: _TypeAlias = SearchRequest  # noqa: Y015
+
+@_typing.final
+class SearchParameters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NPROBE_FIELD_NUMBER: _builtins.int
+    EF_SEARCH_FIELD_NUMBER: _builtins.int
+    RERANK_FACTOR_FIELD_NUMBER: _builtins.int
+    nprobe: _builtins.int
+    """IVF: cells looked at."""
+    ef_search: _builtins.int
+    """HNSW: candidates kept."""
+    rerank_factor: _builtins.int
+    """Candidates per hit whose exact scores are computed."""
+    def __init__(
+        self,
+        *,
+        nprobe: _builtins.int | None = ...,
+        ef_search: _builtins.int | None = ...,
+        rerank_factor: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "ef_search", b"ef_search", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "ef_search", b"ef_search", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
+    _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015
+    _WhichOneofReturnType__nprobe: _TypeAlias = _typing.Literal["nprobe"]  # noqa: Y015
+    _WhichOneofArgType__nprobe: _TypeAlias = _typing.Literal["_nprobe", b"_nprobe"]  # noqa: Y015
+    _WhichOneofReturnType__rerank_factor: _TypeAlias = _typing.Literal["rerank_factor"]  # noqa: Y015
+    _WhichOneofArgType__rerank_factor: _TypeAlias = _typing.Literal["_rerank_factor", b"_rerank_factor"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ef_search) -> _WhichOneofReturnType__ef_search | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nprobe) -> _WhichOneofReturnType__nprobe | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rerank_factor) -> _WhichOneofReturnType__rerank_factor | None: ...
+
+Global___SearchParameters: _TypeAlias = SearchParameters  # noqa: Y015
 
 @_typing.final
 class SearchResponse(_message.Message):
@@ -61,6 +273,7 @@ class SearchResponse(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    CURRENT_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     k: _builtins.int
     ids: _builtins.bytes
@@ -68,6 +281,8 @@ class SearchResponse(_message.Message):
     scores: _builtins.bytes
     """Little-endian float32, rows * k * 4 bytes."""
     snapshot_id: _builtins.str
+    current_snapshot_id: _builtins.str
+    """What this server would answer from if it were not told: differs from snapshot_id after a publication."""
     def __init__(
         self,
         *,
@@ -76,10 +291,11 @@ class SearchResponse(_message.Message):
         ids: _builtins.bytes = ...,
         scores: _builtins.bytes = ...,
         snapshot_id: _builtins.str = ...,
+        current_snapshot_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_snapshot_id", b"current_snapshot_id", "ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +388,7 @@ class InfoResponse(_message.Message):
     FACTORY_FIELD_NUMBER: _builtins.int
     MAX_K_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     shard: _builtins.int
     n_shards: _builtins.int
@@ -186,6 +403,10 @@ class InfoResponse(_message.Message):
     """The FAISS factory string."""
     max_k: _builtins.int
     max_rows: _builtins.int
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldSnapshot]:
+        """All that can be asked for by id, the current one too; the fields above describe the current one."""
+
     def __init__(
         self,
         *,
@@ -200,11 +421,58 @@ class InfoResponse(_message.Message):
         factory: _builtins.str = ...,
         max_k: _builtins.int = ...,
         max_rows: _builtins.int = ...,
+        held: _abc.Iterable[Global___HeldSnapshot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "max_k", b"max_k", "max_rows", b"max_rows", "n_passages", b"n_passages", "n_shards", b"n_shards", "shard", b"shard", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "held", b"held", "max_k", b"max_k", "max_rows", b"max_rows", "n_passages", b"n_passages", "n_shards", b"n_shards", "shard", b"shard", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
+
+@_typing.final
+class HeldSnapshot(_message.Message):
+    """A snapshot that a server has in memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    N_SHARDS_FIELD_NUMBER: _builtins.int
+    N_PASSAGES_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    ENCODER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    FACTORY_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    sequence: _builtins.int
+    """Of its publication; 0 while it is only prepared."""
+    n_shards: _builtins.int
+    n_passages: _builtins.int
+    first_id: _builtins.int
+    dimension: _builtins.int
+    encoder: _builtins.str
+    encoder_fingerprint: _builtins.str
+    factory: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        n_shards: _builtins.int = ...,
+        n_passages: _builtins.int = ...,
+        first_id: _builtins.int = ...,
+        dimension: _builtins.int = ...,
+        encoder: _builtins.str = ...,
+        encoder_fingerprint: _builtins.str = ...,
+        factory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "n_passages", b"n_passages", "n_shards", b"n_shards", "sequence", b"sequence", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldSnapshot: _TypeAlias = HeldSnapshot  # noqa: Y015

@@ -28,8 +28,8 @@ if _version_not_supported:
 class IndexServiceStub:
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     def __init__(self, channel):
@@ -53,13 +53,18 @@ class IndexServiceStub:
                 request_serializer=openbook_dot_v1_dot_index__pb2.InfoRequest.SerializeToString,
                 response_deserializer=openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/openbook.v1.IndexService/Exchange',
+                request_serializer=openbook_dot_v1_dot_index__pb2.Call.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_index__pb2.Reply.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer:
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     def Search(self, request, context):
@@ -83,6 +88,14 @@ class IndexServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request_iterator, context):
+        """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
+        a call each. What fails is one call; the stream goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -101,6 +114,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     request_deserializer=openbook_dot_v1_dot_index__pb2.InfoRequest.FromString,
                     response_serializer=openbook_dot_v1_dot_index__pb2.InfoResponse.SerializeToString,
             ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=openbook_dot_v1_dot_index__pb2.Call.FromString,
+                    response_serializer=openbook_dot_v1_dot_index__pb2.Reply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'openbook.v1.IndexService', rpc_method_handlers)
@@ -112,8 +130,8 @@ def add_IndexServiceServicer_to_server(servicer, server):
 class IndexService:
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     @staticmethod
@@ -186,6 +204,204 @@ class IndexService:
             target,
             '/openbook.v1.IndexService/Info',
             openbook_dot_v1_dot_index__pb2.InfoRequest.SerializeToString,
+            openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/openbook.v1.IndexService/Exchange',
+            openbook_dot_v1_dot_index__pb2.Call.SerializeToString,
+            openbook_dot_v1_dot_index__pb2.Reply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class IndexAdminServiceStub:
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Prepare = channel.unary_unary(
+                '/openbook.v1.IndexAdminService/Prepare',
+                request_serializer=openbook_dot_v1_dot_index__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+                _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/openbook.v1.IndexAdminService/Publish',
+                request_serializer=openbook_dot_v1_dot_index__pb2.PublishRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+                _registered_method=True)
+        self.Discard = channel.unary_unary(
+                '/openbook.v1.IndexAdminService/Discard',
+                request_serializer=openbook_dot_v1_dot_index__pb2.DiscardRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+                _registered_method=True)
+
+
+class IndexAdminServiceServicer:
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    def Prepare(self, request, context):
+        """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
+        has named it for a while, and can be published again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Discard(self, request, context):
+        """Let go of a prepared snapshot that is not to be published after all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_IndexAdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=openbook_dot_v1_dot_index__pb2.PrepareRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_index__pb2.InfoResponse.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=openbook_dot_v1_dot_index__pb2.PublishRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_index__pb2.InfoResponse.SerializeToString,
+            ),
+            'Discard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Discard,
+                    request_deserializer=openbook_dot_v1_dot_index__pb2.DiscardRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_index__pb2.InfoResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'openbook.v1.IndexAdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('openbook.v1.IndexAdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class IndexAdminService:
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.IndexAdminService/Prepare',
+            openbook_dot_v1_dot_index__pb2.PrepareRequest.SerializeToString,
+            openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.IndexAdminService/Publish',
+            openbook_dot_v1_dot_index__pb2.PublishRequest.SerializeToString,
+            openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Discard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.IndexAdminService/Discard',
+            openbook_dot_v1_dot_index__pb2.DiscardRequest.SerializeToString,
             openbook_dot_v1_dot_index__pb2.InfoResponse.FromString,
             options,
             channel_credentials,

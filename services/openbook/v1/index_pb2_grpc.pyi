@@ -29,8 +29,8 @@ GRPC_VERSION: str
 class IndexServiceStub:
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     @_typing.overload
@@ -43,13 +43,17 @@ class IndexServiceStub:
     """Texts, and on request the exact stored vectors, of passages by id."""
     Info: _grpc.UnaryUnaryMultiCallable[_index_pb2.InfoRequest, _index_pb2.InfoResponse]
     """What this server holds, and its limits."""
+    Exchange: _grpc.StreamStreamMultiCallable[_index_pb2.Call, _index_pb2.Reply]
+    """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
+    a call each. What fails is one call; the stream goes on.
+    """
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -59,12 +63,16 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Texts, and on request the exact stored vectors, of passages by id."""
     Info: _aio.UnaryUnaryMultiCallable[_index_pb2.InfoRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
     """What this server holds, and its limits."""
+    Exchange: _aio.StreamStreamMultiCallable[_index_pb2.Call, _index_pb2.Reply]  # type: ignore[assignment]
+    """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
+    a call each. What fails is one call; the stream goes on.
+    """
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """One shard of the index tier. Every answer names the snapshot it came from, so that a client
     never merges two of them. Errors: INVALID_ARGUMENT (k, dimension, NaN, row count),
-    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (another snapshot was
-    asked for), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
+    NOT_FOUND (an id that this shard does not hold), FAILED_PRECONDITION (a snapshot was asked for
+    that it does not hold), RESOURCE_EXHAUSTED (queue full), DEADLINE_EXCEEDED.
     """
 
     @_abc_1.abstractmethod
@@ -91,4 +99,84 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_index_pb2.InfoResponse, _abc.Awaitable[_index_pb2.InfoResponse]]:
         """What this server holds, and its limits."""
 
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[_index_pb2.Call],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_index_pb2.Reply], _abc.AsyncIterator[_index_pb2.Reply]]:
+        """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
+        a call each. What fails is one call; the stream goes on.
+        """
+
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class IndexAdminServiceStub:
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> IndexAdminServiceAsyncStub: ...
+    Prepare: _grpc.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]
+    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+    Publish: _grpc.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]
+    """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
+    has named it for a while, and can be published again.
+    """
+    Discard: _grpc.UnaryUnaryMultiCallable[_index_pb2.DiscardRequest, _index_pb2.InfoResponse]
+    """Let go of a prepared snapshot that is not to be published after all."""
+
+@_typing.type_check_only
+class IndexAdminServiceAsyncStub(IndexAdminServiceStub):
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Prepare: _aio.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
+    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+    Publish: _aio.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
+    """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
+    has named it for a while, and can be published again.
+    """
+    Discard: _aio.UnaryUnaryMultiCallable[_index_pb2.DiscardRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
+    """Let go of a prepared snapshot that is not to be published after all."""
+
+class IndexAdminServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Replacing the snapshot of one server while it serves. Every call carries the admin token as metadata
+    `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
+    A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
+    """
+
+    @_abc_1.abstractmethod
+    def Prepare(
+        self,
+        request: _index_pb2.PrepareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.InfoResponse, _abc.Awaitable[_index_pb2.InfoResponse]]:
+        """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+
+    @_abc_1.abstractmethod
+    def Publish(
+        self,
+        request: _index_pb2.PublishRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.InfoResponse, _abc.Awaitable[_index_pb2.InfoResponse]]:
+        """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
+        has named it for a while, and can be published again.
+        """
+
+    @_abc_1.abstractmethod
+    def Discard(
+        self,
+        request: _index_pb2.DiscardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.InfoResponse, _abc.Awaitable[_index_pb2.InfoResponse]]:
+        """Let go of a prepared snapshot that is not to be published after all."""
+
+def add_IndexAdminServiceServicer_to_server(servicer: IndexAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
