@@ -185,8 +185,8 @@ def test_whatever_the_length_the_question_is_read_whole_or_refused(
         assert len(question.encode()) > 40
         return
     assert question in tiny.byte_tokenizer().decode(ids)
-    # Cut no more than must be; é is two bytes.
-    assert ids == whole if len(whole) <= 48 else 47 <= len(ids) <= 48
+    # Cut no more than must be: é is two bytes, and a space that then ends the passage joins the one behind it.
+    assert ids == whole if len(whole) <= 48 else 46 <= len(ids) <= 48
 
 
 def _assert_equal(ours: Sequence[Generation], theirs: Sequence[Generation]) -> None:
