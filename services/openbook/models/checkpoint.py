@@ -1,6 +1,7 @@
 """Models on disk or on a hub: where they lie, whether they are whole, what identifies them.
 
-A folder may hold an `openbook.json` beside transformers' own files, for what those cannot say: see `Declaration`.
+A folder may hold an `openbook.json` beside transformers' own files, for what those cannot say: see `Declaration`. Its
+keys may also stand in `config.json` under "openbook", where they survive transformers' own `save_pretrained`.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ PROBE = "Who wrote “Les Misérables” (1862)?  The naïve U.S.-based author's
 
 
 class Declaration(BaseModel):
-    """`openbook.json`: what a checkpoint says of itself. All of it may be absent."""
+    """What a checkpoint says of itself: `openbook.json`, or "openbook" in `config.json`. All of it may be absent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,6 +56,8 @@ class Declaration(BaseModel):
     input_format: Literal["rag", "pair"] | None = None
     max_tokens: int | None = Field(None, ge=8)
     legacy: bool | None = None
+    # Of a generator in RAG's layout, which has no place for all of them: special tokens of its generation config.
+    generation: dict[str, int | list[int]] | None = None
     # Of a generator: BERT to BERT on the embedded encoder, whose tokenizer and frozen embeddings are not stored again.
     base: Literal["embedded"] | None = None
     decoder_layers: int = Field(1, ge=1)
@@ -118,13 +121,14 @@ class Source:
             return json.loads(path.read_text(encoding="utf-8")) if path else None
 
     def declaration(self) -> Declaration:
-        """`openbook.json`, and the weights are those that it declares.
+        """What is declared, `openbook.json` before `config.json`, and the weights are those that it declares.
 
         Raises:
             InvalidModel: it is not as it must be, or the weights were altered.
         """
+        config, own = self.json("config.json") or {}, self.json("openbook.json") or {}
         try:
-            declared = Declaration.model_validate(self.json("openbook.json") or {})
+            declared = Declaration.model_validate({**config.get("openbook", {}), **own})
         except ValidationError as error:
             raise InvalidModel(f"model {self.name!r}: openbook.json: {error}") from None
         if declared.sha256:
@@ -161,18 +165,26 @@ class Source:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """transformers raises errors of every kind here, and draws progress bars that belong in no log."""
-        shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-        transformers_logging.disable_progress_bar()
-        transformers_logging.set_verbosity_error()
+        """transformers raises errors of every kind here."""
         try:
-            yield
+            with quiet():
+                yield
         except Exception as error:
             raise InvalidModel(f"model {self.name!r}: cannot load its {what}: {_first_line(error)}") from error
-        finally:
-            transformers_logging.set_verbosity(verbosity)
-            if shown:
-                transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars and advice, which belong in no log."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +207,7 @@ def load_generator(name: str) -> GeneratorCheckpoint:
     """The embedded reader, any transformers encoder-decoder, or the generator of a RAG checkpoint.
 
     Checkpoints in RAG's layout were trained on questions decoded from the question encoder's tokens ("who ' s the
-    president"), and get them so unless their `openbook.json` says `"legacy": false`.
+    president"), and get them so unless they declare `"legacy": false`, as those do that `save_rag` wrote.
 
     Raises:
         InvalidModel: there is no such model, it is no encoder-decoder, or its files are not whole.
@@ -219,6 +231,7 @@ def load_generator(name: str) -> GeneratorCheckpoint:
 
 def _load_rag(source: Source, declared: Declaration, config: Any) -> GeneratorCheckpoint:
     model = source.model(RagModel).generator
+    model.generation_config.update(**declared.generation or {})
     legacy = declared.legacy is not False
     input_format = RagFormat(
         config.max_combined_length, config.title_sep, config.doc_sep, _prefix(config.generator), legacy

@@ -41,6 +41,41 @@ class Pooling:
     query_scale: float = 1.0  # queries are made this long: the prior is a softmax of inner products
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderCheckpoint:
+    """An encoder as it was loaded, on the CPU in float32."""
+
+    model: Any
+    tokenizer: Any
+    pooling: Pooling
+    space: str | None = None  # as declared; see `TextEncoder`
+
+
+def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
+    """DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
+
+    Raises:
+        InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
+    """
+    source = Source.find(name, embedded.encoder_folder)
+    declared, model_type = source.declaration(), source.config().model_type
+    if model_type == "rag":
+        if role == "passage":
+            raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
+        model, tokenizer = source.model(RagModel).question_encoder, source.tokenizer("question_encoder_tokenizer")
+    else:
+        kind = AutoModel
+        if model_type == "dpr":
+            kind = DPRQuestionEncoder if role == "query" else DPRContextEncoder
+        model, tokenizer = source.model(kind), source.tokenizer()
+    if model_type in ("rag", "dpr"):
+        max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
+        pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
+    else:
+        pooling = _sentence_pooling(source, model, tokenizer, declared.query_scale)
+    return EncoderCheckpoint(model, tokenizer, pooling, declared.space)
+
+
 class TextEncoder:
     """One encoder, for questions or for passages. Not for several threads at once.
 
@@ -64,29 +99,9 @@ class TextEncoder:
 
     @classmethod
     def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
-        """Load `settings.model`: DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
-
-        Raises:
-            InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
-        """
-        name = settings.model
-        source = Source.find(name, embedded.encoder_folder)
-        declared, model_type = source.declaration(), source.config().model_type
-        if model_type == "rag":
-            if role == "passage":
-                raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
-            model, tokenizer = source.model(RagModel).question_encoder, source.tokenizer("question_encoder_tokenizer")
-        else:
-            kind = AutoModel
-            if model_type == "dpr":
-                kind = DPRQuestionEncoder if role == "query" else DPRContextEncoder
-            model, tokenizer = source.model(kind), source.tokenizer()
-        if model_type in ("rag", "dpr"):
-            max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
-            pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
-        else:
-            pooling = _sentence_pooling(source, model, tokenizer, declared.query_scale)
-        return cls(model, tokenizer, pooling, settings, declared.space)
+        """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
+        loaded = load_encoder(settings.model, role)
+        return cls(loaded.model, loaded.tokenizer, loaded.pooling, settings, loaded.space)
 
     def n_tokens(self, question: str) -> int:
         """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""
