@@ -37,7 +37,9 @@ class IndexServerSettings(_Section):
     n_threads: Positive = 1
     max_k: Positive = 1000
     max_rows: Positive = 1024  # queries in one request
-    max_queue: Positive = 256  # requests waiting; one more is refused
+    max_queued_rows: Positive = 4096  # queries waiting; one more is refused
+    max_streams: Positive = 64  # connections of clients; one more is refused
+    retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
 
 
 class IndexClientSettings(_Section):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openbook.core.types import Float32, Hits, Passage
+from openbook.core.types import Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
 
@@ -26,6 +26,22 @@ def matrix_from_wire(matrix: common_pb2.Matrix) -> Float32:
         InvalidRequest: the data is not rows * columns numbers long.
     """
     return _array("matrix", matrix.data, matrix.rows, matrix.columns, FLOAT32)
+
+
+def parameters_to_wire(parameters: SearchParameters) -> index_pb2.SearchParameters:
+    return index_pb2.SearchParameters(
+        nprobe=parameters.nprobe, ef_search=parameters.ef_search, rerank_factor=parameters.rerank_factor
+    )
+
+
+def parameters_from_wire(parameters: index_pb2.SearchParameters) -> SearchParameters:
+    """Absent fields become None.
+
+    Raises:
+        InvalidRequest: a value is out of its range.
+    """
+    present = {field.name: value for field, value in parameters.ListFields()}
+    return SearchParameters(**present)
 
 
 def hits_to_wire(hits: Hits) -> index_pb2.SearchResponse:

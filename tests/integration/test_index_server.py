@@ -1,6 +1,5 @@
 """One index server over the wire: what it refuses, what it says, and that it goes on serving."""
 
-import concurrent.futures
 import logging
 import signal
 import socket
@@ -20,9 +19,8 @@ from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.types import Passage
 from openbook.errors import InvalidSnapshot, PortInUse, StartupError
-from openbook.index import engine
 from openbook.index.build import build_snapshot
-from openbook.index.server import N_WORKERS, IndexServer
+from openbook.index.server import IndexServer
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
 
@@ -120,19 +118,19 @@ def test_passages_come_with_vectors_only_if_asked(stub: index_pb2_grpc.IndexServ
 
 
 def test_it_says_what_it_holds(stub: index_pb2_grpc.IndexServiceStub, server: IndexServer) -> None:
-    assert stub.Info(index_pb2.InfoRequest()) == index_pb2.InfoResponse(
-        snapshot_id=server.shard.manifest.snapshot_id,
-        shard=1,
-        n_shards=2,
-        n_passages=20,
-        first_id=20,
-        dimension=D,
-        encoder="encoder",
-        encoder_fingerprint="fingerprint",
-        factory="Flat",
-        max_k=1000,
-        max_rows=1024,
-    )
+    about: dict[str, Any] = {
+        "snapshot_id": server.shard.manifest.snapshot_id,
+        "n_shards": 2,
+        "n_passages": 20,
+        "first_id": 20,
+        "dimension": D,
+        "encoder": "encoder",
+        "encoder_fingerprint": "fingerprint",
+        "factory": "Flat",
+    }
+    held = [index_pb2.HeldSnapshot(sequence=1, **about)]
+    expected = index_pb2.InfoResponse(shard=1, max_k=1000, max_rows=1024, held=held, **about)
+    assert stub.Info(index_pb2.InfoRequest()) == expected
 
 
 def test_a_defect_is_logged_and_not_told(
@@ -149,31 +147,6 @@ def test_a_defect_is_logged_and_not_told(
         code, details = refusal(stub.Fetch, index_pb2.FetchRequest(ids=[20]))
     assert (code, details) == ("INTERNAL", "internal error in Fetch; the server's log says more")
     assert "ZeroDivisionError: secret" in caplog.text
-
-
-def test_a_full_queue_refuses_and_the_others_are_served(snapshot: Path) -> None:
-    settings = IndexServerSettings(snapshot=snapshot, max_queue=3)
-    n_places = N_WORKERS + settings.max_queue
-    with IndexServer(settings) as server, grpc.insecure_channel(server.address) as channel:
-        stub = index_pb2_grpc.IndexServiceStub(channel)
-        request = index_pb2.SearchRequest(queries=QUERY, k=1)
-        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        refused: list[grpc.StatusCode] = []
-
-        def note(call: Any) -> None:
-            if call.code() is not grpc.StatusCode.OK:
-                refused.append(call.code())
-                if len(refused) == 10:
-                    ended.set_result(None)
-
-        with engine._ONE_AT_A_TIME:  # nobody's turn comes
-            calls = [stub.Search.future(request, timeout=60) for _ in range(n_places + 10)]
-            for call in calls:
-                call.add_done_callback(note)
-            ended.result(timeout=30)
-        answers = [call.code() for call in calls]
-    assert answers.count(grpc.StatusCode.OK) == n_places
-    assert answers.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10
 
 
 def test_health_and_reflection(server: IndexServer) -> None:

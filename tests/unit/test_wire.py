@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from openbook import wire
-from openbook.core.types import Float32, Hits, Passage
+from openbook.core.types import Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
 
@@ -49,3 +49,14 @@ def test_a_matrix_that_lies_about_its_size_is_refused(rows: int, columns: int, s
 def test_hits_that_lie_about_their_size_are_refused(ids: int, scores: int, name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         wire.hits_from_wire(index_pb2.SearchResponse(rows=1, k=2, ids=bytes(ids * 2), scores=bytes(scores)))
+
+
+@given(st.builds(SearchParameters, *[st.none() | st.integers(1, 1 << 20)] * 3))
+def test_search_parameters_come_back_with_their_gaps(parameters: SearchParameters) -> None:
+    sent = wire.parameters_to_wire(parameters).SerializeToString()
+    assert wire.parameters_from_wire(index_pb2.SearchParameters.FromString(sent)) == parameters
+
+
+def test_search_parameters_out_of_range_are_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"nprobe must be 1\.\.1048576, got 0"):
+        wire.parameters_from_wire(index_pb2.SearchParameters(nprobe=0))

@@ -14,6 +14,8 @@ Int64 = NDArray[np.int64]
 
 NO_HIT = -1
 """The id of an empty slot; its score is -inf."""
+MAX_SEARCH_PARAMETER = 1 << 20
+"""Beyond any index's cells; keeps numbers from the wire far from what overflows in FAISS."""
 
 
 class Formulation(StrEnum):
@@ -38,6 +40,29 @@ class Passage:
     document_id: str
     title: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParameters:
+    """How widely an index is searched. None takes what was chosen when it was built.
+
+    Raises:
+        InvalidRequest: a value is out of its range; the message names field, value and limits.
+    """
+
+    nprobe: int | None = None  # IVF: cells looked at
+    ef_search: int | None = None  # HNSW: candidates kept
+    rerank_factor: int | None = None  # candidates per hit whose exact scores are computed
+
+    def __post_init__(self) -> None:
+        for name in ("nprobe", "ef_search", "rerank_factor"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_range(name, value, 1, MAX_SEARCH_PARAMETER)
+
+
+AS_BUILT = SearchParameters()
+"""Search as widely as was chosen when the index was built."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from grpc_reflection.v1alpha import reflection
 
 from openbook.config import IndexServerSettings
 from openbook.errors import PortInUse, StartupError
+from openbook.index.coalesce import Coalescer
 from openbook.index.engine import check_installation
+from openbook.index.held import FIRST_SEQUENCE, HeldSnapshots
 from openbook.index.service import IndexService
 from openbook.index.shard import Shard
 from openbook.index.snapshot import MAX_DIMENSION
@@ -22,7 +24,11 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-N_WORKERS = 16  # searches take turns anyhow; the others fetch
+N_WORKERS = 16  # unary calls at once, streams apart; searches take turns anyhow
+N_FETCHERS = 4
+MAX_FETCHES = 1024
+MAX_WAITING_CALLS = 1024
+DRAIN_INTERVAL_S = 1.0
 STOP_GRACE_S = 5.0
 SERVICE = index_pb2.DESCRIPTOR.services_by_name["IndexService"].full_name
 
@@ -39,27 +45,37 @@ class IndexServer:
         check_installation()
         self._settings = settings
         self.port = settings.port
-        self.shard = Shard(
+        shard = Shard(
             settings.snapshot,
             settings.shard,
             n_threads=settings.n_threads,
             max_k=settings.max_k,
             max_rows=settings.max_rows,
         )
-        self._workers = ThreadPoolExecutor(N_WORKERS, thread_name_prefix="index")
+        self.held = HeldSnapshots(shard.manifest.snapshot_id, shard, FIRST_SEQUENCE, settings.retain_s)
+        self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
+        self._fetches = ThreadPoolExecutor(N_FETCHERS, thread_name_prefix="fetch")
+        self._service = IndexService(self.held, self._searches, self._fetches, MAX_FETCHES, settings.max_streams)
+        n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
+        self._workers = ThreadPoolExecutor(n_workers, thread_name_prefix="index")
         self._health = health.HealthServicer()
         self._server = grpc.server(
             self._workers,
-            maximum_concurrent_rpcs=N_WORKERS + settings.max_queue,
+            maximum_concurrent_rpcs=n_workers + MAX_WAITING_CALLS,
             options=(
                 ("grpc.so_reuseport", 0),  # or a second server would silently take half of the calls
                 ("grpc.max_receive_message_length", settings.max_rows * MAX_DIMENSION * 4 + (1 << 16)),
                 ("grpc.max_send_message_length", -1),
             ),
         )
-        index_pb2_grpc.add_IndexServiceServicer_to_server(IndexService(self.shard), self._server)
+        index_pb2_grpc.add_IndexServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    @property
+    def shard(self) -> Shard:
+        """Of the current snapshot."""
+        return self.held.current
 
     @property
     def address(self) -> str:
@@ -84,7 +100,11 @@ class IndexServer:
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take no more calls, finish those begun, within the grace. May be called twice."""
         self._health.enter_graceful_shutdown()
-        self._server.stop(grace_s).wait()
+        stopped = self._server.stop(grace_s)
+        self._service.end_streams()
+        stopped.wait()
+        self._searches.close()
+        self._fetches.shutdown()
         self._workers.shutdown()
 
     def __enter__(self) -> "IndexServer":

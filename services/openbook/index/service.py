@@ -1,14 +1,20 @@
 """The gRPC face of one shard: checks, deadlines and errors; the work is the shard's."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from typing import NoReturn, TypeVar
 
 import grpc
 
 from openbook import wire
 from openbook.core.deadline import Deadline
-from openbook.errors import InvalidRequest, OpenbookError, SnapshotMismatch
+from openbook.core.types import Hits
+from openbook.errors import InvalidRequest, OpenbookError, Overloaded
+from openbook.index.coalesce import Coalescer, Outcome, PendingSearch, Ticket
+from openbook.index.exchange import Answer, Exchange, failing
+from openbook.index.held import HeldSnapshots
 from openbook.index.shard import Shard
 from openbook.telemetry import REQUESTS
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -19,55 +25,162 @@ Response = TypeVar("Response")
 
 
 class IndexService(index_pb2_grpc.IndexServiceServicer):
-    """Serves one shard. See index.proto for what the calls do and which codes they fail with."""
+    """Serves the snapshots held of one shard. See index.proto for what the calls do and which codes they fail with."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(
+        self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Executor, max_fetches: int, max_streams: int
+    ) -> None:
+        self._held = held
+        self._searches = searches
+        self._fetches = fetches
+        self._fetch_places = threading.BoundedSemaphore(max_fetches)
+        self._max_streams = max_streams
+        self._streams: set[Exchange] = set()
+        self._stopping = False
 
     def Search(self, request: index_pb2.SearchRequest, context: grpc.ServicerContext) -> index_pb2.SearchResponse:  # noqa: N802
         def search(deadline: Deadline) -> index_pb2.SearchResponse:
-            self._check_snapshot(request.snapshot_id)
-            return wire.hits_to_wire(self._shard.search(wire.matrix_from_wire(request.queries), request.k, deadline))
+            outcome: Future[Outcome] = Future()
+            ticket = Ticket()
+            context.add_callback(lambda: setattr(ticket, "cancelled", True))
+            self._begin_search(request, deadline, ticket, outcome.set_result)
+            return self._search_response(outcome.result())
 
         return _answer("Search", context, search)
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
-        def fetch(deadline: Deadline) -> index_pb2.FetchResponse:
-            self._check_snapshot(request.snapshot_id)
-            if len(request.ids) > self._shard.max_rows:
-                raise InvalidRequest(f"ids must be at most {self._shard.max_rows}, got {len(request.ids)}")
-            passages = self._shard.fetch(request.ids)
-            return index_pb2.FetchResponse(
-                passages=map(wire.passage_to_wire, passages),
-                vectors=wire.matrix_to_wire(self._shard.fetch_vectors(request.ids)) if request.with_vectors else None,
-                snapshot_id=self._shard.manifest.snapshot_id,
-            )
-
-        return _answer("Fetch", context, fetch)
+        return _answer("Fetch", context, lambda deadline: self._fetch(request))
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
-        return _answer("Info", context, lambda deadline: self._info())
+        return _answer("Info", context, lambda deadline: info(self._held))
 
-    def _info(self) -> index_pb2.InfoResponse:
-        shard, manifest = self._shard, self._shard.manifest
-        return index_pb2.InfoResponse(
-            snapshot_id=manifest.snapshot_id,
-            shard=shard.number,
-            n_shards=len(manifest.shards),
-            n_passages=shard.n_passages,
-            first_id=shard.first_id,
-            dimension=manifest.dimension,
-            encoder=manifest.encoder,
-            encoder_fingerprint=manifest.encoder_fingerprint,
-            factory=manifest.factory,
-            max_k=shard.max_k,
-            max_rows=shard.max_rows,
-        )
+    def Exchange(  # noqa: N802
+        self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
+    ) -> Iterator[index_pb2.Reply]:
+        if len(self._streams) >= self._max_streams:
+            _abort("Exchange", context, "RESOURCE_EXHAUSTED", f"at most {self._max_streams} streams at once")
+        exchange = Exchange(request_iterator, self._begin)
+        self._streams.add(exchange)
+        try:
+            yield from exchange.replies()
+        finally:
+            self._streams.discard(exchange)
+        if self._stopping:
+            _abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
 
-    def _check_snapshot(self, snapshot_id: str) -> None:
-        ours = self._shard.manifest.snapshot_id
-        if snapshot_id not in ("", ours):
-            raise SnapshotMismatch(f"this server holds snapshot {ours}, got a request for {snapshot_id[:64]}")
+    def end_streams(self) -> None:
+        """Let every stream end once what was begun on it is answered: by themselves they would never."""
+        self._stopping = True
+        for exchange in list(self._streams):
+            exchange.end()
+
+    def _begin(self, call: index_pb2.Call, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]) -> None:
+        """Start one call of a stream."""
+        kind = call.WhichOneof("request")
+        if kind == "search":
+            self._begin_search(call.search, deadline, ticket, lambda outcome: done(lambda: self._found(outcome)))
+        elif kind == "fetch":
+            self._begin_fetch(call.fetch, deadline, ticket, done)
+        else:
+            raise InvalidRequest("a call must be a search, a fetch or a cancel, got none of them")
+
+    def _begin_search(
+        self,
+        request: index_pb2.SearchRequest,
+        deadline: Deadline,
+        ticket: Ticket,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        queries = wire.matrix_from_wire(request.queries)
+        parameters = wire.parameters_from_wire(request.parameters)
+        deadline.check("the search began")
+        snapshot_id, shard = self._held.acquire(request.snapshot_id)
+
+        def release(outcome: Outcome) -> None:
+            self._held.release(snapshot_id)
+            done(outcome)
+
+        try:
+            checked = shard.check(queries, request.k)
+            self._searches.submit(PendingSearch(shard, checked, request.k, parameters, deadline, release, ticket))
+        except BaseException:
+            self._held.release(snapshot_id)
+            raise
+
+    def _found(self, outcome: Outcome) -> index_pb2.Reply:
+        return index_pb2.Reply(search=self._search_response(outcome))
+
+    def _search_response(self, outcome: Outcome) -> index_pb2.SearchResponse:
+        if not isinstance(outcome, Hits):
+            raise outcome
+        response = wire.hits_to_wire(outcome)
+        response.current_snapshot_id = self._held.current_id
+        return response
+
+    def _begin_fetch(
+        self, request: index_pb2.FetchRequest, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]
+    ) -> None:
+        if not self._fetch_places.acquire(blocking=False):
+            raise Overloaded("too many fetches wait: try again later")
+
+        def work() -> None:
+            try:
+                deadline.check("the fetch began")
+                response = index_pb2.FetchResponse() if ticket.cancelled else self._fetch(request)
+                done(lambda: index_pb2.Reply(fetch=response))
+            except Exception as error:
+                done(failing(error))
+            finally:
+                self._fetch_places.release()
+
+        self._fetches.submit(work)
+
+    def _fetch(self, request: index_pb2.FetchRequest) -> index_pb2.FetchResponse:
+        snapshot_id, shard = self._held.acquire(request.snapshot_id)
+        try:
+            if len(request.ids) > shard.max_rows:
+                raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {len(request.ids)}")
+            passages = shard.fetch(request.ids)
+            return index_pb2.FetchResponse(
+                passages=map(wire.passage_to_wire, passages),
+                vectors=wire.matrix_to_wire(shard.fetch_vectors(request.ids)) if request.with_vectors else None,
+                snapshot_id=snapshot_id,
+            )
+        finally:
+            self._held.release(snapshot_id)
+
+
+def info(held: HeldSnapshots[Shard]) -> index_pb2.InfoResponse:
+    """What this server holds, and its limits."""
+    shard = held.current
+    return index_pb2.InfoResponse(
+        snapshot_id=shard.manifest.snapshot_id,
+        shard=shard.number,
+        n_shards=len(shard.manifest.shards),
+        n_passages=shard.n_passages,
+        first_id=shard.first_id,
+        dimension=shard.manifest.dimension,
+        encoder=shard.manifest.encoder,
+        encoder_fingerprint=shard.manifest.encoder_fingerprint,
+        factory=shard.manifest.factory,
+        max_k=shard.max_k,
+        max_rows=shard.max_rows,
+        held=[_held_snapshot(sequence, each) for sequence, each in held.held()],
+    )
+
+
+def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
+    return index_pb2.HeldSnapshot(
+        snapshot_id=shard.manifest.snapshot_id,
+        sequence=sequence,
+        n_shards=len(shard.manifest.shards),
+        n_passages=shard.n_passages,
+        first_id=shard.first_id,
+        dimension=shard.manifest.dimension,
+        encoder=shard.manifest.encoder,
+        encoder_fingerprint=shard.manifest.encoder_fingerprint,
+        factory=shard.manifest.factory,
+    )
 
 
 def _answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline], Response]) -> Response:

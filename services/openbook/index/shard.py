@@ -7,7 +7,7 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
-from openbook.core.types import Float32, Hits, Int64, Passage
+from openbook.core.types import AS_BUILT, Float32, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.engine import Index
 from openbook.index.snapshot import INDEX, VECTORS, Snapshot
@@ -50,15 +50,24 @@ class Shard:
         if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
 
-    def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
+    def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.
 
         Raises:
             InvalidRequest: k, the shape or a value of the queries is out of range; names it and its limits.
             DeadlineExceeded: it was not this search's turn in time.
         """
+        return self.search_checked(self.check(queries, k), k, parameters, deadline)
+
+    def check(self, queries: Float32, k: int) -> Float32:
+        """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
         queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows)
-        norms = self._check_norms(queries)
+        self._check_norms(queries)
+        return queries
+
+    def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
+        """As `search`, of any number of queries that were checked before, perhaps in several parts."""
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
         m = min(self.n_passages, max(k + EXTRA, 0 if self._index.is_flat else EXTRA_FACTOR * k))
         if m:
             approximate, candidates = self._index.search(queries, m, self._n_threads, deadline)
@@ -98,13 +107,12 @@ class Shard:
             scores[block] = canonical_scores(query, self._vectors[positions[block]])
         return top_k(positions[None] + self.first_id, scores[None], k)
 
-    def _check_norms(self, queries: Float32) -> list[float]:
+    def _check_norms(self, queries: Float32) -> None:
         norms: list[float] = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
         limit = LARGEST_SCORE / max(self.manifest.max_norm, 1.0)
         for row, norm in enumerate(norms):
             if norm > limit:
                 raise InvalidRequest(f"queries must have norms up to {limit:g}, got {norm:g} in row {row}")
-        return norms
 
     def _positions(self, ids: Sequence[int]) -> list[int]:
         last_id = self.first_id + self.n_passages - 1

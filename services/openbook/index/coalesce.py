@@ -1,0 +1,160 @@
+"""Searches that wait together are searched together: one FAISS call for all that ask the same of the same snapshot."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from openbook.core.deadline import Clock, Deadline
+from openbook.core.types import Float32, Hits, SearchParameters
+from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
+from openbook.index.shard import Shard
+
+log = logging.getLogger(__name__)
+
+Outcome = Hits | OpenbookError
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """By which the caller of something under way can let go of it."""
+
+    cancelled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class PendingSearch:
+    """A search that waits for its turn. `queries` are those that `Shard.check` gave back."""
+
+    shard: Shard
+    queries: Float32  # (n, d)
+    k: int
+    parameters: SearchParameters
+    deadline: Deadline
+    done: Callable[[Outcome], None] = field(repr=False)
+    """Told once what came of it, in the searching thread: must be quick and must not raise."""
+    ticket: Ticket = field(default_factory=Ticket)
+
+    def goes_with(self, other: "PendingSearch") -> bool:
+        """Whether one FAISS call can answer both as it would answer each."""
+        return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
+
+
+class SearchQueue:
+    """What waits, first come, first served. Pure: no lock, no clock, no search."""
+
+    def __init__(self, max_rows: int, max_batch: int) -> None:
+        self._max_rows = max_rows
+        self._max_batch = max_batch
+        self._waiting: deque[PendingSearch] = deque()
+        self.n_rows = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, search: PendingSearch) -> None:
+        """Join the queue; whoever finds it empty may, whatever their size.
+
+        Raises:
+            Overloaded: there is no place.
+        """
+        n_rows = self.n_rows + len(search.queries)
+        if self._waiting and n_rows > self._max_rows:
+            raise Overloaded(f"at most {self._max_rows} query rows may wait, {self.n_rows} do: try again later")
+        self._waiting.append(search)
+        self.n_rows = n_rows
+
+    def take(self, now: float) -> tuple[list[PendingSearch], list[PendingSearch]]:
+        """The next batch, of at most `max_batch` rows or one search, and those dropped as late or no longer wanted.
+
+        The batch is the oldest search and all that go with it; what does not keeps its place.
+        """
+        batch: list[PendingSearch] = []
+        dropped: list[PendingSearch] = []
+        staying: deque[PendingSearch] = deque()
+        n_rows = 0
+        for search in self._waiting:
+            if search.ticket.cancelled or search.deadline.due <= now:
+                dropped.append(search)
+            elif not batch or (search.goes_with(batch[0]) and n_rows + len(search.queries) <= self._max_batch):
+                batch.append(search)
+                n_rows += len(search.queries)
+            else:
+                staying.append(search)
+        self._waiting = staying
+        self.n_rows = sum(len(search.queries) for search in staying)
+        return batch, dropped
+
+
+class Coalescer:
+    """One thread that searches for all who wait."""
+
+    def __init__(self, max_rows: int, max_batch: int, clock: Clock = time.monotonic) -> None:
+        self._queue = SearchQueue(max_rows, max_batch)
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="search", daemon=True)
+        self._thread.start()
+
+    def submit(self, search: PendingSearch) -> None:
+        """Queue a search; `search.done` hears what came of it.
+
+        Raises:
+            Overloaded: no place in the queue.
+            ShardUnavailable: the server is stopping.
+        """
+        with self._changed:
+            if self._closed:
+                raise ShardUnavailable("this server is stopping")
+            self._queue.put(search)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Answer those who wait, take no more, end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                batch, dropped = self._queue.take(self._clock())
+            for search in dropped:
+                search.done(DeadlineExceeded("deadline passed before it was this search's turn"))
+            if batch:
+                answer(batch)
+            del batch, dropped  # or the last searched snapshot would stay in memory until the next search
+
+
+def answer(batch: Sequence[PendingSearch]) -> None:
+    """Search once for searches that go together, and tell each its part."""
+    first = batch[0]
+    queries = first.queries if len(batch) == 1 else np.concatenate([search.queries for search in batch])
+    outcome: Outcome
+    try:
+        latest = max((search.deadline for search in batch), key=lambda deadline: deadline.due)
+        outcome = first.shard.search_checked(queries, first.k, first.parameters, latest)
+    except OpenbookError as error:
+        outcome = error
+    except Exception:
+        log.exception("search failed")
+        outcome = OpenbookError("internal error in Search; the server's log says more")
+    row = 0
+    for search in batch:
+        end = row + len(search.queries)
+        search.done(_rows(outcome, row, end) if isinstance(outcome, Hits) else outcome)
+        row = end
+
+
+def _rows(hits: Hits, start: int, end: int) -> Hits:
+    return Hits(hits.ids[start:end], hits.scores[start:end], hits.snapshot_id)

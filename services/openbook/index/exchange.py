@@ -1,0 +1,126 @@
+"""One Exchange stream: calls are read in a thread of their own, and answered in whatever order they are done."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import grpc
+
+from openbook.core.deadline import Deadline
+from openbook.errors import OpenbookError, ShardUnavailable
+from openbook.index.coalesce import Ticket
+from openbook.telemetry import REQUESTS
+from openbook.v1 import index_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_UNSENT = 1024
+"""Calls of one stream that were begun and whose replies the client has not taken; no more are read until it has."""
+
+Answer = Callable[[], index_pb2.Reply]
+"""Makes the reply, its number not yet set; raises what went wrong. Runs in the sending thread."""
+Begin = Callable[[index_pb2.Call, Deadline, Ticket, Callable[[Answer], None]], None]
+"""Starts the work of a call. The function given hears how to answer it, once, from any thread. Raises OpenbookError."""
+
+
+class Exchange:
+    """The calls of one stream."""
+
+    def __init__(self, calls: Iterator[index_pb2.Call], begin: Begin) -> None:
+        self._calls = calls
+        self._begin = begin
+        self._unfinished: dict[int, Ticket] = {}
+        self._answers: SimpleQueue[tuple[int, str, Ticket, Answer] | None] = SimpleQueue()
+        self._places = threading.Semaphore(MAX_UNSENT)
+        self._over = False
+
+    def replies(self) -> Iterator[index_pb2.Reply]:
+        """Until the client has ended its side and has every answer, or the connection broke, or `end` was called."""
+        threading.Thread(target=self._read, name="exchange", daemon=True).start()
+        try:
+            while not self._over or self._unfinished:
+                item = self._answers.get()
+                if item is None:
+                    self._over = True
+                    continue
+                self._places.release()
+                number, method, ticket, answer = item
+                if self._unfinished.get(number) is ticket:  # or it was cancelled
+                    reply = _reply(number, method, answer)
+                    del item, answer, self._unfinished[number]
+                    yield reply
+        finally:
+            self._cancel_all()
+            self._places.release()  # the reader may wait for one
+
+    def end(self) -> None:
+        """Begin no more calls, answer those that were."""
+        self._answers.put(None)
+
+    def _read(self) -> None:
+        try:
+            for call in self._calls:
+                kind = call.WhichOneof("request")
+                if kind == "cancel":
+                    self._cancel(call.number)
+                    continue
+                self._places.acquire()
+                self._start(call, (kind or "call").capitalize())
+                if self._over:
+                    break
+        except grpc.RpcError:  # the connection is gone, and with it whoever waited
+            self._cancel_all()
+        finally:
+            self._answers.put(None)
+
+    def _start(self, call: index_pb2.Call, method: str) -> None:
+        number, ticket = call.number, Ticket()
+        self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
+
+        def answer(how: Answer) -> None:
+            self._answers.put((number, method, ticket, how))
+
+        try:
+            if self._over:
+                raise ShardUnavailable("this server is stopping")
+            deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else Deadline.never()
+            self._begin(call, deadline, ticket, answer)
+        except Exception as error:
+            answer(failing(error))
+
+    def _cancel(self, number: int) -> None:
+        ticket = self._unfinished.pop(number, None)
+        if ticket is not None:
+            ticket.cancelled = True
+
+    def _cancel_all(self) -> None:
+        self._over = True
+        for number in list(self._unfinished):
+            self._cancel(number)
+
+
+def failing(error: Exception) -> Answer:
+    """The answer that is an error."""
+
+    def answer() -> index_pb2.Reply:
+        raise error
+
+    return answer
+
+
+def _reply(number: int, method: str, answer: Answer) -> index_pb2.Reply:
+    try:
+        reply = answer()
+    except OpenbookError as error:
+        reply = _failure(error.grpc_code, str(error))
+    except Exception:
+        log.exception("%s failed", method)
+        reply = _failure("INTERNAL", f"internal error in {method}; the server's log says more")
+    REQUESTS.labels(method, reply.failure.code or "OK").inc()
+    reply.number = number
+    return reply
+
+
+def _failure(code: str, message: str) -> index_pb2.Reply:
+    return index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))

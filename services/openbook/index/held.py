@@ -1,0 +1,149 @@
+"""The snapshots that one server has in memory: the current one, a prepared one, and former ones that drain."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from openbook.core.deadline import Clock
+from openbook.errors import SnapshotMismatch
+
+Held = TypeVar("Held")
+
+FIRST_SEQUENCE = 1
+"""Of the snapshot that a server was started with, where no publication is on record."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Held]):
+    item: Held
+    named_at: float
+    sequence: int = 0  # of its publication; 0 if it never was current here
+    prepared: bool = False
+    n_using: int = 0
+
+
+class HeldSnapshots(Generic[Held]):
+    """What can be asked for by snapshot id. Thread-safe; holds whatever stands for a snapshot.
+
+    A former snapshot goes once no call uses it and none has named it for `retain_s`; a prepared one stays until it is
+    published, discarded, or another is prepared.
+    """
+
+    def __init__(
+        self, snapshot_id: str, item: Held, sequence: int, retain_s: float, clock: Clock = time.monotonic
+    ) -> None:
+        self._lock = threading.Lock()
+        self._retain_s = retain_s
+        self._clock = clock
+        self._current = snapshot_id
+        self._entries = {snapshot_id: _Entry(item, clock(), sequence)}
+
+    @property
+    def current_id(self) -> str:
+        """What those get who name no snapshot."""
+        return self._current
+
+    @property
+    def current(self) -> Held:
+        return self._entries[self._current].item
+
+    @property
+    def sequence(self) -> int:
+        """Of the latest publication."""
+        return self._entries[self._current].sequence
+
+    def acquire(self, snapshot_id: str) -> tuple[str, Held]:
+        """The snapshot of this id, or the current one for "", kept until `release`.
+
+        Raises:
+            SnapshotMismatch: it is not held.
+        """
+        with self._lock:
+            name = snapshot_id or self._current
+            entry = self._entries.get(name)
+            if entry is None:
+                raise SnapshotMismatch(f"this server holds snapshot {self._names()}, got a request for {name[:64]}")
+            entry.n_using += 1
+            entry.named_at = self._clock()
+            return name, entry.item
+
+    def release(self, snapshot_id: str) -> None:
+        """One user less of what `acquire` gave under this id."""
+        with self._lock:
+            entry = self._entries.get(snapshot_id)
+            if entry is not None and entry.n_using:  # one that was discarded in use is no longer ours
+                entry.n_using -= 1
+                entry.named_at = self._clock()
+
+    def find(self, snapshot_id: str) -> Held | None:
+        """The snapshot of this id, if it is held."""
+        entry = self._entries.get(snapshot_id)
+        return entry.item if entry else None
+
+    def prepare(self, snapshot_id: str, item: Held) -> None:
+        """Hold a snapshot that is to be published; whatever else was prepared goes."""
+        with self._lock:
+            for other in [name for name, entry in self._entries.items() if entry.prepared and name != snapshot_id]:
+                self._unprepare(other)
+            entry = self._entries.setdefault(snapshot_id, _Entry(item, self._clock()))
+            entry.prepared = snapshot_id != self._current
+
+    def publish(self, snapshot_id: str, sequence: int) -> None:
+        """Make a held snapshot the current one.
+
+        Raises:
+            SnapshotMismatch: it is not held, or another publication has this sequence or a later one.
+        """
+        with self._lock:
+            entry = self._entries.get(snapshot_id)
+            if entry is None:
+                raise SnapshotMismatch(f"this server holds snapshot {self._names()}, cannot publish {snapshot_id[:64]}")
+            latest = self.sequence
+            if sequence < latest or (sequence == latest and snapshot_id != self._current):
+                raise SnapshotMismatch(
+                    f"sequence must be above {latest}, that of the current snapshot {self._current}, got {sequence}"
+                )
+            self._entries[self._current].named_at = self._clock()  # its time of grace begins
+            entry.sequence, entry.prepared = sequence, False
+            self._current = snapshot_id
+
+    def discard(self, snapshot_id: str) -> None:
+        """Let go of a snapshot that was only prepared; nothing happens where there is none.
+
+        Raises:
+            SnapshotMismatch: it is the current one.
+        """
+        with self._lock:
+            if snapshot_id == self._current:
+                raise SnapshotMismatch(f"snapshot {snapshot_id} is current: publish another one instead")
+            if snapshot_id in self._entries:
+                self._unprepare(snapshot_id)
+
+    def drain(self) -> list[str]:
+        """Let go of former snapshots whose time has come; returns their ids."""
+        with self._lock:
+            limit = self._clock() - self._retain_s
+            gone = [
+                name
+                for name, entry in self._entries.items()
+                if name != self._current and not entry.prepared and not entry.n_using and entry.named_at <= limit
+            ]
+            for name in gone:
+                del self._entries[name]
+            return gone
+
+    def held(self) -> list[tuple[int, Held]]:
+        """Every snapshot with its sequence, the current one first."""
+        with self._lock:
+            entries = sorted(self._entries.items(), key=lambda named: (named[0] != self._current, -named[1].sequence))
+            return [(entry.sequence, entry.item) for _, entry in entries]
+
+    def _unprepare(self, snapshot_id: str) -> None:
+        entry = self._entries[snapshot_id]
+        entry.prepared = False
+        if not entry.sequence:
+            del self._entries[snapshot_id]
+
+    def _names(self) -> str:
+        return ", ".join(self._entries)
