@@ -25,33 +25,35 @@ _sym_db = _symbol_database.Default()
 from openbook.v1 import common_pb2 as openbook_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18openbook/v1/answer.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"\xcb\x02\n\rAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12-\n\x0b\x66ormulation\x18\x03 \x01(\x0e\x32\x18.openbook.v1.Formulation\x12\'\n\x08\x64\x65\x63oding\x18\x04 \x01(\x0e\x32\x15.openbook.v1.Decoding\x12\x14\n\x07n_beams\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\nrequest_id\x18\t \x01(\tB\x04\n\x02_kB\n\n\x08_n_beamsB\x11\n\x0f_max_new_tokensB\x11\n\x0f_length_penaltyB\x0c\n\n_timeout_s\"j\n\x08\x45vidence\x12%\n\x07passage\x18\x01 \x01(\x0b\x32\x14.openbook.v1.Passage\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x11\n\tlog_prior\x18\x03 \x01(\x01\x12\x15\n\rlog_posterior\x18\x04 \x01(\x01\"+\n\x06Timing\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nduration_s\x18\x02 \x01(\x01\"\xe6\x02\n\x0e\x41nswerResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x16\n\x0elog_likelihood\x18\x02 \x01(\x01\x12\'\n\x08\x65vidence\x18\x03 \x03(\x0b\x32\x15.openbook.v1.Evidence\x12-\n\x0b\x66ormulation\x18\x04 \x01(\x0e\x32\x18.openbook.v1.Formulation\x12\'\n\x08\x64\x65\x63oding\x18\x05 \x01(\x0e\x32\x15.openbook.v1.Decoding\x12\x13\n\x0bsnapshot_id\x18\x06 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x07 \x01(\t\x12\x1d\n\x15generator_fingerprint\x18\x08 \x01(\t\x12\x10\n\x08\x63omplete\x18\t \x01(\x08\x12\x0e\n\x06\x63\x61\x63hed\x18\n \x01(\x08\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12$\n\x07timings\x18\x0c \x03(\x0b\x32\x13.openbook.v1.Timing\"\x9e\x01\n\x0b\x41nswerEvent\x12\x32\n\tretrieved\x18\x01 \x01(\x0b\x32\x1d.openbook.v1.RetrieveResponseH\x00\x12#\n\x05token\x18\x02 \x01(\x0b\x32\x12.openbook.v1.TokenH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.openbook.v1.AnswerResponseH\x00\x42\x07\n\x05\x65vent\"D\n\x05Token\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0elog_likelihood\x18\x02 \x01(\x01\x12\x15\n\rlog_posterior\x18\x03 \x03(\x01\"s\n\x0fRetrieveRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\tB\x04\n\x02_kB\x0c\n\n_timeout_s\"\xc9\x01\n\x10RetrieveResponse\x12\'\n\x08\x65vidence\x18\x01 \x03(\x0b\x32\x15.openbook.v1.Evidence\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x03 \x01(\t\x12\x10\n\x08\x63omplete\x18\x04 \x01(\x08\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12$\n\x07timings\x18\x07 \x03(\x0b\x32\x13.openbook.v1.Timing*[\n\x0b\x46ormulation\x12\x1b\n\x17\x46ORMULATION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46ORMULATION_SEQUENCE\x10\x01\x12\x15\n\x11\x46ORMULATION_TOKEN\x10\x02*N\n\x08\x44\x65\x63oding\x12\x18\n\x14\x44\x45\x43ODING_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x45\x43ODING_THOROUGH\x10\x01\x12\x11\n\rDECODING_FAST\x10\x02\x32\xe3\x01\n\rAnswerService\x12\x41\n\x06\x41nswer\x12\x1a.openbook.v1.AnswerRequest\x1a\x1b.openbook.v1.AnswerResponse\x12\x46\n\x0c\x41nswerStream\x12\x1a.openbook.v1.AnswerRequest\x1a\x18.openbook.v1.AnswerEvent0\x01\x12G\n\x08Retrieve\x12\x1c.openbook.v1.RetrieveRequest\x1a\x1d.openbook.v1.RetrieveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18openbook/v1/answer.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"\xf7\x02\n\rAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12-\n\x0b\x66ormulation\x18\x03 \x01(\x0e\x32\x18.openbook.v1.Formulation\x12\'\n\x08\x64\x65\x63oding\x18\x04 \x01(\x0e\x32\x15.openbook.v1.Decoding\x12\x14\n\x07n_beams\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x19\n\x0cmin_coverage\x18\x14 \x01(\x01H\x05\x88\x01\x01\x42\x04\n\x02_kB\n\n\x08_n_beamsB\x11\n\x0f_max_new_tokensB\x11\n\x0f_length_penaltyB\x0c\n\n_timeout_sB\x0f\n\r_min_coverage\"j\n\x08\x45vidence\x12%\n\x07passage\x18\x01 \x01(\x0b\x32\x14.openbook.v1.Passage\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x11\n\tlog_prior\x18\x03 \x01(\x01\x12\x15\n\rlog_posterior\x18\x04 \x01(\x01\"M\n\x08\x43overage\x12\x15\n\rrows_searched\x18\x01 \x01(\x04\x12\x12\n\nrows_total\x18\x02 \x01(\x04\x12\x16\n\x0emissing_shards\x18\x03 \x03(\r\"+\n\x06Timing\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nduration_s\x18\x02 \x01(\x01\"\x8f\x03\n\x0e\x41nswerResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x16\n\x0elog_likelihood\x18\x02 \x01(\x01\x12\'\n\x08\x65vidence\x18\x03 \x03(\x0b\x32\x15.openbook.v1.Evidence\x12-\n\x0b\x66ormulation\x18\x04 \x01(\x0e\x32\x18.openbook.v1.Formulation\x12\'\n\x08\x64\x65\x63oding\x18\x05 \x01(\x0e\x32\x15.openbook.v1.Decoding\x12\x13\n\x0bsnapshot_id\x18\x06 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x07 \x01(\t\x12\x1d\n\x15generator_fingerprint\x18\x08 \x01(\t\x12\x10\n\x08\x63omplete\x18\t \x01(\x08\x12\x0e\n\x06\x63\x61\x63hed\x18\n \x01(\x08\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12$\n\x07timings\x18\x0c \x03(\x0b\x32\x13.openbook.v1.Timing\x12\'\n\x08\x63overage\x18\x14 \x01(\x0b\x32\x15.openbook.v1.Coverage\"\x9e\x01\n\x0b\x41nswerEvent\x12\x32\n\tretrieved\x18\x01 \x01(\x0b\x32\x1d.openbook.v1.RetrieveResponseH\x00\x12#\n\x05token\x18\x02 \x01(\x0b\x32\x12.openbook.v1.TokenH\x00\x12-\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x1b.openbook.v1.AnswerResponseH\x00\x42\x07\n\x05\x65vent\"D\n\x05Token\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0elog_likelihood\x18\x02 \x01(\x01\x12\x15\n\rlog_posterior\x18\x03 \x03(\x01\"\x9f\x01\n\x0fRetrieveRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x01k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x19\n\x0cmin_coverage\x18\x14 \x01(\x01H\x02\x88\x01\x01\x42\x04\n\x02_kB\x0c\n\n_timeout_sB\x0f\n\r_min_coverage\"\xf2\x01\n\x10RetrieveResponse\x12\'\n\x08\x65vidence\x18\x01 \x03(\x0b\x32\x15.openbook.v1.Evidence\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x03 \x01(\t\x12\x10\n\x08\x63omplete\x18\x04 \x01(\x08\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12$\n\x07timings\x18\x07 \x03(\x0b\x32\x13.openbook.v1.Timing\x12\'\n\x08\x63overage\x18\x14 \x01(\x0b\x32\x15.openbook.v1.Coverage*[\n\x0b\x46ormulation\x12\x1b\n\x17\x46ORMULATION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46ORMULATION_SEQUENCE\x10\x01\x12\x15\n\x11\x46ORMULATION_TOKEN\x10\x02*N\n\x08\x44\x65\x63oding\x12\x18\n\x14\x44\x45\x43ODING_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x45\x43ODING_THOROUGH\x10\x01\x12\x11\n\rDECODING_FAST\x10\x02\x32\xe3\x01\n\rAnswerService\x12\x41\n\x06\x41nswer\x12\x1a.openbook.v1.AnswerRequest\x1a\x1b.openbook.v1.AnswerResponse\x12\x46\n\x0c\x41nswerStream\x12\x1a.openbook.v1.AnswerRequest\x1a\x18.openbook.v1.AnswerEvent0\x01\x12G\n\x08Retrieve\x12\x1c.openbook.v1.RetrieveRequest\x1a\x1d.openbook.v1.RetrieveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'openbook.v1.answer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORMULATION']._serialized_start=1467
-  _globals['_FORMULATION']._serialized_end=1558
-  _globals['_DECODING']._serialized_start=1560
-  _globals['_DECODING']._serialized_end=1638
+  _globals['_FORMULATION']._serialized_start=1717
+  _globals['_FORMULATION']._serialized_end=1808
+  _globals['_DECODING']._serialized_start=1810
+  _globals['_DECODING']._serialized_end=1888
   _globals['_ANSWERREQUEST']._serialized_start=68
-  _globals['_ANSWERREQUEST']._serialized_end=399
-  _globals['_EVIDENCE']._serialized_start=401
-  _globals['_EVIDENCE']._serialized_end=507
-  _globals['_TIMING']._serialized_start=509
-  _globals['_TIMING']._serialized_end=552
-  _globals['_ANSWERRESPONSE']._serialized_start=555
-  _globals['_ANSWERRESPONSE']._serialized_end=913
-  _globals['_ANSWEREVENT']._serialized_start=916
-  _globals['_ANSWEREVENT']._serialized_end=1074
-  _globals['_TOKEN']._serialized_start=1076
-  _globals['_TOKEN']._serialized_end=1144
-  _globals['_RETRIEVEREQUEST']._serialized_start=1146
-  _globals['_RETRIEVEREQUEST']._serialized_end=1261
-  _globals['_RETRIEVERESPONSE']._serialized_start=1264
-  _globals['_RETRIEVERESPONSE']._serialized_end=1465
-  _globals['_ANSWERSERVICE']._serialized_start=1641
-  _globals['_ANSWERSERVICE']._serialized_end=1868
+  _globals['_ANSWERREQUEST']._serialized_end=443
+  _globals['_EVIDENCE']._serialized_start=445
+  _globals['_EVIDENCE']._serialized_end=551
+  _globals['_COVERAGE']._serialized_start=553
+  _globals['_COVERAGE']._serialized_end=630
+  _globals['_TIMING']._serialized_start=632
+  _globals['_TIMING']._serialized_end=675
+  _globals['_ANSWERRESPONSE']._serialized_start=678
+  _globals['_ANSWERRESPONSE']._serialized_end=1077
+  _globals['_ANSWEREVENT']._serialized_start=1080
+  _globals['_ANSWEREVENT']._serialized_end=1238
+  _globals['_TOKEN']._serialized_start=1240
+  _globals['_TOKEN']._serialized_end=1308
+  _globals['_RETRIEVEREQUEST']._serialized_start=1311
+  _globals['_RETRIEVEREQUEST']._serialized_end=1470
+  _globals['_RETRIEVERESPONSE']._serialized_start=1473
+  _globals['_RETRIEVERESPONSE']._serialized_end=1715
+  _globals['_ANSWERSERVICE']._serialized_start=1891
+  _globals['_ANSWERSERVICE']._serialized_end=2118
 # @@protoc_insertion_point(module_scope)

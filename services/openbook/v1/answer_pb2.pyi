@@ -78,6 +78,7 @@ class AnswerRequest(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MIN_COVERAGE_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     """Passages to retrieve."""
@@ -90,6 +91,10 @@ class AnswerRequest(_message.Message):
     """Time from arrival within which the answer is worth having."""
     request_id: _builtins.str
     """Returned with the answer and written in the logs; made up if empty."""
+    min_coverage: _builtins.float
+    """Above 0, at most 1: answer although index servers are gone if at least this share of all passages was searched.
+    1: of all or not at all.
+    """
     def __init__(
         self,
         *,
@@ -102,10 +107,11 @@ class AnswerRequest(_message.Message):
         length_penalty: _builtins.float | None = ...,
         timeout_s: _builtins.float | None = ...,
         request_id: _builtins.str = ...,
+        min_coverage: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n_beams", b"n_beams", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "n_beams", b"n_beams", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "decoding", b"decoding", "formulation", b"formulation", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "decoding", b"decoding", "formulation", b"formulation", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
@@ -113,6 +119,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_coverage: _TypeAlias = _typing.Literal["min_coverage"]  # noqa: Y015
+    _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
     _WhichOneofReturnType__n_beams: _TypeAlias = _typing.Literal["n_beams"]  # noqa: Y015
     _WhichOneofArgType__n_beams: _TypeAlias = _typing.Literal["_n_beams", b"_n_beams"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
@@ -123,6 +131,8 @@ class AnswerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_coverage) -> _WhichOneofReturnType__min_coverage | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_beams) -> _WhichOneofReturnType__n_beams | None: ...
     @_typing.overload
@@ -165,6 +175,38 @@ class Evidence(_message.Message):
 Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
 
 @_typing.final
+class Coverage(_message.Message):
+    """How much of the index was searched."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_SEARCHED_FIELD_NUMBER: _builtins.int
+    ROWS_TOTAL_FIELD_NUMBER: _builtins.int
+    MISSING_SHARDS_FIELD_NUMBER: _builtins.int
+    rows_searched: _builtins.int
+    """Passages searched."""
+    rows_total: _builtins.int
+    """Passages there are in the snapshot."""
+    @_builtins.property
+    def missing_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the shards that did not take part."""
+
+    def __init__(
+        self,
+        *,
+        rows_searched: _builtins.int = ...,
+        rows_total: _builtins.int = ...,
+        missing_shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_shards", b"missing_shards", "rows_searched", b"rows_searched", "rows_total", b"rows_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coverage: _TypeAlias = Coverage  # noqa: Y015
+
+@_typing.final
 class Timing(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,6 +244,7 @@ class AnswerResponse(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     log_likelihood: _builtins.float
     """log p(y|x) under the model, end-of-sequence included."""
@@ -221,6 +264,8 @@ class AnswerResponse(_message.Message):
 
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timing]: ...
+    @_builtins.property
+    def coverage(self) -> Global___Coverage: ...
     def __init__(
         self,
         *,
@@ -236,10 +281,11 @@ class AnswerResponse(_message.Message):
         cached: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         timings: _abc.Iterable[Global___Timing] | None = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cached", b"cached", "complete", b"complete", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cached", b"cached", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,10 +359,13 @@ class RetrieveRequest(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MIN_COVERAGE_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     timeout_s: _builtins.float
     request_id: _builtins.str
+    min_coverage: _builtins.float
+    """As in AnswerRequest."""
     def __init__(
         self,
         *,
@@ -324,17 +373,22 @@ class RetrieveRequest(_message.Message):
         k: _builtins.int | None = ...,
         timeout_s: _builtins.float | None = ...,
         request_id: _builtins.str = ...,
+        min_coverage: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_timeout_s", b"_timeout_s", "k", b"k", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_coverage", b"_min_coverage", "_timeout_s", b"_timeout_s", "k", b"k", "min_coverage", b"min_coverage", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_timeout_s", b"_timeout_s", "k", b"k", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_coverage", b"_min_coverage", "_timeout_s", b"_timeout_s", "k", b"k", "min_coverage", b"min_coverage", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    _WhichOneofReturnType__min_coverage: _TypeAlias = _typing.Literal["min_coverage"]  # noqa: Y015
+    _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_coverage) -> _WhichOneofReturnType__min_coverage | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
 
@@ -351,6 +405,7 @@ class RetrieveResponse(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     encoder_fingerprint: _builtins.str
     complete: _builtins.bool
@@ -362,6 +417,8 @@ class RetrieveResponse(_message.Message):
 
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timing]: ...
+    @_builtins.property
+    def coverage(self) -> Global___Coverage: ...
     def __init__(
         self,
         *,
@@ -372,10 +429,11 @@ class RetrieveResponse(_message.Message):
         cached: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         timings: _abc.Iterable[Global___Timing] | None = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "complete", b"complete", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "complete", b"complete", "coverage", b"coverage", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

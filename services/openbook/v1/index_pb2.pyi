@@ -437,6 +437,26 @@ class HeldSnapshot(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RecallEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     N_SHARDS_FIELD_NUMBER: _builtins.int
@@ -446,6 +466,9 @@ class HeldSnapshot(_message.Message):
     ENCODER_FIELD_NUMBER: _builtins.int
     ENCODER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     FACTORY_FIELD_NUMBER: _builtins.int
+    N_PASSAGES_TOTAL_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     sequence: _builtins.int
     """Of its publication; 0 while it is only prepared."""
@@ -456,6 +479,14 @@ class HeldSnapshot(_message.Message):
     encoder: _builtins.str
     encoder_fingerprint: _builtins.str
     factory: _builtins.str
+    n_passages_total: _builtins.int
+    """Of all shards together."""
+    created_at: _builtins.str
+    """ISO 8601, UTC"""
+    @_builtins.property
+    def recall(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """k to the share of the exact best k found, as measured when it was built; empty: not measured."""
+
     def __init__(
         self,
         *,
@@ -468,10 +499,13 @@ class HeldSnapshot(_message.Message):
         encoder: _builtins.str = ...,
         encoder_fingerprint: _builtins.str = ...,
         factory: _builtins.str = ...,
+        n_passages_total: _builtins.int = ...,
+        created_at: _builtins.str = ...,
+        recall: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "n_passages", b"n_passages", "n_shards", b"n_shards", "sequence", b"sequence", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "n_passages", b"n_passages", "n_passages_total", b"n_passages_total", "n_shards", b"n_shards", "recall", b"recall", "sequence", b"sequence", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
