@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test unit check lint protos bench-decode clean help
+.PHONY: demo test unit check lint protos bench-decode identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -35,6 +35,9 @@ protos: $(VENV)/.dev  ## Generate services/openbook/v1 from protos/
 
 bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minutes
 	$(BIN)/python benchmarks/bench_decode.py
+
+identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
+	$(BIN)/python benchmarks/identity.py $(or $(N),2048)
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var
