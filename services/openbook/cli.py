@@ -48,28 +48,35 @@ def build(
 
 @index_app.command("serve")
 def index_serve(
-    snapshot: Path,
-    shard: Annotated[int, typer.Option(help="Which shard of the snapshot.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one; the address is printed once it listens.")] = 0,
-    threads: Annotated[int, typer.Option(help="FAISS threads.")] = 1,
+    snapshot: Annotated[Path | None, typer.Argument(help="A snapshot, or what `openbook index root` made.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Which shard of the snapshot.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback if not given.")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one; the address is printed.")] = None,
+    threads: Annotated[int | None, typer.Option(help="FAISS threads.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML with a section index_server; OPENBOOK_INDEX_SERVER__<KEY> wins over it.")
+    ] = None,
 ) -> None:
     """Serve one shard over gRPC until told to stop."""
-    from openbook import config, telemetry
+    from openbook import telemetry
+    from openbook.config import load_index_server
     from openbook.index.server import run
 
-    telemetry.setup_logging(f"index-{shard}")
-    run(
-        config.section(
-            config.IndexServerSettings,
-            "openbook index serve",
-            snapshot=snapshot,
-            shard=shard,
-            host=host,
-            port=port,
-            n_threads=threads,
-        )
-    )
+    settings = load_index_server(config, snapshot=snapshot, shard=shard, host=host, port=port, n_threads=threads)
+    telemetry.setup_logging(f"index-{settings.shard}")
+    run(settings)
+
+
+@index_app.command("root")
+def index_root(
+    folder: Annotated[Path, typer.Argument(help="Where snapshots lie and are published; made if it is not there.")],
+    snapshot: Annotated[Path, typer.Argument(help="Which snapshot it serves at first.")],
+) -> None:
+    """Make a root, which servers serve from across publications and restarts."""
+    from openbook.index.root import Root
+
+    Root.create(folder, snapshot)
+    print(f"{folder}: serves {snapshot}")
 
 
 @app.command()

@@ -11,26 +11,37 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from openbook.core.types import Decoding, Formulation, GenerationSettings
 from openbook.errors import InvalidConfig, InvalidRequest
 
 ENV_PREFIX = "OPENBOOK_"
+INDEX_SERVER = "index_server"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# YAML reads a token of digits as a number.
+Token = Annotated[SecretStr, BeforeValidator(lambda v: str(v) if isinstance(v, int) else v), Field(min_length=16)]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
+class ServerTls(_Section):
+    """Files in PEM. With a client CA, clients must show a certificate of it."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
 class IndexServerSettings(_Section):
     """One index server: one replica of one shard."""
 
-    snapshot: Path
+    snapshot: Path  # a snapshot, or a root: a folder of them with a record of which one is served
     shard: Annotated[int, Field(ge=0)] = 0
     host: str = "127.0.0.1"
     port: Port = 0  # 0 takes a free one
@@ -40,6 +51,8 @@ class IndexServerSettings(_Section):
     max_queued_rows: Positive = 4096  # queries waiting; one more is refused
     max_streams: Positive = 64  # connections of clients; one more is refused
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
+    admin_token: Token | None = None  # with none, only servers on loopback can be published to
+    tls: ServerTls | None = None
 
 
 class IndexClientSettings(_Section):
@@ -159,6 +172,31 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
     Raises:
         InvalidConfig: the file cannot be read, or a key or value is not one of ours.
     """
+    values, sources = _collect(path, env)
+    values.pop(INDEX_SERVER, None)  # one file may serve all processes
+    return parse(values, str(path or "defaults"), sources)
+
+
+def load_index_server(
+    path: Path | None = None, env: Mapping[str, str] | None = None, **options: Any
+) -> IndexServerSettings:
+    """The section `index_server` of a file, overridden by the environment, overridden by options that are not None.
+
+    Raises:
+        InvalidConfig: as `load`.
+    """
+    sections, sources = _collect(path, env)
+    given = {key: value for key, value in options.items() if value is not None}
+    by_key: Sources = {
+        (key,): source for (name, key), source in sources.items() if name == INDEX_SERVER and key not in given
+    }
+    return _validated(
+        IndexServerSettings, {**sections.get(INDEX_SERVER, {}), **given}, by_key, str(path or "openbook index serve")
+    )
+
+
+def _collect(path: Path | None, env: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Sections of a file and the environment, and which values came from the environment."""
     values = _read_yaml(path) if path else {}
     sources: dict[tuple[str, ...], str] = {}
     for name, text in sorted((os.environ if env is None else env).items()):
@@ -169,8 +207,10 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
         try:
             values.setdefault(section, {})[key] = yaml.safe_load(text)
         except yaml.YAMLError as error:
+            if key == "admin_token":
+                raise InvalidConfig(f"{source}: cannot be read as YAML") from None
             raise InvalidConfig(f"{source}: {text!r} cannot be read as YAML: {error}") from None
-    return parse(values, str(path or "defaults"), sources)
+    return values, sources
 
 
 def parse(values: Mapping[str, Any], source: str = "arguments", sources: Sources = NOWHERE) -> Settings:
@@ -194,8 +234,9 @@ def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, sourc
         lines = []
         for problem in error.errors():
             location = tuple(str(part) for part in problem["loc"])
-            where = sources.get(location[:2], source)
-            lines.append(f"{where}: {'.'.join(location)} = {problem['input']!r}: {problem['msg']}")
+            where = sources.get(location[:2]) or sources.get(location[:1], source)
+            value = "(hidden)" if "admin_token" in location else repr(problem["input"])
+            lines.append(f"{where}: {'.'.join(location)} = {value}: {problem['msg']}")
         raise InvalidConfig("\n".join(lines)) from None
 
 

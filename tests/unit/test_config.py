@@ -44,3 +44,27 @@ def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: di
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"none\.yaml: cannot be read"):
         config.load(tmp_path / "none.yaml", {})
+
+
+def test_an_index_server_takes_options_then_environment_then_file(tmp_path: Path) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text("answer: {k: 7}\nindex_server: {snapshot: s, shard: 1, max_k: 10, n_threads: 3}\n")
+    env = {"OPENBOOK_INDEX_SERVER__SHARD": "2", "OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": "1234567890123456"}
+    settings = config.load_index_server(path, env, n_threads=4, host=None)
+    assert (settings.snapshot, settings.shard, settings.max_k, settings.n_threads) == (Path("s"), 2, 10, 4)
+    assert settings.host == "127.0.0.1"
+    assert settings.admin_token is not None
+    assert settings.admin_token.get_secret_value() == "1234567890123456"
+    assert config.load(path, env).answer.k == 7  # the other processes read the same file
+
+
+@pytest.mark.parametrize("token", ["short", "{short: "])
+def test_a_bad_token_is_named_and_not_shown(token: str) -> None:
+    with pytest.raises(InvalidConfig, match="OPENBOOK_INDEX_SERVER__ADMIN_TOKEN") as caught:
+        config.load_index_server(None, {"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": token}, snapshot="s")
+    assert "short" not in str(caught.value)
+
+
+def test_a_bad_option_of_an_index_server_is_named() -> None:
+    with pytest.raises(InvalidConfig, match="openbook index serve: shard = -1"):
+        config.load_index_server(None, {"OPENBOOK_INDEX_SERVER__SHARD": "1"}, snapshot="s", shard=-1)

@@ -1,6 +1,5 @@
 """Turns passages and their vectors into a snapshot: all of it, or nothing that looks like one."""
 
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from openbook.index.snapshot import (
     FileEntry,
     Manifest,
     ShardEntry,
+    fsync,
     shard_folder,
 )
 from openbook.index.store import write_passages
@@ -171,14 +171,6 @@ def _publish(partial: Path, out: Path, manifest: Manifest) -> None:
     """Give a complete folder its name, after everything in it is safe from a power cut."""
     (partial / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
     for path in (*partial.rglob("*"), partial):
-        _fsync(path)
+        fsync(path)
     partial.rename(out)
-    _fsync(out.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(out.parent)

@@ -89,6 +89,11 @@ class HeldSnapshots(Generic[Held]):
             entry = self._entries.setdefault(snapshot_id, _Entry(item, self._clock()))
             entry.prepared = snapshot_id != self._current
 
+    def check_publish(self, snapshot_id: str, sequence: int) -> Held:
+        """The snapshot that `publish` would make current. Raises as it."""
+        with self._lock:
+            return self._publishable(snapshot_id, sequence).item
+
     def publish(self, snapshot_id: str, sequence: int) -> None:
         """Make a held snapshot the current one.
 
@@ -96,14 +101,7 @@ class HeldSnapshots(Generic[Held]):
             SnapshotMismatch: it is not held, or another publication has this sequence or a later one.
         """
         with self._lock:
-            entry = self._entries.get(snapshot_id)
-            if entry is None:
-                raise SnapshotMismatch(f"this server holds snapshot {self._names()}, cannot publish {snapshot_id[:64]}")
-            latest = self.sequence
-            if sequence < latest or (sequence == latest and snapshot_id != self._current):
-                raise SnapshotMismatch(
-                    f"sequence must be above {latest}, that of the current snapshot {self._current}, got {sequence}"
-                )
+            entry = self._publishable(snapshot_id, sequence)
             self._entries[self._current].named_at = self._clock()  # its time of grace begins
             entry.sequence, entry.prepared = sequence, False
             self._current = snapshot_id
@@ -138,6 +136,17 @@ class HeldSnapshots(Generic[Held]):
         with self._lock:
             entries = sorted(self._entries.items(), key=lambda named: (named[0] != self._current, -named[1].sequence))
             return [(entry.sequence, entry.item) for _, entry in entries]
+
+    def _publishable(self, snapshot_id: str, sequence: int) -> _Entry[Held]:
+        entry = self._entries.get(snapshot_id)
+        if entry is None:
+            raise SnapshotMismatch(f"this server holds snapshot {self._names()}, cannot publish {snapshot_id[:64]}")
+        latest = self.sequence
+        if sequence < latest or (sequence == latest and snapshot_id != self._current):
+            raise SnapshotMismatch(
+                f"sequence must be above {latest}, that of the current snapshot {self._current}, got {sequence}"
+            )
+        return entry
 
     def _unprepare(self, snapshot_id: str) -> None:
         entry = self._entries[snapshot_id]

@@ -6,17 +6,18 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from openbook.config import IndexServerSettings
-from openbook.errors import PortInUse, StartupError
+from openbook.config import IndexServerSettings, ServerTls
+from openbook.errors import InvalidConfig, PortInUse, StartupError
+from openbook.index.admin import IndexAdminService, Publishing
 from openbook.index.coalesce import Coalescer
 from openbook.index.engine import check_installation
-from openbook.index.held import FIRST_SEQUENCE, HeldSnapshots
 from openbook.index.service import IndexService
 from openbook.index.shard import Shard
 from openbook.index.snapshot import MAX_DIMENSION
@@ -30,7 +31,7 @@ MAX_FETCHES = 1024
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 1.0
 STOP_GRACE_S = 5.0
-SERVICE = index_pb2.DESCRIPTOR.services_by_name["IndexService"].full_name
+SERVICES = tuple(service.full_name for service in index_pb2.DESCRIPTOR.services_by_name.values())
 
 
 class IndexServer:
@@ -45,19 +46,15 @@ class IndexServer:
         check_installation()
         self._settings = settings
         self.port = settings.port
-        shard = Shard(
-            settings.snapshot,
-            settings.shard,
-            n_threads=settings.n_threads,
-            max_k=settings.max_k,
-            max_rows=settings.max_rows,
-        )
-        self.held = HeldSnapshots(shard.manifest.snapshot_id, shard, FIRST_SEQUENCE, settings.retain_s)
+        self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s)
+        self.held = self._publishing.held
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
         self._fetches = ThreadPoolExecutor(N_FETCHERS, thread_name_prefix="fetch")
         self._service = IndexService(self.held, self._searches, self._fetches, MAX_FETCHES, settings.max_streams)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
         self._workers = ThreadPoolExecutor(n_workers, thread_name_prefix="index")
+        self._stopped = threading.Event()
+        self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._health = health.HealthServicer()
         self._server = grpc.server(
             self._workers,
@@ -69,8 +66,11 @@ class IndexServer:
             ),
         )
         index_pb2_grpc.add_IndexServiceServicer_to_server(self._service, self._server)
+        token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        admin = IndexAdminService(self._publishing, token, settings.host)
+        index_pb2_grpc.add_IndexAdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     @property
     def shard(self) -> Shard:
@@ -90,22 +90,39 @@ class IndexServer:
             StartupError: the address cannot be listened on.
         """
         try:
-            self.port = self._server.add_insecure_port(self.address)
+            if self._settings.tls:
+                self.port = self._server.add_secure_port(self.address, _credentials(self._settings.tls))
+            else:
+                self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise _why_not(self._settings.host, self.port) from None
         self._server.start()
-        for service in ("", SERVICE):
+        self._drainer.start()
+        for service in ("", *SERVICES):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take no more calls, finish those begun, within the grace. May be called twice."""
         self._health.enter_graceful_shutdown()
+        self._stopped.set()
         stopped = self._server.stop(grace_s)
         self._service.end_streams()
         stopped.wait()
         self._searches.close()
         self._fetches.shutdown()
         self._workers.shutdown()
+
+    def _open(self, folder: Path) -> Shard:
+        """Verified, which also reads every byte into the page cache, mapped and tested."""
+        limits = self._settings
+        shard = Shard(folder, limits.shard, n_threads=limits.n_threads, max_k=limits.max_k, max_rows=limits.max_rows)
+        shard.self_test()
+        return shard
+
+    def _drain(self) -> None:
+        while not self._stopped.wait(DRAIN_INTERVAL_S):
+            for snapshot_id in self.held.drain():
+                log.info("let go of snapshot %s", snapshot_id)
 
     def __enter__(self) -> "IndexServer":
         self.start()
@@ -135,6 +152,15 @@ def run(settings: IndexServerSettings) -> None:
         print(server.address, flush=True)
         told_to_stop.wait()
         log.info("stopping")
+
+
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    try:
+        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+        client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
+    except OSError as error:
+        raise InvalidConfig(f"index_server.tls: {error.filename}: cannot be read: {error.strerror}") from None
+    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
 def _address(host: str, port: int) -> str:

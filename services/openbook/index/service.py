@@ -46,19 +46,19 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._begin_search(request, deadline, ticket, outcome.set_result)
             return self._search_response(outcome.result())
 
-        return _answer("Search", context, search)
+        return answer("Search", context, search)
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
-        return _answer("Fetch", context, lambda deadline: self._fetch(request))
+        return answer("Fetch", context, lambda deadline: self._fetch(request))
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
-        return _answer("Info", context, lambda deadline: info(self._held))
+        return answer("Info", context, lambda deadline: info(self._held))
 
     def Exchange(  # noqa: N802
         self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
     ) -> Iterator[index_pb2.Reply]:
         if len(self._streams) >= self._max_streams:
-            _abort("Exchange", context, "RESOURCE_EXHAUSTED", f"at most {self._max_streams} streams at once")
+            abort("Exchange", context, "RESOURCE_EXHAUSTED", f"at most {self._max_streams} streams at once")
         exchange = Exchange(request_iterator, self._begin)
         self._streams.add(exchange)
         try:
@@ -66,7 +66,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         finally:
             self._streams.discard(exchange)
         if self._stopping:
-            _abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
+            abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
 
     def end_streams(self) -> None:
         """Let every stream end once what was begun on it is answered: by themselves they would never."""
@@ -183,7 +183,7 @@ def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
     )
 
 
-def _answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline], Response]) -> Response:
+def answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline], Response]) -> Response:
     """Do the work in time, or end the call with the code of what went wrong."""
     remaining_s: float | None = context.time_remaining()
     deadline = Deadline.never() if remaining_s is None else Deadline.after(remaining_s)
@@ -191,15 +191,15 @@ def _answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline
         deadline.check(f"{method} began")
         response = work(deadline)
     except OpenbookError as error:
-        _abort(method, context, error.grpc_code, str(error))
+        abort(method, context, error.grpc_code, str(error))
     except Exception:
         log.exception("%s failed", method)
-        _abort(method, context, "INTERNAL", f"internal error in {method}; the server's log says more")
+        abort(method, context, "INTERNAL", f"internal error in {method}; the server's log says more")
     REQUESTS.labels(method, "OK").inc()
     return response
 
 
-def _abort(method: str, context: grpc.ServicerContext, code: str, message: str) -> NoReturn:
+def abort(method: str, context: grpc.ServicerContext, code: str, message: str) -> NoReturn:
     REQUESTS.labels(method, code).inc()
     context.abort(grpc.StatusCode[code], message)
     raise AssertionError("abort raises")

@@ -18,6 +18,8 @@ EXTRA = 8
 EXTRA_FACTOR = 4
 """Candidates per hit where FAISS's order is approximate."""
 ROWS_AT_ONCE = 4096
+SELF_TESTS = 4
+SELF_TEST_K = 10
 LARGEST_SCORE = 1e38
 """Below the greatest float32 by more than any rounding: no partial sum becomes infinite."""
 
@@ -37,6 +39,7 @@ class Shard:
         snapshot = Snapshot.open(folder)
         snapshot.verify(shard)
         files, entry = snapshot.shard_folder(shard), snapshot.shard(shard)
+        self.folder = folder
         self.manifest = snapshot.manifest
         self.number = shard
         self.first_id, self.n_passages = entry.first_id, entry.n_passages
@@ -84,6 +87,25 @@ class Shard:
                     best[i] = self._best(queries[i], positions, k)
         ids, scores = (np.concatenate(column) for column in zip(*best, strict=True))
         return Hits(ids, scores, self.manifest.snapshot_id)
+
+    def self_test(self) -> None:
+        """Look whether some stored vectors are found among the vectors, as an index of other vectors would not.
+
+        Raises:
+            InvalidSnapshot: they are not.
+        """
+        if not self.n_passages:
+            return
+        queries = np.array(self._vectors[np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)])
+        hits = self.search_checked(queries, SELF_TEST_K, AS_BUILT, Deadline.never())
+        own = [canonical_scores(query, query[None])[0] for query in queries]
+        n_found = int(np.count_nonzero(hits.scores[:, 0] >= own))
+        least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
+        if n_found < least:
+            raise InvalidSnapshot(
+                f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {least} must find "
+                f"themselves or better, {n_found} did: the index is not one of these vectors"
+            )
 
     def fetch(self, ids: Sequence[int]) -> list[Passage]:
         """The passages of these ids, in their order.

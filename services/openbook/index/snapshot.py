@@ -8,6 +8,7 @@ shard-0000/  index.faiss     what FAISS searches
 shard-0001/  ...
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -133,3 +134,12 @@ class Snapshot:
 def shard_folder(folder: Path, shard: int) -> Path:
     """Where the files of one shard lie, within a snapshot's folder."""
     return folder / f"shard-{shard:04d}"
+
+
+def fsync(path: Path) -> None:
+    """Make a file, or the names in a folder, safe from a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,187 @@
+"""Replacing the snapshot of a server while it serves: prepare, publish, discard, each of which may be asked twice."""
+
+import hmac
+import ipaddress
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
+from openbook.index.held import FIRST_SEQUENCE, HeldSnapshots
+from openbook.index.root import Root
+from openbook.index.service import abort, answer, info
+from openbook.index.shard import Shard
+from openbook.v1 import index_pb2, index_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+OpenShard = Callable[[Path], Shard]
+"""Verifies, maps and tests this server's shard of a snapshot folder. Raises InvalidSnapshot."""
+
+
+class Publishing:
+    """What a server serves, in memory and, with a root, on disk. Thread-safe; one change at a time.
+
+    Raises:
+        InvalidSnapshot: neither a snapshot nor a root, or what is to be served is damaged.
+    """
+
+    def __init__(self, folder: Path, open_shard: OpenShard, retain_s: float) -> None:
+        self._open = open_shard
+        self._changing = threading.Lock()
+        self._root = Root(folder) if Root.is_one(folder) else None
+        published = self._root.read() if self._root else None
+        current = open_shard(self._root.folder_of(published.current) if self._root and published else folder)
+        sequence = published.sequence if published else FIRST_SEQUENCE
+        self.held = HeldSnapshots(current.manifest.snapshot_id, current, sequence, retain_s)
+        if self._root and published and published.prepared:
+            self._reopen(self._root.folder_of(published.prepared))
+
+    def prepare(self, folder: Path, snapshot_id: str, deadline: Deadline) -> None:
+        """Hold a snapshot beside the current one.
+
+        Raises:
+            InvalidSnapshot: the folder is no snapshot, or it is damaged, or its index is not good enough.
+            SnapshotMismatch: it is another snapshot than was said, or one that cannot follow the current one.
+            ShardUnavailable: with a root, it cannot be put on record.
+            DeadlineExceeded: another change took too long.
+        """
+        with self._alone(deadline):
+            shard = self.held.find(snapshot_id) or self._open(folder)
+            if shard.manifest.snapshot_id != snapshot_id:
+                raise SnapshotMismatch(f"{folder}: holds snapshot {shard.manifest.snapshot_id}, not {snapshot_id[:64]}")
+            _check_follows(self.held.current, shard)
+            if self._root:
+                name = self._root.name_of(shard.folder)
+                self._root.update(lambda published: published.after_prepare(name))
+            self.held.prepare(snapshot_id, shard)
+        log.info("prepared snapshot %s from %s", snapshot_id, folder)
+
+    def publish(self, snapshot_id: str, sequence: int, deadline: Deadline) -> None:
+        """Make a held snapshot current: on record first, so that a restart never goes back.
+
+        Raises:
+            SnapshotMismatch: it is not held, or its turn is over.
+            ShardUnavailable, DeadlineExceeded: as `prepare`.
+        """
+        with self._alone(deadline):
+            shard = self.held.check_publish(snapshot_id, sequence)
+            if self._root:
+                name = self._root.name_of(shard.folder)
+                self._root.update(lambda published: published.after_publish(name, sequence))
+            self.held.publish(snapshot_id, sequence)
+        log.info("published snapshot %s as number %d", snapshot_id, sequence)
+
+    def discard(self, snapshot_id: str, deadline: Deadline) -> None:
+        """Let go of a snapshot that was prepared.
+
+        Raises:
+            SnapshotMismatch: it is the current one.
+            ShardUnavailable, DeadlineExceeded: as `prepare`.
+        """
+        with self._alone(deadline):
+            shard = self.held.find(snapshot_id)
+            self.held.discard(snapshot_id)
+            if self._root and shard:
+                name = self._root.name_of(shard.folder)
+                self._root.update(lambda published: published.after_discard(name))
+
+    def _reopen(self, folder: Path) -> None:
+        """What was prepared when the server stopped; without it, it must be prepared again, and nothing is lost."""
+        try:
+            shard = self._open(folder)
+            _check_follows(self.held.current, shard)
+        except (InvalidSnapshot, SnapshotMismatch) as error:
+            log.warning("what was prepared is not served: %s", error)
+        else:
+            self.held.prepare(shard.manifest.snapshot_id, shard)
+
+    @contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
+        if not self._changing.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("deadline passed while another snapshot was prepared")
+        try:
+            yield
+        finally:
+            self._changing.release()
+
+
+class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
+    """The gRPC face of publishing. Without a token, only servers that listen on loopback let themselves be changed."""
+
+    def __init__(self, publishing: Publishing, token: str | None, host: str) -> None:
+        self._publishing = publishing
+        self._token = token
+        self._host = host
+
+    def Prepare(self, request: index_pb2.PrepareRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
+        def prepare(deadline: Deadline) -> None:
+            if not request.folder or not request.snapshot_id:
+                raise InvalidRequest("Prepare must name folder and snapshot_id")
+            self._publishing.prepare(Path(request.folder), request.snapshot_id, deadline)
+
+        return self._do("Prepare", context, prepare)
+
+    def Publish(self, request: index_pb2.PublishRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
+        def publish(deadline: Deadline) -> None:
+            self._publishing.publish(request.snapshot_id, request.sequence, deadline)
+
+        return self._do("Publish", context, publish)
+
+    def Discard(self, request: index_pb2.DiscardRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
+        return self._do("Discard", context, lambda deadline: self._publishing.discard(request.snapshot_id, deadline))
+
+    def _do(
+        self, method: str, context: grpc.ServicerContext, work: Callable[[Deadline], None]
+    ) -> index_pb2.InfoResponse:
+        refusal = self._refusal(context)
+        if refusal:
+            abort(method, context, "PERMISSION_DENIED", refusal)
+
+        def change(deadline: Deadline) -> index_pb2.InfoResponse:
+            work(deadline)
+            return info(self._publishing.held)
+
+        return answer(method, context, change)
+
+    def _refusal(self, context: grpc.ServicerContext) -> str:
+        """Why this caller may not change anything; empty if it may."""
+        if self._token is None:
+            if is_loopback(self._host):
+                return ""
+            return (
+                f"a server that listens on {self._host} is changed only with a token: "
+                "set index_server.admin_token (OPENBOOK_INDEX_SERVER__ADMIN_TOKEN)"
+            )
+        sent = next((value for key, value in context.invocation_metadata() if key == "authorization"), "")
+        given = sent if isinstance(sent, bytes) else sent.encode()
+        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            return ""
+        return "the admin token is missing or wrong: send it as metadata 'authorization: Bearer TOKEN'"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_follows(current: Shard, new: Shard) -> None:
+    """Raises SnapshotMismatch where queries or routing of one would be wrong for the other."""
+    ours, theirs = current.manifest, new.manifest
+    for what, one, other in (
+        ("shards", len(ours.shards), len(theirs.shards)),
+        ("dimension", ours.dimension, theirs.dimension),
+        ("encoder fingerprint", ours.encoder_fingerprint, theirs.encoder_fingerprint),
+    ):
+        if one != other:
+            raise SnapshotMismatch(
+                f"snapshot {theirs.snapshot_id} cannot follow {ours.snapshot_id}: {what} must be {one}, got {other}"
+            )

@@ -1,0 +1,147 @@
+"""A root: a folder of snapshots with a file that says which of them is served, so that a restart knows it too.
+
+published.json  {"sequence": 7, "current": "2026-11-02", "former": "2026-10-01", "prepared": null}
+2026-10-01/     a snapshot
+2026-11-02/     another
+
+Several servers may share one root: each writes the same, and none what is older than what it finds.
+"""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
+from openbook.index.held import FIRST_SEQUENCE
+from openbook.index.snapshot import Snapshot, fsync
+
+PUBLISHED = "published.json"
+LOCK = ".published.lock"
+
+
+class Published(BaseModel):
+    """What a root serves. Folders are names within the root, or absolute paths."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    sequence: Annotated[int, Field(ge=FIRST_SEQUENCE)]
+    current: Annotated[str, Field(min_length=1)]
+    former: str | None = None
+    prepared: str | None = None
+
+    def after_prepare(self, name: str) -> "Published":
+        """What is to be on record once a snapshot is prepared."""
+        return self if name == self.current else self.model_copy(update={"prepared": name})
+
+    def after_publish(self, name: str, sequence: int) -> "Published":
+        """What is to be on record once a snapshot is published; nothing changes for one that is older than ours."""
+        if sequence < self.sequence:
+            return self
+        if name == self.current:
+            return self.model_copy(update={"sequence": sequence})
+        prepared = None if name == self.prepared else self.prepared
+        return Published(sequence=sequence, current=name, former=self.current, prepared=prepared)
+
+    def after_discard(self, name: str) -> "Published":
+        """What is to be on record once a prepared snapshot was let go."""
+        return self.model_copy(update={"prepared": None}) if name == self.prepared else self
+
+
+class Root:
+    """The record of one root on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @staticmethod
+    def is_one(folder: Path) -> bool:
+        """Whether a folder has a record of what it serves."""
+        return (folder / PUBLISHED).exists()
+
+    @classmethod
+    def create(cls, folder: Path, snapshot: Path) -> "Root":
+        """Make a root that serves a snapshot.
+
+        Raises:
+            InvalidConfig: it is a root already.
+            InvalidSnapshot: there is no such snapshot.
+        """
+        if cls.is_one(folder):
+            raise InvalidConfig(f"{folder / PUBLISHED}: exists: publish another snapshot instead")
+        Snapshot.open(snapshot)
+        folder.mkdir(parents=True, exist_ok=True)
+        root = cls(folder)
+        root._write(Published(sequence=FIRST_SEQUENCE, current=root.name_of(snapshot)))
+        return root
+
+    def read(self) -> Published:
+        """What it serves.
+
+        Raises:
+            InvalidSnapshot: the record is missing or damaged.
+        """
+        path = self._folder / PUBLISHED
+        try:
+            return Published.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"]) or "content"
+            raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {problem['input']!r:.80}") from None
+
+    def folder_of(self, name: str) -> Path:
+        """The folder that a name in the record means."""
+        return self._folder / name
+
+    def name_of(self, folder: Path) -> str:
+        """What a folder is called in the record."""
+        absolute = folder.resolve()
+        return absolute.name if absolute.parent == self._folder.resolve() else str(absolute)
+
+    def update(self, change: Callable[[Published], Published]) -> None:
+        """Replace the record by what `change` makes of it, all at once, safe from a power cut.
+
+        Raises:
+            InvalidSnapshot: as `read`.
+            ShardUnavailable: it cannot be written, for want of space or rights; it is as it was.
+        """
+        with self._alone():
+            before = self.read()
+            after = change(before)
+            if after != before:
+                self._write(after)
+
+    def _write(self, published: Published) -> None:
+        path = self._folder / PUBLISHED
+        partial = path.with_name(f".{PUBLISHED}.{uuid.uuid4().hex[:8]}.partial")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(published.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+            fsync(self._folder)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ShardUnavailable(f"{path}: cannot be written: {error.strerror}") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time, among all processes of this machine."""
+        try:
+            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ShardUnavailable(f"{self._folder / LOCK}: cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,263 @@
+"""Publishing on one server: what it refuses, that searches go on, and what a restart finds."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import trustme
+from pydantic import SecretStr
+
+from openbook import wire
+from openbook.config import IndexServerSettings, ServerTls
+from openbook.core.types import Float32, Passage
+from openbook.errors import InvalidConfig, InvalidSnapshot
+from openbook.index.build import build_snapshot
+from openbook.index.root import PUBLISHED, Root
+from openbook.index.server import IndexServer
+from openbook.v1 import index_pb2, index_pb2_grpc
+
+N, D = 40, 4
+VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+TOKEN = "a token of some length"
+
+
+def build(out: Path, vectors: Float32, n_shards: int = 2, fingerprint: str = "f", factory: str = "Flat") -> str:
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(len(vectors))]
+    return build_snapshot(passages, vectors, out, n_shards, factory, "encoder", fingerprint).snapshot_id
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Snapshots a, b, c that can follow each other, and some that cannot."""
+    folder = tmp_path_factory.mktemp("built")
+    for i, name in enumerate("abc"):
+        build(folder / name, VECTORS * (i + 1))
+    build(folder / "three-shards", VECTORS, n_shards=3)
+    build(folder / "another-encoder", VECTORS, fingerprint="g")
+    build(folder / "another-dimension", VECTORS[:, :3])
+    shutil.copytree(folder / "b", folder / "damaged")
+    path = folder / "damaged" / "shard-0000" / "vectors.npy"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    return folder
+
+
+def id_of(folder: Path) -> str:
+    from openbook.index.snapshot import Snapshot
+
+    return Snapshot.open(folder).manifest.snapshot_id
+
+
+class Admin:
+    """The admin calls of one server."""
+
+    def __init__(self, channel: grpc.Channel, token: str | None = None) -> None:
+        self._stub = index_pb2_grpc.IndexAdminServiceStub(channel)
+        self.index = index_pb2_grpc.IndexServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def prepare(self, folder: Path, snapshot_id: str | None = None) -> index_pb2.InfoResponse:
+        request = index_pb2.PrepareRequest(folder=str(folder), snapshot_id=snapshot_id or id_of(folder))
+        return self._stub.Prepare(request, timeout=60, metadata=self._metadata)
+
+    def publish(self, snapshot_id: str, sequence: int) -> index_pb2.InfoResponse:
+        request = index_pb2.PublishRequest(snapshot_id=snapshot_id, sequence=sequence)
+        return self._stub.Publish(request, timeout=60, metadata=self._metadata)
+
+    def discard(self, snapshot_id: str) -> index_pb2.InfoResponse:
+        request = index_pb2.DiscardRequest(snapshot_id=snapshot_id)
+        return self._stub.Discard(request, timeout=60, metadata=self._metadata)
+
+    def search(self, snapshot_id: str = "") -> index_pb2.SearchResponse:
+        queries = wire.matrix_to_wire(VECTORS[:1])
+        return self.index.Search(index_pb2.SearchRequest(queries=queries, k=1, snapshot_id=snapshot_id), timeout=60)
+
+
+@pytest.fixture
+def admin(built: Path, tmp_path: Path) -> Iterator[Admin]:
+    """Of a server of a root that serves a."""
+    Root.create(tmp_path / "root", built / "a")
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))
+    with server, grpc.insecure_channel(server.address) as channel:
+        yield Admin(channel)
+
+
+def refusal(call: Any, *arguments: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments)
+    error: Any = caught.value
+    return error.code().name, error.details()
+
+
+def held(info: index_pb2.InfoResponse) -> list[tuple[int, str]]:
+    return [(each.sequence, each.snapshot_id) for each in info.held]
+
+
+def test_a_publication_and_the_way_back(admin: Admin, built: Path) -> None:
+    a, b = id_of(built / "a"), id_of(built / "b")
+    for _ in range(2):
+        assert held(admin.prepare(built / "b")) == [(1, a), (0, b)]
+    assert (admin.search().snapshot_id, admin.search(b).snapshot_id) == (a, b)
+    assert admin.search(b).current_snapshot_id == a
+    for _ in range(2):
+        info = admin.publish(b, 5)
+        assert (held(info), info.snapshot_id) == ([(5, b), (1, a)], b)
+    old, new = admin.search(a), admin.search()
+    assert (old.snapshot_id, old.current_snapshot_id, new.snapshot_id) == (a, b, b)
+    assert wire.hits_from_wire(new).scores[0, 0] == 2 * wire.hits_from_wire(old).scores[0, 0]
+    assert held(admin.prepare(built / "a")) == [(5, b), (1, a)]
+    assert held(admin.publish(a, 6)) == [(6, a), (5, b)]
+
+
+def test_what_cannot_follow_is_refused_and_nothing_changes(admin: Admin, built: Path, tmp_path: Path) -> None:
+    before = admin.index.Info(index_pb2.InfoRequest())
+    record = (tmp_path / "root" / PUBLISHED).read_text()
+    for folder, message in (
+        ("three-shards", "shards must be 2, got 3"),
+        ("another-encoder", "encoder fingerprint must be f, got g"),
+        ("another-dimension", "dimension must be 4, got 3"),
+        ("damaged", "vectors.npy: was altered"),
+    ):
+        code, details = refusal(admin.prepare, built / folder)
+        assert code == "FAILED_PRECONDITION"
+        assert message in details
+    code, details = refusal(admin.prepare, built / "b", "other")
+    assert (code, details.endswith("not other")) == ("FAILED_PRECONDITION", True)
+    assert "not a snapshot" in refusal(admin.prepare, tmp_path, "any")[1]
+    assert refusal(admin.publish, "other", 2)[0] == "FAILED_PRECONDITION"
+    assert refusal(admin.discard, before.snapshot_id)[0] == "FAILED_PRECONDITION"
+    assert admin.index.Info(index_pb2.InfoRequest()) == before
+    assert (tmp_path / "root" / PUBLISHED).read_text() == record
+
+
+def test_a_discarded_snapshot_is_gone(admin: Admin, built: Path) -> None:
+    b = id_of(built / "b")
+    admin.prepare(built / "b")
+    for _ in range(2):
+        assert len(admin.discard(b).held) == 1
+    assert refusal(admin.search, b)[0] == "FAILED_PRECONDITION"
+
+
+def test_a_former_snapshot_drains(built: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=built / "a", retain_s=0))
+    with server, grpc.insecure_channel(server.address) as channel:
+        admin = Admin(channel)
+        admin.prepare(built / "b")
+        admin.publish(id_of(built / "b"), 2)
+        gone = threading.Event()
+
+        def look() -> None:
+            while len(admin.index.Info(index_pb2.InfoRequest()).held) > 1:
+                pass
+            gone.set()
+
+        threading.Thread(target=look, daemon=True).start()
+        assert gone.wait(30)
+
+
+def test_a_restart_finds_what_was_published_and_what_was_prepared(built: Path, tmp_path: Path) -> None:
+    root, b, c = tmp_path / "root", id_of(built / "b"), id_of(built / "c")
+    shutil.copytree(built / "c", root / "c")
+    Root.create(root, built / "a")
+    settings = IndexServerSettings(snapshot=root, shard=1)
+    with IndexServer(settings) as server, grpc.insecure_channel(server.address) as channel:
+        admin = Admin(channel)
+        admin.prepare(built / "b")
+        admin.publish(b, 2)
+        admin.prepare(root / "c")
+    with IndexServer(settings) as server, grpc.insecure_channel(server.address) as channel:
+        assert held(Admin(channel).publish(c, 3)) == [(3, c), (2, b)]
+    assert Root(root).read().current == "c"
+    with IndexServer(settings) as server:
+        assert (server.shard.manifest.snapshot_id, server.held.sequence) == (c, 3)
+
+
+def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:
+    root = Root.create(tmp_path / "root", built / "a")
+    settings = IndexServerSettings(snapshot=tmp_path / "root")
+    root.update(lambda published: published.after_prepare(str(built / "damaged")))
+    with IndexServer(settings) as server:
+        assert [shard.manifest.snapshot_id for _, shard in server.held.held()] == [id_of(built / "a")]
+    root.update(lambda published: published.after_publish(str(built / "damaged"), 2))
+    with pytest.raises(InvalidSnapshot, match="was altered"):
+        IndexServer(settings)
+
+
+def test_two_servers_share_one_root(built: Path, tmp_path: Path) -> None:
+    Root.create(tmp_path / "root", built / "a")
+    b = id_of(built / "b")
+    servers = [IndexServer(IndexServerSettings(snapshot=tmp_path / "root", shard=shard)) for shard in (0, 1)]
+    with servers[0], servers[1]:
+        channels = [grpc.insecure_channel(server.address) for server in servers]
+        for channel in channels:
+            Admin(channel).prepare(built / "b")
+        for channel in channels:
+            Admin(channel).publish(b, 2)
+        for channel in channels:
+            assert Admin(channel).search().snapshot_id == b
+            channel.close()
+    published = Root(tmp_path / "root").read()
+    assert (published.sequence, published.current, published.former) == (2, str(built / "b"), str(built / "a"))
+    assert published.prepared is None
+
+
+def test_the_token_is_needed_where_one_is_set(built: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=built / "a", admin_token=SecretStr(TOKEN)))
+    with server, grpc.insecure_channel(server.address) as channel:
+        for token in (None, "wrong", TOKEN + "x"):
+            code, details = refusal(Admin(channel, token).prepare, built / "b")
+            assert (code, "missing or wrong" in details) == ("PERMISSION_DENIED", True)
+        assert len(Admin(channel, TOKEN).prepare(built / "b").held) == 2
+        assert Admin(channel).search().rows == 1
+
+
+def test_beyond_loopback_nothing_is_changed_without_a_token(built: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=built / "a", host="0.0.0.0"))
+    with server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for call in (lambda a: a.prepare(built / "b"), lambda a: a.publish("x", 2), lambda a: a.discard("x")):
+            code, details = refusal(call, Admin(channel))
+            assert (code, "index_server.admin_token" in details) == ("PERMISSION_DENIED", True)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, a server and a client with certificates of it, and a stranger with one of another CA."""
+    folder = tmp_path_factory.mktemp("keys")
+    ours, other = trustme.CA(), trustme.CA()
+    ours.cert_pem.write_to_path(str(folder / "ca.pem"))
+    for name, ca in (("server", ours), ("client", ours), ("stranger", other)):
+        certificate = ca.issue_cert("127.0.0.1")
+        certificate.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+        certificate.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+    return folder
+
+
+def channel_with(keys: Path, address: str, name: str | None) -> grpc.Channel:
+    pair = ((keys / f"{name}.key").read_bytes(), (keys / f"{name}.pem").read_bytes()) if name else (None, None)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials((keys / "ca.pem").read_bytes(), *pair))
+
+
+def test_tls_and_mutual_tls(built: Path, keys: Path) -> None:
+    for client_ca, clients in ((None, {None: True, "client": True}), (keys / "ca.pem", {"client": True, None: False})):
+        tls = ServerTls(certificate=keys / "server.pem", key=keys / "server.key", client_ca=client_ca)
+        with IndexServer(IndexServerSettings(snapshot=built / "a", tls=tls)) as server:
+            for name, welcome in (clients | ({"stranger": False} if client_ca else {})).items():
+                with channel_with(keys, server.address, name) as channel:
+                    if welcome:
+                        assert Admin(channel).search().rows == 1
+                    else:
+                        assert refusal(Admin(channel).search)[0] == "UNAVAILABLE"
+            with grpc.insecure_channel(server.address) as plain:
+                assert refusal(Admin(plain).search)[0] == "UNAVAILABLE"
+
+
+def test_a_missing_key_is_named(built: Path, tmp_path: Path) -> None:
+    tls = ServerTls(certificate=tmp_path / "no.pem", key=tmp_path / "no.key")
+    server = IndexServer(IndexServerSettings(snapshot=built / "a", tls=tls))
+    with pytest.raises(InvalidConfig, match=rf"index_server\.tls: {tmp_path}/no\.key: cannot be read"):
+        server.start()
+    server.stop()
