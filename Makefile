@@ -37,7 +37,7 @@ bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minut
 	$(BIN)/python benchmarks/bench_decode.py
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
-	$(BIN)/python benchmarks/identity.py $(or $(N),2048)
+	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var

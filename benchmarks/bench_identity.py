@@ -1,6 +1,6 @@
 """Random questions to openbook, in a batch and alone, and to transformers: what was asked how often, and who differs.
 
-    python benchmarks/identity.py [2048]
+    python benchmarks/bench_identity.py [2048]
 
 The questions and the comparison are those of the unit tests (tests/unit/models/identity.py). Prints a table, every
 difference with its gap in log p(y|x), and one JSON line; ends with 1 if there was any.
