@@ -126,11 +126,16 @@ class Source:
         Raises:
             InvalidModel: it is not as it must be, or the weights were altered.
         """
-        config, own = self.json("config.json") or {}, self.json("openbook.json") or {}
-        try:
-            declared = Declaration.model_validate({**config.get("openbook", {}), **own})
-        except ValidationError as error:
-            raise InvalidModel(f"model {self.name!r}: openbook.json: {error}") from None
+        config = self.json("config.json")
+        parts = {"config.json": config.get("openbook") if isinstance(config, dict) else None}
+        parts["openbook.json"] = self.json("openbook.json")
+        declared = Declaration.model_validate({})
+        for filename, part in parts.items():
+            try:
+                own = Declaration.model_validate(part or {})
+            except ValidationError as error:
+                raise InvalidModel(f"model {self.name!r}: {filename}: {error}") from None
+            declared = declared.model_copy(update=own.model_dump(exclude_unset=True))
         if declared.sha256:
             verify(self.file(WEIGHTS) or Path(self.location) / WEIGHTS, declared.sha256)
         return declared

@@ -46,6 +46,8 @@ def save_rag(
     shutil.rmtree(partial, ignore_errors=True)
     with quiet():
         rag = _KINDS[formulation](config=config, question_encoder=encoder.model, generator=generator.model)
+        if formulation is Formulation.TOKEN:  # the other class has none, and decodes with its generator's
+            rag.generation_config = generator.model.generation_config
         rag.save_pretrained(partial)
         encoder.tokenizer.save_pretrained(partial / "question_encoder_tokenizer")
         generator.tokenizer.save_pretrained(partial / "generator_tokenizer")

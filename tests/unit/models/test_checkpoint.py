@@ -88,6 +88,18 @@ def test_a_bad_declaration_is_refused(tmp_path: Path, content: str, message: str
         load_generator(str(tmp_path))
 
 
+def test_a_declaration_may_stand_in_the_config_and_be_overruled_key_by_key(tmp_path: Path) -> None:
+    name = bart(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"openbook": {"input_format": "pair", "max_tokens": 40}}))
+    assert load_generator(name).input_format == PairFormat(max_tokens=40)
+    (tmp_path / "openbook.json").write_text('{"max_tokens": 30}')
+    assert load_generator(name).input_format == PairFormat(max_tokens=30)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"openbook": ["pair"]}))
+    with pytest.raises(InvalidModel, match=r"config\.json: 1 validation error"):
+        load_generator(name)
+
+
 def test_an_encoder_decoder_reads_as_rag_does_as_far_as_it_has_positions(tmp_path: Path) -> None:
     loaded = load_generator(bart(tmp_path))
     assert loaded.input_format == RagFormat(max_tokens=128)

@@ -16,6 +16,7 @@ from openbook.core.types import Formulation, GenerationSettings, Passage, Retrie
 from openbook.errors import InvalidModel
 from openbook.models import marginal
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
+from openbook.models.decoding import generate
 from openbook.models.encoder import EncoderCheckpoint, TextEncoder, load_encoder
 from openbook.models.formats import RagFormat
 from openbook.models.generator import RagGenerator
@@ -109,6 +110,21 @@ def test_either_class_loads_what_was_trained_as_the_other(tmp_path: Path, encode
     wanted = marginal.log_likelihood(generator.model.double(), *numbers, Formulation.SEQUENCE)
     rag = RagSequenceForGeneration.from_pretrained(tmp_path / "token").double()
     torch.testing.assert_close(_their_loss(rag, *numbers), -wanted, atol=1e-9, rtol=0)
+
+
+def test_rag_token_of_transformers_decodes_as_the_generator_says(tmp_path: Path, encoder: EncoderCheckpoint) -> None:
+    generator = _generator(tmp_path / "generator")
+    save_rag(tmp_path / "token", encoder, generator, Formulation.TOKEN)
+    ids, mask, scores, _ = _numbers(generator.model)
+    settings = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=6)
+    rag = RagTokenForGeneration.from_pretrained(tmp_path / "token").double()
+    inputs = {"context_input_ids": ids, "context_attention_mask": mask, "doc_scores": scores}
+    theirs = rag.generate(**inputs, n_docs=3, max_length=7).tolist()
+    ours = generate(generator.model.double(), ids, mask, scores, settings)
+    assert [tuple(row[1 : 1 + len(answer.token_ids)]) for row, answer in zip(theirs, ours, strict=True)] == [
+        answer.token_ids for answer in ours
+    ]
+    assert {answer.token_ids[0] for answer in ours} == {7}
 
 
 def test_how_an_old_checkpoint_reads_is_kept(tmp_path: Path) -> None:
