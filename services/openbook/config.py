@@ -45,7 +45,7 @@ class IndexServerSettings(_Section):
     shard: Annotated[int, Field(ge=0)] = 0
     host: str = "127.0.0.1"
     port: Port = 0  # 0 takes a free one
-    n_threads: Positive = 1
+    n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     max_k: Positive = 1000
     max_rows: Positive = 1024  # queries in one request
     max_queued_rows: Positive = 4096  # queries waiting; one more is refused
@@ -55,12 +55,29 @@ class IndexServerSettings(_Section):
     tls: ServerTls | None = None
 
 
+class ClientTls(_Section):
+    """Files in PEM. Certificate and key are for servers that ask who calls."""
+
+    ca: Path
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "ClientTls":
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key must be given together")
+        return self
+
+
 class IndexClientSettings(_Section):
     """How the serving tier reaches the index tier."""
 
     # host:port of every server, each says which shard it is; with none, `openbook up` starts its own
     addresses: tuple[str, ...] = ()
-    timeout_s: Seconds = 2.0
+    timeout_s: Seconds = 2.0  # one call to one server
+    hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
+    tls: ClientTls | None = None
+    admin_token: Annotated[SecretStr, BeforeValidator(str)] | None = None  # for `openbook publish`
 
 
 class CacheSettings(_Section):
@@ -109,6 +126,7 @@ class AnswerDefaults(_Section):
     max_new_tokens: Positive = 32
     length_penalty: float = 1.0
     timeout_s: Seconds = 30.0
+    min_coverage: Annotated[float, Field(gt=0, le=1)] = 1.0  # answer if this share of the passages was searched
     max_k: Positive = 100
     max_question_chars: Positive = 2000
     max_timeout_s: Seconds = 300.0

@@ -1,10 +1,13 @@
 """The one module that talks to FAISS: its installation, its process-wide settings and its oddities."""
 
 import importlib.util
+import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,29 @@ from typing import Any
 import numpy as np
 
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Int64
+from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
 
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
 SEARCH_BEAM = 64
+CALIBRATION_NUMBERS = 1 << 23  # 32 MB of vectors: beyond most caches, and searched in milliseconds
+CALIBRATION_BATCHES = (2, 4, 8, 16)
+BUILD_BLAS_FROM = 4
+NEVER = (1 << 31) - 1
 
 # Concurrent searches in one process share one pool of BLAS threads and collapse: 322 queries/s alone, 20 with four.
 _ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How this machine searches best."""
+
+    n_threads: int = 1
+    blas_from: int = 4
+    """Queries from which on a Flat index is searched through BLAS. FAISS's own choice is 167 at 768-d, and 8 times
+    slower at 64."""
 
 
 def check_installation() -> None:
@@ -52,12 +69,22 @@ class Index:
     def __init__(self, faiss_index: Any, factory: str = "") -> None:
         import faiss
 
-        self._faiss = faiss
+        self._faiss: Any = faiss  # its stubs miss what SWIG adds
         self._index = faiss_index
         self._factory = factory
         self.dimension = int(faiss_index.d)
         self.is_flat = type(faiss_index) in (faiss.IndexFlat, faiss.IndexFlatIP)
         """Whether it compares a query with every vector: then what it misses is known to the bit."""
+        self.keeps_vectors = isinstance(faiss_index, (faiss.IndexFlat, faiss.IndexHNSWFlat, faiss.IndexIVFFlat))
+        """Whether its scores are those of the vectors, up to rounding, and not of some code of them."""
+        self._transforms = isinstance(faiss_index, faiss.IndexPreTransform)
+        self._inner: Any = faiss.downcast_index(faiss_index.index) if self._transforms else faiss_index
+        self.knows: tuple[str, ...] = ()
+        """The search parameters that it takes, besides the re-rank factor, which is not the index's affair."""
+        if isinstance(self._inner, faiss.IndexIVF):
+            self.knows = ("nprobe",)
+        elif isinstance(self._inner, faiss.IndexHNSW):
+            self.knows = ("ef_search",)
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -96,7 +123,7 @@ class Index:
         Raises:
             InvalidConfig: FAISS cannot train on these vectors, most often because they are too few.
         """
-        with _explained(self._factory):
+        with _explained(self._factory), _alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.train(vectors)
         ivf = self._faiss.try_extract_index_ivf(self._index)
         if ivf is not None:  # FAISS would look into a single list
@@ -114,46 +141,96 @@ class Index:
         Raises:
             InvalidConfig: this type of index cannot be added to.
         """
-        with _explained(self._factory):
+        with _explained(self._factory), _alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
         """Write it to a file, without fsync."""
         self._faiss.write_index(self._index, str(path))
 
-    def search(self, queries: Float32, k: int, n_threads: int, deadline: Deadline) -> tuple[Float32, Int64]:
+    def search(
+        self, queries: Float32, k: int, parameters: SearchParameters, tuning: Tuning, deadline: Deadline
+    ) -> tuple[Float32, Int64]:
         """Approximate scores and positions of the best k of each query: (n, k) each, position -1 where there is none.
+
+        Takes only parameters that it `knows`.
 
         Raises:
             DeadlineExceeded: it was not this search's turn in time.
         """
-        with self._turn(n_threads, deadline):
-            scores, positions = self._index.search(queries, k)
+        with self._turn(tuning, deadline):
+            scores, positions = self._index.search(queries, k, params=self._parameters(parameters))
         return scores, positions
 
-    def at_least(self, query: Float32, score: float, n_threads: int, deadline: Deadline) -> Int64:
+    def at_least(self, query: Float32, score: float, tuning: Tuning, deadline: Deadline) -> Int64:
         """Positions of all vectors of a flat index whose approximate score with a (d,) query is not below `score`.
 
         Raises:
             DeadlineExceeded: as `search`.
         """
         below = float(np.nextafter(np.float32(score), np.float32(-np.inf)))  # FAISS excludes the limit itself
-        with self._turn(n_threads, deadline):
+        with self._turn(tuning, deadline):
             _, _, positions = self._index.range_search(query[None, :], below)
         found: Int64 = positions
         return found
 
+    def _parameters(self, parameters: SearchParameters) -> Any:
+        if parameters.nprobe is not None:
+            inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._inner.nlist))
+        elif parameters.ef_search is not None:
+            inner = self._faiss.SearchParametersHNSW(efSearch=min(parameters.ef_search, max(len(self), 1)))
+        else:
+            return None  # as built
+        return self._faiss.SearchParametersPreTransform(index_params=inner) if self._transforms else inner
+
     @contextmanager
-    def _turn(self, n_threads: int, deadline: Deadline) -> Iterator[None]:
-        if not _ONE_AT_A_TIME.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded("deadline passed before it was this search's turn")
-        try:
-            self._faiss.omp_set_num_threads(n_threads)  # counts for the calling thread alone
-            # BLAS from four queries on: 2,366 ms by default and 284 ms with it for 64 queries in 200,000 vectors.
-            self._faiss.cvar.distance_compute_blas_threshold = 4 * self.dimension
+    def _turn(self, tuning: Tuning, deadline: Deadline) -> Iterator[None]:
+        # Without BLAS, the cells of a query do not depend on which others are searched with it.
+        blas_from = tuning.blas_from if self.is_flat else NEVER
+        with _alone(deadline, min(blas_from * self.dimension, NEVER)):
+            self._faiss.omp_set_num_threads(tuning.n_threads)  # counts for the calling thread alone
             yield
-        finally:
-            _ONE_AT_A_TIME.release()
+
+
+@contextmanager
+def _alone(deadline: Deadline, blas_threshold: int) -> Iterator[None]:
+    """The only one in this process that uses FAISS's settings and BLAS. The threshold counts queries x dimension."""
+    import faiss
+
+    if not _ONE_AT_A_TIME.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+        raise DeadlineExceeded("deadline passed before it was this search's turn")
+    try:
+        faiss.cvar.distance_compute_blas_threshold = blas_threshold
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+def calibrate(sample: Float32, n_threads: int) -> Tuning:
+    """Measure, in some tenths of a second, what searches like a Flat one over these (N, d) vectors need.
+
+    `n_threads` 0 chooses the fewest threads within a tenth of the fastest. Alone in this process while it measures.
+    """
+    import faiss
+
+    index = Index(faiss.IndexFlatIP(sample.shape[1]))
+    index.add(sample)
+
+    def seconds(n_queries: int, tuning: Tuning) -> float:
+        queries = np.resize(sample, (n_queries, sample.shape[1]))
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            index.search(queries, 10, AS_BUILT, tuning, Deadline.never())
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    if n_threads == 0:
+        counts = [1 << i for i in range((os.cpu_count() or 1).bit_length())]
+        measured = {count: seconds(64, Tuning(count, 1)) for count in counts if count <= (os.cpu_count() or 1)}
+        n_threads = min(count for count, s in measured.items() if s <= 1.1 * min(measured.values()))
+    slower = [n for n in CALIBRATION_BATCHES if seconds(n, Tuning(n_threads, 1)) > seconds(n, Tuning(n_threads, NEVER))]
+    return Tuning(n_threads, max(slower, default=1) + 1)
 
 
 @contextmanager

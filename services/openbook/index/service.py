@@ -101,7 +101,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             done(outcome)
 
         try:
-            checked = shard.check(queries, request.k)
+            checked = shard.check(queries, request.k, parameters)
             self._searches.submit(PendingSearch(shard, checked, request.k, parameters, deadline, release, ticket))
         except BaseException:
             self._held.release(snapshot_id)

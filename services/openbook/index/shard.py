@@ -1,5 +1,6 @@
 """One shard of a snapshot in memory: FAISS finds candidates, the exact vectors decide."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,16 +8,22 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
-from openbook.core.types import AS_BUILT, Float32, Hits, Int64, Passage, SearchParameters
+from openbook.core.types import AS_BUILT, NO_HIT, Float32, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
-from openbook.index.engine import Index
+from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, calibrate
 from openbook.index.snapshot import INDEX, VECTORS, Snapshot
 from openbook.index.store import PassageReader
+
+log = logging.getLogger(__name__)
 
 EXTRA = 8
 """Candidates beyond k: mostly enough to see that nothing else can be among the best k."""
 EXTRA_FACTOR = 4
-"""Candidates per hit where FAISS's order is approximate."""
+"""Candidates per hit where FAISS sees only codes of the vectors."""
+MAX_CANDIDATES = 1 << 16
+"""Per query: each costs a read of its vector."""
+CANDIDATES_AT_ONCE = 1 << 20
+"""Of all queries of a batch together: bounds memory."""
 ROWS_AT_ONCE = 4096
 SELF_TESTS = 4
 SELF_TEST_K = 10
@@ -45,13 +52,14 @@ class Shard:
         self.first_id, self.n_passages = entry.first_id, entry.n_passages
         self.max_k = max_k
         self.max_rows = max_rows
-        self._n_threads = n_threads
         self._index = Index.read(files / INDEX)
-        self._vectors: Float32 = np.load(files / VECTORS, mmap_mode="r")  # (n_passages, d)
+        mapped: Float32 = np.load(files / VECTORS, mmap_mode="r")
+        self._vectors = mapped.view(np.ndarray)  # (n_passages, d); as a memmap every slice costs microseconds
         self._passages = PassageReader(files, self.first_id)
         found = (len(self._index), *self._vectors.shape, len(self._passages))
         if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+        self._tuning = _tuning(self._vectors, n_threads)
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.
@@ -60,32 +68,22 @@ class Shard:
             InvalidRequest: k, the shape or a value of the queries is out of range; names it and its limits.
             DeadlineExceeded: it was not this search's turn in time.
         """
-        return self.search_checked(self.check(queries, k), k, parameters, deadline)
+        return self.search_checked(self.check(queries, k, parameters), k, parameters, deadline)
 
-    def check(self, queries: Float32, k: int) -> Float32:
+    def check(self, queries: Float32, k: int, parameters: SearchParameters) -> Float32:
         """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
         queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows)
         self._check_norms(queries)
+        if parameters != AS_BUILT:
+            self._check_parameters(k, parameters)
         return queries
 
     def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
         """As `search`, of any number of queries that were checked before, perhaps in several parts."""
-        norms = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
-        m = min(self.n_passages, max(k + EXTRA, 0 if self._index.is_flat else EXTRA_FACTOR * k))
-        if m:
-            approximate, candidates = self._index.search(queries, m, self._n_threads, deadline)
-        else:  # an empty shard, of which not every index type can be asked
-            approximate, candidates = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        best = [self._best(*each, k) for each in zip(queries, candidates, strict=True)]
-        if self._index.is_flat and m < self.n_passages:
-            for i, norm in enumerate(norms):
-                error = score_error_bound(self.manifest.dimension, norm, self.manifest.max_norm)
-                least = float(best[i][1][0, -1]) - error
-                # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
-                if approximate[i, -1] >= least:
-                    positions = self._index.at_least(queries[i], least, self._n_threads, deadline)
-                    best[i] = self._best(queries[i], positions, k)
-        ids, scores = (np.concatenate(column) for column in zip(*best, strict=True))
+        m = self._n_candidates(k, parameters)
+        n = max(1, CANDIDATES_AT_ONCE // max(m, 1))
+        parts = [self._search(queries[i : i + n], k, m, parameters, deadline) for i in range(0, len(queries), n)]
+        ids, scores = (np.concatenate(column) for column in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return Hits(ids, scores, self.manifest.snapshot_id)
 
     def self_test(self) -> None:
@@ -120,14 +118,50 @@ class Shard:
         vectors: Float32 = self._vectors[self._positions(ids)]
         return vectors
 
-    def _best(self, query: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
-        """The best k of some positions by their canonical scores: ids and scores, (1, k) each."""
-        positions = candidates[candidates >= 0]
-        scores = np.empty(len(positions), np.float32)
-        for i in range(0, len(positions), ROWS_AT_ONCE):
-            block = slice(i, i + ROWS_AT_ONCE)
-            scores[block] = canonical_scores(query, self._vectors[positions[block]])
-        return top_k(positions[None] + self.first_id, scores[None], k)
+    def _n_candidates(self, k: int, parameters: SearchParameters) -> int:
+        factor = parameters.rerank_factor or (1 if self._index.keeps_vectors else EXTRA_FACTOR)
+        return min(self.n_passages, max(k + EXTRA, factor * k))
+
+    def _search(
+        self, queries: Float32, k: int, m: int, parameters: SearchParameters, deadline: Deadline
+    ) -> tuple[Int64, Float32]:
+        """The best k of m candidates each: ids and scores, (n, k) both."""
+        if m:
+            approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
+        else:  # an empty shard, of which not every index type can be asked
+            approximate, candidates = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        ids, scores = self._best(queries, candidates, k)
+        if self._index.is_flat and m < self.n_passages:
+            # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
+            norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+            dimension, max_norm = self.manifest.dimension, self.manifest.max_norm
+            least = scores[:, -1] - np.array([score_error_bound(dimension, norm, max_norm) for norm in norms.tolist()])
+            for i in np.flatnonzero(approximate[:, -1] >= least).tolist():
+                positions = self._index.at_least(queries[i], least[i], self._tuning, deadline)
+                ids[i], scores[i] = (best[0] for best in self._best(queries[i : i + 1], positions[None], k))
+        return ids, scores
+
+    def _best(self, queries: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
+        """The best k of (n, m) positions by their canonical scores: ids and scores, (n, k) each."""
+        scores = np.full(candidates.shape, -np.inf, np.float32)
+        for query, positions, row in zip(queries, candidates, scores, strict=True):
+            for i in range(0, len(positions), ROWS_AT_ONCE):
+                block = positions[i : i + ROWS_AT_ONCE]
+                row[i : i + ROWS_AT_ONCE] = canonical_scores(query, self._vectors.take(block, axis=0, mode="clip"))
+        empty = candidates < 0
+        scores[empty] = -np.inf
+        return top_k(np.where(empty, NO_HIT, candidates + self.first_id), scores, k)
+
+    def _check_parameters(self, k: int, parameters: SearchParameters) -> None:
+        known = () if self._index.is_flat else (*self._index.knows, "rerank_factor")
+        for name in ("nprobe", "ef_search", "rerank_factor"):
+            if name not in known and getattr(parameters, name) is not None:
+                what = f"only {' and '.join(known)}" if known else "no search parameters: it is exact"
+                raise InvalidRequest(f"an index of type {self.manifest.factory} takes {what}, got {name}")
+        if k * (parameters.rerank_factor or 1) > MAX_CANDIDATES:
+            raise InvalidRequest(
+                f"k * rerank_factor must be at most {MAX_CANDIDATES}, got {k} * {parameters.rerank_factor}"
+            )
 
     def _check_norms(self, queries: Float32) -> None:
         norms: list[float] = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
@@ -142,3 +176,18 @@ class Shard:
             if not self.first_id <= passage_id <= last_id:
                 raise UnknownPassage(f"passage id must be {self.first_id}..{last_id} in this shard, got {passage_id}")
         return [passage_id - self.first_id for passage_id in ids]
+
+
+_TUNINGS: dict[tuple[int, int], Tuning] = {}
+
+
+def _tuning(vectors: Float32, n_threads: int) -> Tuning:
+    """Measured once in a process for each dimension, and not at all where a search takes no time anyhow."""
+    n_passages, dimension = vectors.shape
+    if n_passages * dimension < CALIBRATION_NUMBERS:
+        return Tuning(max(1, n_threads))
+    if (dimension, n_threads) not in _TUNINGS:
+        sample = np.array(vectors[: CALIBRATION_NUMBERS // dimension])
+        _TUNINGS[dimension, n_threads] = tuning = calibrate(sample, n_threads)
+        log.info("searches with %d threads, through BLAS from %d queries on", tuning.n_threads, tuning.blas_from)
+    return _TUNINGS[dimension, n_threads]

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openbook.core.deadline import Deadline
+from openbook.core.topk import canonical_scores
+from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.errors import InvalidRequest, InvalidSnapshot
+from openbook.index import shard as shard_module
+from openbook.index.build import build_snapshot
+from openbook.index.engine import NEVER, Tuning, calibrate
+from openbook.index.shard import Shard
+
+N, D = 600, 16
+RNG = np.random.default_rng(0)
+VECTORS = RNG.standard_normal((N, D)).astype(np.float32)
+QUERIES = RNG.standard_normal((30, D)).astype(np.float32)
+
+
+def build(out: Path, factory: str, vectors: Float32 = VECTORS) -> Shard:
+    passages = [Passage(i, "d", "", "") for i in range(len(vectors))]
+    build_snapshot(passages, vectors, out, 1, factory, "e", "f")
+    return Shard(out, 0)
+
+
+def same(ours: Hits, theirs: Hits) -> None:
+    np.testing.assert_array_equal(ours.ids, theirs.ids)
+    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters", "message"),
+    [
+        ("Flat", SearchParameters(nprobe=1), "type Flat takes no search parameters: it is exact, got nprobe"),
+        ("Flat", SearchParameters(rerank_factor=2), "type Flat takes no search parameters"),
+        ("HNSW8", SearchParameters(nprobe=1), "type HNSW8 takes only ef_search and rerank_factor, got nprobe"),
+        ("IVF4,SQ8", SearchParameters(ef_search=9), "takes only nprobe and rerank_factor, got ef_search"),
+        ("PCA8,IVF4,SQ8", SearchParameters(ef_search=9), "takes only nprobe and rerank_factor, got ef_search"),
+        ("SQ8", SearchParameters(nprobe=9), "type SQ8 takes only rerank_factor, got nprobe"),
+        ("SQ8", SearchParameters(rerank_factor=65537), r"k \* rerank_factor must be at most 65536, got 1 \* 65537"),
+    ],
+)
+def test_parameters_that_an_index_does_not_know(
+    tmp_path: Path, factory: str, parameters: SearchParameters, message: str
+) -> None:
+    shard = build(tmp_path / "s", factory)
+    with pytest.raises(InvalidRequest, match=message):
+        shard.search(QUERIES, 1, Deadline.never(), parameters)
+
+
+@pytest.mark.parametrize(
+    ("factory", "narrow", "wide"),
+    [
+        ("IVF16,Flat", SearchParameters(nprobe=1), SearchParameters(nprobe=1 << 20)),
+        ("PCA16,IVF16,SQ8", SearchParameters(nprobe=1), SearchParameters(nprobe=16, rerank_factor=60)),
+        ("HNSW12", SearchParameters(ef_search=1), SearchParameters(ef_search=1 << 20)),
+        ("PQ4x4fs", SearchParameters(rerank_factor=1), SearchParameters(rerank_factor=60)),
+    ],
+)
+def test_wider_finds_everything_and_narrower_less(
+    tmp_path: Path, factory: str, narrow: SearchParameters, wide: SearchParameters
+) -> None:
+    shard, exact = build(tmp_path / "s", factory), build(tmp_path / "flat", "Flat")
+    best = exact.search(QUERIES, 10, Deadline.never())
+    same(shard.search(QUERIES, 10, Deadline.never(), wide), best)
+    found = shard.search(QUERIES, 10, Deadline.never(), narrow)
+    assert np.mean(found.ids == best.ids) < 0.9
+    for query, ids, scores in zip(QUERIES, found.ids, found.scores, strict=True):
+        assert canonical_scores(query, VECTORS[ids]).tolist() == scores.tolist()
+    same(shard.search(QUERIES, 10, Deadline.never(), AS_BUILT), shard.search(QUERIES, 10, Deadline.never()))
+
+
+def test_a_large_batch_is_searched_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = build(tmp_path / "s", "Flat")
+    whole = shard.search(QUERIES, 10, Deadline.never())
+    monkeypatch.setattr(shard_module, "CANDIDATES_AT_ONCE", 100)
+    monkeypatch.setattr(shard_module, "ROWS_AT_ONCE", 7)
+    same(shard.search(QUERIES, 10, Deadline.never()), whole)
+
+
+def test_the_index_of_other_vectors_fails_its_test(tmp_path: Path) -> None:
+    for factory in ("Flat", "IVF16,SQ8"):
+        shard, other = build(tmp_path / factory, factory), build(tmp_path / f"{factory}-", factory, VECTORS[::-1])
+        shard.self_test()
+        shard._index = other._index
+        with pytest.raises(InvalidSnapshot, match="the index is not one of these vectors"):
+            shard.self_test()
+
+
+def test_an_empty_shard_passes_its_test(tmp_path: Path) -> None:
+    passages = [Passage(0, "d", "", "")]
+    build_snapshot(passages, VECTORS[:1], tmp_path / "s", 2, "Flat", "e", "f")
+    for number in (0, 1):
+        Shard(tmp_path / "s", number).self_test()
+
+
+def test_tuning_is_measured_and_any_tuning_answers_the_same(tmp_path: Path) -> None:
+    for n_threads in (0, 1):
+        tuning = calibrate(VECTORS, n_threads)
+        assert tuning.n_threads >= 1
+        assert tuning.blas_from >= 2
+    shard = build(tmp_path / "s", "Flat")
+    hits = shard.search(QUERIES, 10, Deadline.never())
+    for tuning in (Tuning(1, 1), Tuning(2, 1), Tuning(1, NEVER)):
+        shard._tuning = tuning
+        same(shard.search(QUERIES, 10, Deadline.never()), hits)
