@@ -1,17 +1,23 @@
 """The index tier and its exact twin get the same questions and must give the same answers, to the bit."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
+from openbook import wire
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Passage
+from openbook.core.topk import merge, top_k
+from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.errors import InvalidSnapshot
 from openbook.index.build import build_snapshot
+from openbook.index.server import IndexServer
 from openbook.index.sharded import ShardedIndex
 from openbook.testing import ExactIndex, served
+from openbook.v1 import index_pb2, index_pb2_grpc
 
 D = 24
 BATCHES = (1, 16, 64)
@@ -116,28 +122,108 @@ def test_scores_are_the_inner_products_that_anybody_computes(exponent: int, tmp_
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("factory", ["HNSW32", "IVF32,Flat", "IVF32,SQ8", "SQ8", "PCA16,IVF32,SQ8", "IVF32,RaBitQfs"])
-def test_approximate_indexes_find_most_and_score_exactly(factory: str, tmp_path: Path) -> None:
+FACTORIES = (
+    "Flat",
+    "HNSW32",
+    "HNSW32,SQ8",
+    "SQ8",
+    "SQfp16",
+    "PQ12x4fs",
+    "RaBitQ",
+    "RaBitQfs",
+    "IVF8,Flat",
+    "IVF8,SQ8",
+    "IVF8_HNSW32,SQ8",
+    "IVF8,PQ12x4fs",
+    "OPQ12,IVF8,PQ12x4fs",
+    "PCA16,IVF8,SQ8",
+    "IVF8,RaBitQ",
+    "IVF8,RaBitQfs",
+)
+CORPORA_OF = {
+    # A graph of vectors that are almost or quite alike has parts that no search reaches.
+    "HNSW32": (gaussian,),
+    "HNSW32,SQ8": (gaussian,),
+    # Finds nothing where all vectors are their mean; see below.
+    "RaBitQfs": (gaussian, small_integers, identical_masses, far_from_the_origin),
+}
+
+
+def everything(factory: str) -> SearchParameters:
+    """Every cell, every node, every candidate: then any index is exact."""
+    return SearchParameters(
+        nprobe=1 << 20 if "IVF" in factory else None,
+        ef_search=1 << 20 if factory.startswith("HNSW") else None,
+        rerank_factor=None if factory == "Flat" else 60,
+    )
+
+
+def ask(servers: Sequence[IndexServer], queries: Float32, k: int, parameters: SearchParameters) -> Hits:
+    """The best over all servers, over the wire."""
+    request = index_pb2.SearchRequest(
+        queries=wire.matrix_to_wire(queries), k=k, parameters=wire.parameters_to_wire(parameters)
+    )
+    hits = []
+    for server in servers:
+        with grpc.insecure_channel(server.address) as channel:
+            hits.append(wire.hits_from_wire(index_pb2_grpc.IndexServiceStub(channel).Search(request, timeout=60)))
+    return merge(hits, k)
+
+
+def same(ours: Hits, theirs: Hits) -> None:
+    np.testing.assert_array_equal(ours.ids, theirs.ids)
+    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_index_searched_as_widely_as_it_goes_is_its_twin(factory: str, n_shards: int, tmp_path: Path) -> None:
+    for corpus in CORPORA_OF.get(factory, CORPORA[:-1]):
+        rng = np.random.default_rng(n_shards)
+        vectors = corpus(rng)
+        passages = passages_of(vectors)
+        folder = tmp_path / corpus.__name__
+        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none")
+        with served(folder) as servers:
+            for n in (1, 33):
+                queries = questions(vectors, n, rng)
+                for k in (17, 900):
+                    theirs = asyncio.run(ExactIndex(passages, vectors).search(queries, k, Deadline.never()))
+                    same(ask(servers, queries, k, everything(factory)), theirs)
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shards: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((40, D))
     vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
     queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
     passages = passages_of(vectors)
-    build_snapshot(passages, vectors, tmp_path / "s", 2, factory, "none", "none")
+    build_snapshot(passages, vectors, tmp_path / "s", n_shards, factory, "none", "none")
+    with served(tmp_path / "s") as servers:
+        ours = ask(servers, queries, 10, AS_BUILT)
+        alone = [ask(servers, query[None], 10, AS_BUILT) for query in queries[:16]]
+    exact = asyncio.run(ExactIndex(passages, vectors).search(queries, 1000, Deadline.never()))
+    best = exact.ids[:, :10]
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.8
+    for row in range(len(queries)):
+        scores = dict(zip(exact.ids[row].tolist(), exact.scores[row].tolist(), strict=True))
+        assert ours.scores[row].tolist() == [scores[i] for i in ours.ids[row].tolist()]
+    ids, ordered = top_k(ours.ids, ours.scores, 10)
+    same(ours, Hits(ids, ordered, ours.snapshot_id))
+    for row, hits in enumerate(alone):  # the company in which a query is searched changes nothing
+        same(hits, Hits(ours.ids[row : row + 1], ours.scores[row : row + 1], ours.snapshot_id))
 
-    async def scenario() -> None:
-        with served(tmp_path / "s") as servers:
-            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
-            ours = await tier.search(queries, 10, Deadline.never())
-            await tier.close()
-        everything = await ExactIndex(passages, vectors).search(queries, 1000, Deadline.never())
-        best = everything.ids[:, :10]
-        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.9
-        for row in range(len(queries)):
-            exact = dict(zip(everything.ids[row].tolist(), everything.scores[row].tolist(), strict=True))
-            assert ours.scores[row].tolist() == [exact[i] for i in ours.ids[row].tolist()]
 
-    asyncio.run(scenario())
+def test_an_index_that_finds_nothing_is_not_served(tmp_path: Path) -> None:
+    vectors = all_alike(np.random.default_rng(0))
+    build_snapshot(passages_of(vectors), vectors, tmp_path / "s", 1, "RaBitQfs", "none", "none")
+    with (
+        pytest.raises(InvalidSnapshot, match="at least 2 must find themselves or better, 0 did"),
+        served(tmp_path / "s"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("factory", ["HNSW32", "IVF4,Flat", "IVF4,SQ8", "SQ8", "PQ8x4fs"])
