@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from openbook.core.types import NO_HIT, Float32, Hits, Int64
+from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Hits, Int64
 from openbook.errors import InvalidRequest, SnapshotMismatch
 
 
@@ -43,8 +43,8 @@ def top_k(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
     return best_ids, best_scores
 
 
-def merge(shards: Sequence[Hits], k: int) -> Hits:
-    """The best k over all shards, of the (n, any) hits of each of them. At least one shard.
+def merge(shards: Sequence[Hits], k: int, coverage: Coverage = UNKNOWN_COVERAGE) -> Hits:
+    """The best k over all shards, of the (n, any) hits of each of them, which cover that much. At least one shard.
 
     Raises:
         SnapshotMismatch: the shards answered from different snapshots.
@@ -54,7 +54,7 @@ def merge(shards: Sequence[Hits], k: int) -> Hits:
         raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
     ids = np.concatenate([hits.ids for hits in shards], axis=1)
     scores = np.concatenate([hits.scores for hits in shards], axis=1)
-    return Hits(*top_k(ids, scores, k), snapshot_id=snapshots[0])
+    return Hits(*top_k(ids, scores, k), snapshots[0], coverage)
 
 
 def check_search(queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int) -> Float32:

@@ -66,6 +66,30 @@ AS_BUILT = SearchParameters()
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the index a search looked at."""
+
+    n_searched: int  # passages
+    n_total: int  # passages of the snapshot
+    missing_shards: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Of all passages, those searched: 0..1."""
+        return self.n_searched / self.n_total if self.n_total else 0.0
+
+
+def check_min_coverage(min_coverage: float) -> None:
+    """Raises InvalidRequest for a share that no search could be measured by."""
+    if not 0.0 < min_coverage <= 1.0:  # also refuses NaN
+        raise InvalidRequest(f"min_coverage must be above 0, at most 1, got {min_coverage}")
+
+
+UNKNOWN_COVERAGE = Coverage(0, 0)
+"""Of what one shard found: it knows of no others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hits:
     """The best k passages of each query, by (score descending, id ascending).
 
@@ -75,6 +99,7 @@ class Hits:
     ids: Int64  # (n, k)
     scores: Float32  # (n, k)
     snapshot_id: str
+    coverage: Coverage = UNKNOWN_COVERAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +109,12 @@ class Retrieved:
     passages: tuple[Passage, ...]  # k
     scores: Float32  # (k,)
     snapshot_id: str
-    complete: bool = True
+    coverage: Coverage = UNKNOWN_COVERAGE
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards took part."""
+        return not self.coverage.missing_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """One index server as seen by its clients: calls with a timeout, answers as core types, failures as our errors."""
 
-from collections.abc import Awaitable, Iterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from itertools import count
 
+import grpc
 from grpc import StatusCode, aio
 
 from openbook import wire
-from openbook.core.types import Float32, Hits, Passage
-from openbook.errors import InvalidRequest, ShardUnavailable, from_grpc_code
+from openbook.config import ClientTls
+from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.errors import InvalidConfig, InvalidRequest, ShardUnavailable, from_grpc_code
 from openbook.v1 import index_pb2, index_pb2_grpc
-
-Answer = TypeVar("Answer")
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -25,38 +27,78 @@ CHANNEL_OPTIONS = (
 )
 
 
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None) -> aio.Channel:
+    """A connection to an index server, for the running event loop."""
+    if credentials is None:
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def channel_credentials(tls: ClientTls | None) -> grpc.ChannelCredentials | None:
+    """What the settings say, or none for a plain connection.
+
+    Raises:
+        InvalidConfig: a file cannot be read.
+    """
+    if tls is None:
+        return None
+    try:
+        ca, certificate, key = (path.read_bytes() if path else None for path in (tls.ca, tls.certificate, tls.key))
+    except OSError as error:
+        raise InvalidConfig(f"index.tls: {error.filename}: cannot be read: {error.strerror}") from None
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
 class IndexClient:
     """One server. Make it within the event loop that uses it.
 
-    All calls raise the error whose gRPC code the server sent, and ShardUnavailable when it does not answer or answers
-    nonsense; DeadlineExceeded when `timeout_s` is over.
+    Searches and fetches share one long-lived stream, which is opened anew when it broke; cancelling one cancels it at
+    the server. Within `timeout_s` a server answers or says that it will not; how long to wait for one that says nothing
+    at all is up to the caller. All calls raise the error whose gRPC code the server sent, and ShardUnavailable when the
+    connection breaks or the answer is nonsense.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address = address
-        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._credentials = credentials
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = open_channel(self.address, self._credentials)
         self._stub = index_pb2_grpc.IndexServiceStub(self._channel)
+        self._stream: _Stream | None = None
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
-        return await self._call(self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s))
+        with our_errors(self.address):
+            return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
 
-    async def search(self, queries: Float32, k: int, snapshot_id: str, timeout_s: float) -> Hits:
-        """The best k of its shard for (n, d) queries."""
-        request = index_pb2.SearchRequest(queries=wire.matrix_to_wire(queries), k=k, snapshot_id=snapshot_id)
-        response = await self._call(self._stub.Search(request, timeout=timeout_s))
+    async def search(
+        self, queries: Float32, k: int, snapshot_id: str, timeout_s: float, parameters: SearchParameters = AS_BUILT
+    ) -> tuple[Hits, str]:
+        """The best k of its shard for (n, d) queries, and the id of the server's current snapshot."""
+        request = index_pb2.SearchRequest(
+            queries=wire.matrix_to_wire(queries),
+            k=k,
+            snapshot_id=snapshot_id,
+            parameters=None if parameters is AS_BUILT else wire.parameters_to_wire(parameters),
+        )
+        response = (await self._ask(index_pb2.Call(search=request), timeout_s)).search
         with self._blamed():
             hits = wire.hits_from_wire(response)
-        if hits.ids.shape != (len(queries), k):
-            raise ShardUnavailable(f"{self.address}: must answer {len(queries)} x {k} hits, got {hits.ids.shape}")
-        return hits
+        if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):
+            raise ShardUnavailable(
+                f"{self.address}: must answer {len(queries)} x {k} hits of snapshot {snapshot_id or '(any)'}, "
+                f"got {hits.ids.shape} of {hits.snapshot_id}"
+            )
+        return hits, response.current_snapshot_id
 
     async def fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, timeout_s: float
     ) -> tuple[list[Passage], Float32]:
         """Passages of its shard in the order of their ids, and their exact (n, d) vectors, or (0, 0) unasked."""
         request = index_pb2.FetchRequest(ids=ids, with_vectors=with_vectors, snapshot_id=snapshot_id)
-        response = await self._call(self._stub.Fetch(request, timeout=timeout_s))
+        response = (await self._ask(index_pb2.Call(fetch=request), timeout_s)).fetch
         passages = [wire.passage_from_wire(passage) for passage in response.passages]
         with self._blamed():
             vectors = wire.matrix_from_wire(response.vectors)
@@ -64,17 +106,27 @@ class IndexClient:
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages, vectors
 
+    async def reset(self) -> None:
+        """Begin with a new connection; calls under way fail with ShardUnavailable.
+
+        After a partition an old connection stays silent for many seconds, until TCP tries again.
+        """
+        old = self._channel, self._stream
+        self._open()
+        await _close(*old)
+
     async def close(self) -> None:
         """Let go of the connection."""
-        await self._channel.close()
+        await _close(self._channel, self._stream)
 
-    async def _call(self, call: Awaitable[Answer]) -> Answer:
-        try:
-            return await call
-        except aio.AioRpcError as error:
-            # A server that stops cancels the calls that outlast its grace. Our own cancelling never arrives here.
-            code = "UNAVAILABLE" if error.code() is StatusCode.CANCELLED else error.code().name
-            raise from_grpc_code(code, f"{self.address}: {error.details()}") from None
+    async def _ask(self, call: index_pb2.Call, timeout_s: float) -> index_pb2.Reply:
+        if self._stream is None or self._stream.broken:
+            self._stream = _Stream(self.address, self._stub.Exchange())
+        call.timeout_s = timeout_s
+        reply = await self._stream.ask(call)
+        if reply.HasField("failure"):
+            raise from_grpc_code(reply.failure.code, f"{self.address}: {reply.failure.message}")
+        return reply
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -83,3 +135,94 @@ class IndexClient:
             yield
         except InvalidRequest as error:
             raise ShardUnavailable(f"{self.address}: {error}") from None
+
+
+class _Stream:
+    """Many calls on one Exchange, told apart by their numbers."""
+
+    def __init__(self, address: str, exchange: aio.StreamStreamCall[index_pb2.Call, index_pb2.Reply]) -> None:
+        self.broken = False
+        self._address = address
+        self._exchange = exchange
+        self._numbers = count(1)
+        self._unsent: deque[index_pb2.Call] = deque()
+        self._waiting: dict[int, asyncio.Future[index_pb2.Reply]] = {}
+        self._more = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    async def ask(self, call: index_pb2.Call) -> index_pb2.Reply:
+        """The reply to a call. Raises ShardUnavailable when the stream ends first."""
+        number = call.number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(call)
+        try:
+            reply: index_pb2.Reply = await future
+            return reply
+        except asyncio.CancelledError:
+            self._send(index_pb2.Call(number=number, cancel=True))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """End it; whoever waits hears ShardUnavailable."""
+        self._break(f"{self._address}: the connection was closed")
+        self._exchange.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _send(self, call: index_pb2.Call) -> None:
+        self._unsent.append(call)
+        self._more.set()
+
+    async def _write(self) -> None:
+        """In a task of its own: cancelling a write of gRPC's would end the stream for all."""
+        sent = 0  # the highest number that went out
+        try:
+            while not self.broken:
+                while self._unsent:
+                    call = self._unsent.popleft()
+                    if call.cancel if call.number <= sent else call.number in self._waiting:
+                        sent = max(sent, call.number)
+                        await self._exchange.write(call)
+                self._more.clear()
+                await self._more.wait()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the reader knows why
+
+    async def _read(self) -> None:
+        why = "the server ended the stream"
+        try:
+            async for reply in self._exchange:
+                future = self._waiting.get(reply.number)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+        except aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+        finally:
+            self._break(f"{self._address}: {why}")
+
+    def _break(self, why: str) -> None:
+        self.broken = True
+        self._more.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ShardUnavailable(why))
+
+
+@contextmanager
+def our_errors(address: str) -> Iterator[None]:
+    """A call to a server fails with the error that the server named."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        # A server that stops cancels the calls that outlast its grace. Our own cancelling never arrives here.
+        code = "UNAVAILABLE" if error.code() is StatusCode.CANCELLED else error.code().name
+        raise from_grpc_code(code, f"{address}: {error.details()}") from None
+
+
+async def _close(channel: aio.Channel, stream: _Stream | None) -> None:
+    if stream is not None:
+        await stream.close()
+    await channel.close()

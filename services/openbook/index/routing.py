@@ -1,98 +1,304 @@
-"""Who holds what, and whom to ask next. Decides, does no I/O."""
+"""Whom to ask, whom else when it takes long, and whom to leave alone. Events and times in, actions out; no I/O.
 
-from collections.abc import Iterator, Mapping, Sequence
+Every server answers for one shard, and a shard may have several: its replicas. One call to a shard is a `Race`: it asks
+the less loaded of two replicas drawn at random; a second one when the first takes much longer than is usual (a hedge,
+as far as the budget of extra calls allows); and one more elsewhere when a replica fails. `Router` keeps what all races
+share: the health and load of every replica, usual latencies, and the budget.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from enum import Enum, IntEnum
+from math import inf
+from random import Random
 
-import numpy as np
-
-from openbook.core.types import Int64
-from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
-from openbook.v1.index_pb2 import InfoResponse
-
-
-@dataclass(frozen=True, slots=True)
-class ShardServers:
-    """One shard and the addresses of the servers that hold it."""
-
-    number: int
-    first_id: int
-    n_passages: int
-    addresses: tuple[str, ...]
-    _turns: Iterator[int] = field(default_factory=count, repr=False, compare=False)
-
-    def next_two(self) -> tuple[str, ...]:
-        """Whom to ask, and whom if that one fails; each call begins with the next server. One, if there is only one."""
-        turn = next(self._turns)
-        return tuple(self.addresses[(turn + i) % len(self.addresses)] for i in range(min(2, len(self.addresses))))
+HEDGE_BUDGET = 0.05
+"""Extra calls, as a share of all."""
+MAX_SAVED_HEDGES = 10.0
+"""How many hedges a quiet time may leave for a bad one."""
+SLOW_FACTOR = 2.0
+"""A call is slow when it has taken this many times the 95th percentile of its kind: such calls are rare enough for
+the budget, and a hedge of a call that is only a little late would mostly lose."""
+MIN_SLOW_S = 0.002
+N_LATENCIES = 256
+"""Remembered per kind of call."""
+MIN_LATENCIES = 16
+"""With fewer, a call is slow after a quarter of its timeout."""
+MAX_STRIKES = 3
+"""Slow calls in a row, while nothing at all came from a replica, until it is suspected."""
+FIRST_PROBE_S = 0.05
+MAX_PROBE_S = 0.5
+"""Between two probes of a dead replica: so it serves again within a second of its return."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """All shards of one snapshot."""
+class Ask:
+    """Send the call to this replica."""
 
-    snapshot_id: str
-    dimension: int
-    n_passages: int
-    encoder: str
-    encoder_fingerprint: str
-    max_k: int
-    max_rows: int
-    shards: tuple[ShardServers, ...]
+    address: str
+    timeout_s: float
 
-    @classmethod
-    def of(cls, infos: Mapping[str, InfoResponse], failures: Sequence[str]) -> "Tier":
-        """From what each address answered, and what was heard of those that did not.
 
-        Raises:
-            ShardUnavailable: nobody holds some shard; carries the failures.
-            SnapshotMismatch: the servers hold different snapshots; names an address of each.
-        """
-        snapshots = {info.snapshot_id: address for address, info in infos.items()}
-        if len(snapshots) > 1:
-            found = ", ".join(f"{address} holds {snapshot_id}" for snapshot_id, address in sorted(snapshots.items()))
-            raise SnapshotMismatch(f"index servers must hold one snapshot: {found}")
-        if not infos:
-            raise ShardUnavailable(f"no index server answers: {'; '.join(failures)}")
-        shards: dict[int, dict[str, InfoResponse]] = {}
-        for address, info in infos.items():
-            shards.setdefault(info.shard, {})[address] = info
-        any_info = next(iter(infos.values()))
-        if missing := sorted(set(range(any_info.n_shards)) - set(shards)):
-            raise ShardUnavailable(
-                f"no server holds shard {', '.join(map(str, missing))} of {any_info.n_shards}: "
-                f"{', '.join(infos)} hold others; {'; '.join(failures) or 'no other address is known'}"
-            )
-        servers = [_shard_servers(number, shards[number]) for number in sorted(shards)]
-        return cls(
-            snapshot_id=any_info.snapshot_id,
-            dimension=any_info.dimension,
-            n_passages=sum(shard.n_passages for shard in servers),
-            encoder=any_info.encoder,
-            encoder_fingerprint=any_info.encoder_fingerprint,
-            max_k=min(info.max_k for info in infos.values()),
-            max_rows=min(info.max_rows for info in infos.values()),
-            shards=tuple(servers),
-        )
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The call at this replica is no longer wanted."""
 
-    def locate(self, ids: Int64) -> list[tuple[ShardServers, Int64]]:
-        """Which positions of (n,) ids to ask of which shard, never more than `max_rows` at once.
+    address: str
 
-        Raises:
-            UnknownPassage: no shard holds an id.
-        """
-        for passage_id in ids[(ids < 0) | (ids >= self.n_passages)][:1]:
-            raise UnknownPassage(f"passage id must be 0..{self.n_passages - 1} in {self.snapshot_id}, got {passage_id}")
-        # Of shards that begin with the same id all but the last are empty.
-        owners = np.searchsorted([shard.first_id for shard in self.shards], ids, side="right") - 1
-        positions = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
-        return [
-            (self.shards[owner], those[start : start + self.max_rows])
-            for owner, those in positions.items()
-            for start in range(0, len(those), self.max_rows)
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether this replica lives, and go on until it does (`Router.probe_delay_s`, `spoke`, `unanswered`)."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nobody is left to ask, or the deadline has passed."""
+
+    late: bool
+
+
+Action = Ask | Cancel | Probe | GiveUp
+
+
+class Failure(Enum):
+    """Why a replica did not answer."""
+
+    LOST = "lost"  # the connection broke or was refused, or the answer made no sense
+    BUSY = "busy"  # it had no place in its queue
+    LATE = "late"  # the time it was given passed before its turn
+
+
+class Health(IntEnum):
+    """Lower is better; calls go to the best there are."""
+
+    ALIVE = 0
+    SUSPECT = 1  # silent; being probed, its calls still wait
+    DEAD = 2  # lost its connection or did not answer a probe
+
+
+@dataclass(slots=True)
+class _Replica:
+    health: Health = Health.ALIVE
+    n_in_flight: int = 0
+    n_strikes: int = 0
+    n_failed_probes: int = 0
+    spoke_at: float = -inf
+
+
+class _Latencies:
+    """Of the last calls of one kind, and when the next one is slow."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=N_LATENCIES)
+        self._n_new = 0
+        self._slow_s: float | None = None
+
+    def add(self, latency_s: float) -> None:
+        self._latest.append(latency_s)
+        self._n_new += 1
+        if self._n_new >= MIN_LATENCIES:  # sorting for every call would cost more than it tells
+            p95 = sorted(self._latest)[int(0.95 * len(self._latest))]
+            self._n_new, self._slow_s = 0, max(MIN_SLOW_S, SLOW_FACTOR * p95)
+
+    def slow_s(self, timeout_s: float) -> float:
+        return timeout_s / 4 if self._slow_s is None else min(self._slow_s, timeout_s / 4)
+
+
+class Router:
+    """What all calls of one client know of the replicas."""
+
+    def __init__(self, timeout_s: float, hedge_budget: float = HEDGE_BUDGET, random: Random | None = None) -> None:
+        self.timeout_s = timeout_s
+        self.n_calls = 0
+        self.n_hedges = 0
+        self._hedge_budget = hedge_budget
+        self._hedges_saved = 0.0
+        self._random = random or Random()
+        self._replicas: dict[str, _Replica] = {}
+        self._latencies: dict[Hashable, _Latencies] = {}
+
+    def race(self, kind: Hashable, addresses: Sequence[str], due: float) -> "Race":
+        """One call to one shard. Calls of one kind take alike long; `addresses` are the shard's replicas."""
+        return Race(self, self._latencies.setdefault(kind, _Latencies()), tuple(addresses), due)
+
+    def health(self, address: str) -> Health:
+        return self.replica(address).health
+
+    def is_gone(self, addresses: Sequence[str]) -> bool:
+        """Whether nobody is there to ask, as far as is known."""
+        return all(self.health(address) is Health.DEAD for address in addresses)
+
+    def replica(self, address: str) -> _Replica:
+        return self._replicas.setdefault(address, _Replica())
+
+    def suspect(self, address: str) -> list[Probe]:
+        """A replica has been silent for long."""
+        replica = self.replica(address)
+        if replica.health is not Health.ALIVE:
+            return []
+        replica.health = Health.SUSPECT
+        return [Probe(address)]
+
+    def lost(self, address: str) -> list[Probe]:
+        """A replica cannot be reached."""
+        replica = self.replica(address)
+        was_alive = replica.health is Health.ALIVE
+        if replica.health is not Health.DEAD:
+            replica.health, replica.n_failed_probes = Health.DEAD, 1
+        return [Probe(address)] if was_alive else []
+
+    def spoke(self, address: str, now: float) -> None:
+        """A replica answered something: it lives."""
+        replica = self.replica(address)
+        replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
+
+    def unanswered(self, address: str) -> None:
+        """A probe came to nothing."""
+        replica = self.replica(address)
+        replica.health, replica.n_failed_probes = Health.DEAD, replica.n_failed_probes + 1
+
+    def probe_delay_s(self, address: str) -> float:
+        """How long to wait before the next probe: nothing for a suspect, ever longer for the dead."""
+        n_failed: int = self.replica(address).n_failed_probes
+        return min(MAX_PROBE_S, FIRST_PROBE_S * 2.0 ** min(n_failed - 1, 10)) if n_failed else 0.0
+
+    def pick(self, addresses: Sequence[str]) -> str:
+        """The less loaded of two drawn at random among the healthiest."""
+        best = min(self.health(address) for address in addresses)
+        healthy = [address for address in addresses if self.health(address) == best]
+        two = self._random.sample(healthy, min(2, len(healthy)))
+        return min(two, key=lambda address: self.replica(address).n_in_flight)
+
+    def count_call(self) -> None:
+        """One more call, which pays its share into the budget of hedges."""
+        self.n_calls += 1
+        self._hedges_saved = min(MAX_SAVED_HEDGES, self._hedges_saved + self._hedge_budget)
+
+    def take_hedge(self) -> bool:
+        """Whether the budget allows for an extra call; it is then spent."""
+        if self._hedges_saved < 1.0:
+            return False
+        self._hedges_saved -= 1.0
+        self.n_hedges += 1
+        return True
+
+
+@dataclass(slots=True)
+class _Attempt:
+    began: float
+    slow_at: float
+    due: float
+    slow: bool = False
+
+
+@dataclass(slots=True)
+class Race:
+    """One call to one shard, until one replica has answered. Every event gives the actions that must follow."""
+
+    _router: Router
+    _latencies: _Latencies
+    _addresses: tuple[str, ...]
+    _due: float
+    _running: dict[str, _Attempt] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+    _hedged: bool = False
+    _retried: bool = False
+
+    @property
+    def wake_at(self) -> float:
+        """When `woke` must be called if nothing else happened before."""
+        times = [
+            attempt.due if attempt.slow else min(attempt.slow_at, attempt.due) for attempt in self._running.values()
         ]
+        return min(times, default=self._due)
 
+    def start(self, now: float) -> list[Action]:
+        """Begin."""
+        self._router.count_call()
+        return [self._ask(self._router.pick(self._addresses), now)]
 
-def _shard_servers(number: int, infos: Mapping[str, InfoResponse]) -> ShardServers:
-    info = next(iter(infos.values()))
-    return ShardServers(number, info.first_id, info.n_passages, tuple(infos))
+    def answered(self, address: str, now: float) -> list[Action]:
+        """A replica answered: the race is over."""
+        self._end(address, now)
+        self._router.spoke(address, now)
+        return self.abandon(now)
+
+    def failed(self, address: str, failure: Failure, now: float) -> list[Action]:
+        """A replica's call came to nothing."""
+        at_the_last_moment = self._running[address].due >= self._due
+        self._end(address, now, measured=failure is Failure.LATE)
+        if failure is Failure.LOST:
+            return [*self._router.lost(address), *self._instead(now)]
+        self._router.spoke(address, now)
+        if failure is Failure.LATE and at_the_last_moment:
+            return [*self.abandon(now), GiveUp(late=True)]
+        if failure is Failure.BUSY and not self._running and not self._retried and not self._router.take_hedge():
+            return [GiveUp(late=False)]  # others are hardly less busy: more calls than the budget would not help them
+        return self._instead(now)
+
+    def woke(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if now >= self._due:
+            return [*self.abandon(now), GiveUp(late=True)]
+        actions: list[Action] = []
+        for address, attempt in list(self._running.items()):
+            if now >= attempt.due:
+                silent = self._router.replica(address).spoke_at < attempt.began
+                self._end(address, now)
+                actions += [Cancel(address), *(self._router.suspect(address) if silent else ()), *self._instead(now)]
+            elif now >= attempt.slow_at and not attempt.slow:
+                attempt.slow = True
+                actions += [*self._strike(address, attempt), *self._hedge(now)]
+        return actions
+
+    def abandon(self, now: float) -> list[Action]:
+        """Nobody waits for the answer any more."""
+        actions: list[Action] = [Cancel(address) for address in self._running]
+        for address in list(self._running):
+            self._end(address, now)
+        return actions
+
+    def _ask(self, address: str, now: float) -> Ask:
+        timeout_s = min(self._router.timeout_s, self._due - now)
+        slow_at = now + self._latencies.slow_s(self._router.timeout_s)
+        self._running[address] = _Attempt(now, slow_at, min(now + timeout_s, self._due))
+        self._asked.add(address)
+        self._router.replica(address).n_in_flight += 1
+        return Ask(address, timeout_s)
+
+    def _end(self, address: str, now: float, measured: bool = True) -> None:
+        """One attempt less. What a cancelled call has taken so far counts too, or slow calls would go unseen."""
+        if measured:
+            self._latencies.add(now - self._running[address].began)
+        del self._running[address]
+        self._router.replica(address).n_in_flight -= 1
+
+    def _strike(self, address: str, attempt: _Attempt) -> list[Probe]:
+        replica = self._router.replica(address)
+        if replica.spoke_at >= attempt.began:
+            return []  # it answers others: slow, not silent
+        replica.n_strikes += 1
+        return self._router.suspect(address) if replica.n_strikes >= MAX_STRIKES else []
+
+    def _hedge(self, now: float) -> list[Action]:
+        if self._hedged:
+            return []
+        others = [a for a in self._addresses if a not in self._asked and self._router.health(a) is Health.ALIVE]
+        if not others or not self._router.take_hedge():
+            return []
+        self._hedged = True
+        return [self._ask(self._router.pick(others), now)]
+
+    def _instead(self, now: float) -> list[Action]:
+        """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""
+        if self._running:
+            return []
+        others = [address for address in self._addresses if address not in self._asked]
+        if self._retried or not others or now >= self._due:
+            return [GiveUp(late=now >= self._due)]
+        self._retried = True
+        return [self._ask(self._router.pick(others), now)]

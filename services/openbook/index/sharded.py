@@ -1,75 +1,88 @@
-"""All shards as one: fans out, merges, fails over, and finds its way after restarts."""
+"""All shards as one: fans out, merges, keeps to one snapshot, and finds its way after restarts and publications."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
 
+from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.deadline import Deadline
 from openbook.core.topk import check_search, merge
-from openbook.core.types import Float32, Hits, Passage
-from openbook.errors import DeadlineExceeded, InvalidConfig, OpenbookError, ShardUnavailable, SnapshotMismatch
-from openbook.index.client import IndexClient
-from openbook.index.routing import ShardServers, Tier
-from openbook.telemetry import SHARD_ERRORS, SHARD_SECONDS
+from openbook.core.types import AS_BUILT, Coverage, Float32, Hits, Passage, SearchParameters, check_min_coverage
+from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
+from openbook.index.client import IndexClient, channel_credentials
+from openbook.index.replicas import Replicas
+from openbook.index.routing import HEDGE_BUDGET, Router
+from openbook.index.tier import ShardServers, Tier, check_complete, choose
 from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+PARTIAL_SHARE = 0.9
+"""Of the time left, what a search that may be partial waits for its shards: the rest is for what comes after."""
+
 
 class ShardedIndex:
     """The index tier behind some servers, each of which says itself which shard it holds.
 
-    Several servers may hold one shard: calls rotate among them, and one that fails is tried once more on the next.
-    A server that was dead is asked again, and a tier with a new snapshot is recognised: nothing needs a restart.
-    To be used within one event loop.
+    Several servers may hold one shard (see `routing` for who is asked when). A search and its fetches keep to one
+    snapshot: the one published last that all shards can serve. A server that was dead is used again soon after its
+    return, and a publication is noticed: nothing needs a restart. To be used within one event loop.
 
     Raises:
-        InvalidConfig: there are no addresses.
+        InvalidConfig: there are no addresses, or a file for TLS cannot be read.
     """
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        hedge_budget: float = HEDGE_BUDGET,
+        tls: ClientTls | None = None,
+    ) -> None:
         if not addresses:
             raise InvalidConfig("index.addresses must name at least one server, got none")
-        self._addresses = tuple(addresses)
+        self._addresses = tuple(dict.fromkeys(addresses))
         self._timeout_s = timeout_s
-        self._clients: dict[str, IndexClient] = {}
+        self._hedge_budget = hedge_budget
+        self._credentials = channel_credentials(tls)
+        self._replicas: Replicas | None = None
+        self._infos: dict[str, InfoResponse] = {}
+        self._tiers: dict[str, Tier] = {}
         self._tier: Tier | None = None
-        self._stale = True
-        self._connecting = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        self._asked_at = 0.0  # when all servers were last asked what they hold
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: IndexClientSettings) -> "ShardedIndex":
+        """As the settings say."""
+        return cls(settings.addresses, settings.timeout_s, settings.hedge_budget, settings.tls)
 
     async def connect(self) -> None:
         """Ask every server what it holds. Searches do this by themselves when they must.
 
         Raises:
-            ShardUnavailable: no server holds some shard, or none answers.
-            SnapshotMismatch: the servers hold different snapshots, or by now one of another encoder than at first.
+            ShardUnavailable: no server of some shard answers.
+            SnapshotMismatch: the servers hold no snapshot in common, or by now one of another encoder than at first.
         """
-        if not self._clients:
-            self._clients = {address: IndexClient(address) for address in self._addresses}
-        answers = await asyncio.gather(*(self._info(client) for client in self._clients.values()))
-        found = dict(zip(self._clients, answers, strict=True))
-        failures = [str(answer) for answer in answers if isinstance(answer, OpenbookError)]
+        await self._ask_all(monotonic())
+        failures = self._failures()
         if failures:
             log.warning("index servers that do not answer: %s", "; ".join(failures))
-        tier = Tier.of({a: info for a, info in found.items() if isinstance(info, InfoResponse)}, failures)
-        if self._tier is not None and tier.encoder_fingerprint != self._tier.encoder_fingerprint:
-            # Queries would still find passages, and all of them wrong.
-            raise SnapshotMismatch(
-                f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
-                f"began with {self._tier.encoder!r} ({self._tier.encoder_fingerprint}): start anew with its encoder"
-            )
-        self._tier = tier
-        self._stale = False
+        tier = check_complete(self._current(), self._alive(), failures)
+        for shard in tier.shards:
+            if self._connected().router.is_gone(shard.addresses):
+                raise ShardUnavailable(f"shard {shard.number} does not answer: {'; '.join(failures)}")
 
     @property
     def snapshot_id(self) -> str:
-        """Of the snapshot that the servers held when they were last asked, like all that follows."""
+        """Of the snapshot that is searched, as far as the servers were asked, like all that follows."""
         return self._known().snapshot_id
 
     @property
@@ -92,13 +105,22 @@ class ShardedIndex:
         """Fingerprint of the passage encoder."""
         return self._known().encoder_fingerprint
 
-    async def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
-        """As `openbook.rag.ports.Retriever.search`."""
+    async def search(
+        self,
+        queries: Float32,
+        k: int,
+        deadline: Deadline,
+        min_coverage: float = 1.0,
+        parameters: SearchParameters = AS_BUILT,
+    ) -> Hits:
+        """As `openbook.rag.ports.Retriever.search`; `parameters` say how widely to search."""
+        check_min_coverage(min_coverage)
+        begun = monotonic()
         try:
-            return await self._search(queries, k, deadline)
-        except SnapshotMismatch:  # the tier was restarted with another snapshot since it was asked
-            self._stale = True
-            return await self._search(queries, k, deadline)
+            return await self._search(queries, k, deadline, min_coverage, parameters)
+        except SnapshotMismatch:  # published or restarted since the servers were asked
+            await _in_time(self._ask_all(begun), deadline)
+            return await self._search(queries, k, deadline, min_coverage, parameters)
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
         """As `openbook.rag.ports.PassageStore.fetch`."""
@@ -112,33 +134,60 @@ class ShardedIndex:
         return await self._fetch(ids, snapshot_id, True, deadline)
 
     async def close(self) -> None:
-        """Let go of all connections."""
-        await asyncio.gather(*(client.close() for client in self._clients.values()))
-        self._clients, self._stale = {}, True
+        """Let go of all connections and of what runs in the background."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        if self._replicas is not None:
+            replicas, self._replicas = self._replicas, None
+            await replicas.close()
+        self._infos, self._tiers = {}, {}
 
-    async def _search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
-        tier = await self._current(deadline)
+    async def _search(
+        self, queries: Float32, k: int, deadline: Deadline, min_coverage: float, parameters: SearchParameters
+    ) -> Hits:
+        tier = await self._usable(deadline, min_coverage)
         queries = check_search(queries, k, tier.dimension, tier.max_k, tier.max_rows)
-        calls = [
-            self._ask("Search", shard, deadline, lambda c, timeout_s: c.search(queries, k, tier.snapshot_id, timeout_s))
-            for shard in tier.shards
-        ]
-        return merge(await _all(calls), k)
+
+        async def call(client: IndexClient, timeout_s: float) -> Hits:
+            hits, current = await client.search(queries, k, tier.snapshot_id, timeout_s, parameters)
+            self._notice(client.address, current)
+            return hits
+
+        replicas = self._connected()
+        if min_coverage == 1.0:
+            searches = [replicas.ask("Search", shard, len(queries), deadline, call) for shard in tier.shards]
+            return merge(await _all(searches), k, tier.coverage(shard.number for shard in tier.shards))
+        alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
+        soon = Deadline.after(PARTIAL_SHARE * deadline.remaining_s())
+        searches = [replicas.ask("Search", shard, len(queries), soon, call) for shard in alive]
+        found = dict(zip(alive, await _all([_or_error(search) for search in searches]), strict=True))
+        hits = {shard.number: each for shard, each in found.items() if isinstance(each, Hits)}
+        problems = [str(each) for each in found.values() if not isinstance(each, Hits)]
+        coverage = tier.coverage(hits)
+        check_coverage(coverage, min_coverage, problems)
+        return merge(list(hits.values()), k, coverage)
 
     async def _fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, deadline: Deadline
     ) -> tuple[list[Passage], Float32]:
-        tier = await self._current(deadline)
-        if tier.snapshot_id != snapshot_id:
-            raise SnapshotMismatch(f"the index tier holds snapshot {tier.snapshot_id}, asked for {snapshot_id}")
+        deadline.check("passages were fetched")
+        current = await self._usable(deadline, 0.0)
+        tier = self._tiers.get(snapshot_id)
+        if tier is None:
+            raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
         parts = tier.locate(np.asarray(ids, np.int64))
         passages: dict[int, Passage] = {}
         vectors = np.empty((len(ids), tier.dimension if with_vectors else 0), np.float32)
 
         async def fill(shard: ShardServers, positions: list[int]) -> None:
             wanted = [ids[i] for i in positions]
-            found, part = await self._ask(
-                "Fetch", shard, deadline, lambda c, timeout_s: c.fetch(wanted, snapshot_id, with_vectors, timeout_s)
+            found, part = await self._connected().ask(
+                "Fetch",
+                shard,
+                len(wanted),
+                deadline,
+                lambda client, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, timeout_s),
             )
             passages.update(zip(positions, found, strict=True))
             if with_vectors:
@@ -147,52 +196,87 @@ class ShardedIndex:
         await _all([fill(shard, positions.tolist()) for shard, positions in parts])
         return [passages[i] for i in range(len(ids))], vectors
 
-    async def _info(self, client: IndexClient) -> InfoResponse | OpenbookError:
-        try:
-            return await client.info(self._timeout_s)
-        except OpenbookError as error:
-            return error
-
-    async def _current(self, deadline: Deadline) -> Tier:
+    async def _usable(self, deadline: Deadline, min_coverage: float) -> Tier:
+        """The snapshot to search, once the servers have said what they hold."""
         deadline.check("the index tier was asked")
-        if self._stale:
-            try:
-                async with asyncio.timeout(deadline.remaining_s()), self._connecting:
-                    if self._stale:  # unless another search saw to it meanwhile
-                        await self.connect()
-            except TimeoutError:
-                raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
-        return self._known()
+        if (tier := self._current()) is None or (tier.missing and min_coverage == 1.0):
+            await _in_time(self._ask_all(monotonic()), deadline)
+            tier = self._current()
+        if tier is None or min_coverage == 1.0:
+            return check_complete(tier, self._alive(), self._failures())
+        return tier
+
+    async def _ask_all(self, since: float) -> None:
+        """Ask all servers what they hold, unless somebody else began to after `since`."""
+        async with self._asking:
+            if self._asked_at < since:
+                began = monotonic()
+                await self._connected().info_of_all(self._timeout_s)
+                self._asked_at = began
+
+    def _alive(self) -> dict[str, InfoResponse]:
+        """What the servers hold that are not known to be gone."""
+        router = self._connected().router
+        return {address: info for address, info in self._infos.items() if not router.is_gone([address])}
+
+    def _failures(self) -> list[str]:
+        problems = self._connected().problems
+        return [str(problems[address]) for address in self._addresses if address in problems]
+
+    def _notice(self, address: str, current_snapshot_id: str) -> None:
+        """A server whose current snapshot is not what it said has had another one published: ask all, in the background."""
+        known = self._infos.get(address)
+        if known is None or known.snapshot_id == current_snapshot_id:
+            return
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._ask_all(monotonic()))
+
+    def _connected(self) -> Replicas:
+        if self._replicas is None:
+            router = Router(self._timeout_s, self._hedge_budget)
+            self._replicas = Replicas(self._addresses, self._credentials, router, self._on_info)
+        return self._replicas
+
+    def _on_info(self, address: str, info: InfoResponse) -> None:
+        self._infos[address] = info
+        self._tiers = Tier.all_of(self._infos)
+
+    def _current(self) -> Tier | None:
+        """The snapshot to search, as far as is known.
+
+        Raises:
+            SnapshotMismatch: it was embedded by another encoder than the one we began with.
+        """
+        tier, known = choose(self._tiers, self._alive()), self._tier
+        if tier is None or tier.missing:
+            return tier
+        if known is not None and tier.encoder_fingerprint != known.encoder_fingerprint:
+            # Queries would still find passages, and all of them wrong.
+            raise SnapshotMismatch(
+                f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
+                f"began with {known.encoder!r} ({known.encoder_fingerprint}): start anew with its encoder"
+            )
+        self._tier = tier
+        return tier
 
     def _known(self) -> Tier:
         if self._tier is None:
             raise ShardUnavailable(f"index servers {', '.join(self._addresses)} were not asked yet what they hold")
         return self._tier
 
-    async def _ask(
-        self,
-        method: str,
-        shard: ShardServers,
-        deadline: Deadline,
-        call: Callable[[IndexClient, float], Awaitable[Answer]],
-    ) -> Answer:
-        """The first answer of two servers of a shard."""
-        failures = []
-        for address in shard.next_two():
-            deadline.check(f"shard {shard.number} was asked")
-            timeout_s = min(self._timeout_s, deadline.remaining_s())
-            started = monotonic()
-            try:
-                return await call(self._clients[address], timeout_s)
-            except (ShardUnavailable, DeadlineExceeded) as error:
-                SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
-                if isinstance(error, DeadlineExceeded) and timeout_s < self._timeout_s:
-                    raise  # it was the caller's time that ran out, not the server's
-                failures.append(str(error))
-            finally:
-                SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
-        self._stale = True  # by now another server may hold it
-        raise ShardUnavailable(f"shard {shard.number} does not answer: {'; '.join(failures)}")
+
+def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[str]) -> None:
+    """Stop a search of too few passages.
+
+    Raises:
+        ShardUnavailable: names the share, its limit, the missing shards and what was heard of them.
+    """
+    if not coverage.n_searched or coverage.share < min_coverage:
+        missing = ", ".join(map(str, coverage.missing_shards))
+        raise ShardUnavailable(
+            f"coverage must be at least {min_coverage}, got {coverage.n_searched} of {coverage.n_total} passages: "
+            f"shard {missing} does not answer{''.join(f'; {problem}' for problem in problems)}"
+        )
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -203,3 +287,18 @@ async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _or_error(call: Coroutine[Any, Any, Answer]) -> Answer | ShardUnavailable | DeadlineExceeded:
+    try:
+        return await call
+    except (ShardUnavailable, DeadlineExceeded) as error:
+        return error
+
+
+async def _in_time(call: Coroutine[Any, Any, Answer], deadline: Deadline) -> Answer:
+    try:
+        async with asyncio.timeout(deadline.remaining_s()):
+            return await call
+    except TimeoutError:
+        raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None

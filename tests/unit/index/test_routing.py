@@ -1,66 +1,250 @@
-import numpy as np
+"""Replicas die, freeze and come back here without a server, a connection or a wait."""
+
+from random import Random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
-from openbook.index.routing import Tier
-from openbook.v1.index_pb2 import InfoResponse
+from openbook.index.routing import (
+    FIRST_PROBE_S,
+    MAX_PROBE_S,
+    MAX_STRIKES,
+    MIN_LATENCIES,
+    Action,
+    Ask,
+    Cancel,
+    Failure,
+    GiveUp,
+    Health,
+    Probe,
+    Race,
+    Router,
+)
 
-SIZES = (0, 3, 0, 2, 0)  # of the shards of one snapshot: passages 0..4
-
-
-def info(shard: int, snapshot_id: str = "s1", max_rows: int = 100) -> InfoResponse:
-    return InfoResponse(
-        snapshot_id=snapshot_id,
-        shard=shard,
-        n_shards=len(SIZES),
-        n_passages=SIZES[shard],
-        first_id=sum(SIZES[:shard]),
-        dimension=8,
-        max_k=10 + shard,
-        max_rows=max_rows,
-    )
-
-
-def tier(max_rows: int = 100) -> Tier:
-    return Tier.of({f"a{shard}": info(shard, max_rows=max_rows) for shard in range(len(SIZES))}, [])
+TIMEOUT_S = 2.0
+DUE = 1000.0
 
 
-def test_the_tier_is_what_its_servers_say_together() -> None:
-    whole = tier()
-    assert (whole.snapshot_id, whole.dimension, whole.n_passages, whole.max_k) == ("s1", 8, 5, 10)
-    assert [shard.addresses for shard in whole.shards] == [("a0",), ("a1",), ("a2",), ("a3",), ("a4",)]
+def router(hedge_budget: float = 1.0) -> Router:
+    """One that knows calls of 10 ms, so that one of more than 20 ms is slow."""
+    made = Router(TIMEOUT_S, hedge_budget, Random(0))
+    for _ in range(2 * MIN_LATENCIES):
+        race = made.race("kind", ["elsewhere"], DUE)
+        race.start(0.0)
+        race.answered("elsewhere", 0.01)
+    return made
 
 
-def test_ids_go_to_the_shard_that_holds_them_past_empty_ones() -> None:
-    parts = tier().locate(np.array([4, 0, 2, 3, 0]))
-    assert [(shard.number, positions.tolist()) for shard, positions in parts] == [(1, [1, 2, 4]), (3, [0, 3])]
+def start(made: Router, *addresses: str, now: float = 0.0, due: float = DUE) -> tuple[Race, str]:
+    """A race under way, and who was asked."""
+    race = made.race("kind", addresses, due)
+    (ask,) = race.start(now)
+    assert isinstance(ask, Ask)
+    return race, ask.address
 
 
-def test_no_server_is_asked_for_more_than_it_takes() -> None:
-    parts = tier(max_rows=2).locate(np.array([0, 1, 2, 0, 1]))
-    assert [positions.tolist() for _, positions in parts] == [[0, 1], [2, 3], [4]]
+def other(address: str) -> str:
+    return "b" if address == "a" else "a"
 
 
-@pytest.mark.parametrize("unknown", [-1, 5, 2**62])
-def test_an_id_that_nobody_holds_is_named(unknown: int) -> None:
-    with pytest.raises(UnknownPassage, match=rf"0\.\.4 in s1, got {unknown}"):
-        tier().locate(np.array([0, unknown]))
+def test_a_slow_call_is_hedged_and_the_loser_is_cancelled() -> None:
+    race, first = start(router(), "a", "b")
+    assert race.wake_at == pytest.approx(0.02)
+    assert race.woke(0.02) == [Ask(other(first), TIMEOUT_S)]
+    assert race.answered(other(first), 0.03) == [Cancel(first)]
 
 
-def test_replicas_take_turns_and_stand_in_for_each_other() -> None:
-    infos = {f"a{shard}": info(shard) for shard in range(len(SIZES))} | {"b1": info(1), "c1": info(1)}
-    shard = Tier.of(infos, []).shards[1]
-    assert [shard.next_two() for _ in range(4)] == [("a1", "b1"), ("b1", "c1"), ("c1", "a1"), ("a1", "b1")]
-    assert Tier.of(infos, []).shards[0].next_two() == ("a0",)
+def test_a_replica_that_dies_during_a_hedge_leaves_the_other_one_running() -> None:
+    race, first = start(router(), "a", "b")
+    race.woke(0.02)
+    assert race.failed(first, Failure.LOST, 0.03) == [Probe(first)]
+    assert race.answered(other(first), 0.04) == []
 
 
-def test_two_snapshots_are_both_named() -> None:
-    with pytest.raises(SnapshotMismatch, match=r"old holds s1, new holds s2"):
-        Tier.of({"old": info(0), "new": info(1, "s2")}, [])
+def test_a_replica_that_fails_is_replaced_once() -> None:
+    race, first = start(router(), "a", "b", "c")
+    probe, ask = race.failed(first, Failure.LOST, 0.01)
+    assert isinstance(ask, Ask)
+    assert probe == Probe(first)
+    assert race.failed(ask.address, Failure.LOST, 0.02) == [Probe(ask.address), GiveUp(late=False)]
 
 
-def test_missing_shards_are_named_with_who_does_not_answer() -> None:
-    with pytest.raises(ShardUnavailable, match=r"shard 0, 2, 4 of 5: .*a3: refused"):
-        Tier.of({"a1": info(1), "b": info(3)}, ["a3: refused"])
-    with pytest.raises(ShardUnavailable, match=r"no index server answers: a0: refused"):
-        Tier.of({}, ["a0: refused"])
+def test_the_only_replica_is_not_asked_twice() -> None:
+    race, _ = start(router(), "a")
+    assert race.woke(0.02) == []
+    assert race.failed("a", Failure.LOST, 0.5) == [Probe("a"), GiveUp(late=False)]
+
+
+def test_a_call_that_hangs_is_tried_elsewhere_when_its_time_is_over() -> None:
+    race, first = start(router(hedge_budget=0.0), "a", "b")
+    race.woke(0.02)
+    assert race.wake_at == TIMEOUT_S
+    assert race.woke(TIMEOUT_S) == [Cancel(first), Probe(first), Ask(other(first), TIMEOUT_S)]
+
+
+def test_all_attempts_draw_on_one_deadline() -> None:
+    race, first = start(router(), "a", "b", due=0.1)
+    assert race.woke(0.02) == [Ask(other(first), pytest.approx(0.08))]
+    assert race.wake_at == pytest.approx(0.04)
+    race.woke(0.04)
+    assert race.wake_at == 0.1
+    assert race.woke(0.1) == [Cancel(first), Cancel(other(first)), GiveUp(late=True)]
+
+
+def test_a_server_that_drops_a_call_at_the_callers_deadline_has_not_failed() -> None:
+    race, first = start(router(), "a", "b", due=0.1)
+    assert race.failed(first, Failure.LATE, 0.0999) == [GiveUp(late=True)]
+
+
+def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
+    generous, stingy = router(), router(hedge_budget=0.0)
+    race, first = start(generous, "a", "b")
+    assert race.failed(first, Failure.BUSY, 0.01) == [Ask(other(first), TIMEOUT_S)]
+    race, first = start(stingy, "a", "b")
+    assert race.failed(first, Failure.BUSY, 0.01) == [GiveUp(late=False)]
+    assert stingy.health(first) is Health.ALIVE
+
+
+def test_silence_is_suspicious_and_a_suspect_gets_no_calls() -> None:
+    made = router(hedge_budget=0.0)
+    races = [made.race("kind", ["a"], DUE) for _ in range(MAX_STRIKES)]
+    for race in races:
+        race.start(0.0)
+    assert [race.woke(0.02) for race in races] == [[]] * (MAX_STRIKES - 1) + [[Probe("a")]]
+    assert [start(made, "a", "b")[1] for _ in range(10)] == ["b"] * 10
+    assert made.probe_delay_s("a") == 0.0  # at once
+
+
+def test_a_replica_that_answers_others_is_slow_and_not_silent() -> None:
+    made = router(hedge_budget=0.0)
+    races = [made.race("kind", ["a"], DUE) for _ in range(MAX_STRIKES + 1)]
+    for race in races:
+        race.start(0.0)
+    races.pop().answered("a", 0.015)
+    assert [race.woke(0.02) for race in races] == [[]] * MAX_STRIKES
+    assert made.health("a") is Health.ALIVE
+
+
+def test_a_dead_replica_is_probed_ever_less_often_and_comes_back() -> None:
+    made = router()
+    assert made.lost("a") == [Probe("a")]
+    assert made.lost("a") == []  # a probe is under way
+    delays = []
+    for _ in range(8):
+        delays.append(made.probe_delay_s("a"))
+        made.unanswered("a")
+    assert delays[:3] == [FIRST_PROBE_S, 2 * FIRST_PROBE_S, 4 * FIRST_PROBE_S]
+    assert delays[-1] == MAX_PROBE_S
+    made.spoke("a", 1.0)
+    assert {start(made, "a", "b")[1] for _ in range(20)} == {"a", "b"}
+
+
+def test_the_dead_are_asked_when_there_is_nobody_else() -> None:
+    made = router()
+    for address in "ab":
+        made.lost(address)
+    assert made.is_gone(["a", "b"])
+    race, first = start(made, "a", "b")
+    assert race.failed(first, Failure.LOST, 0.01) == [Ask(other(first), TIMEOUT_S)]
+
+
+def test_the_less_loaded_replica_is_asked() -> None:
+    made = router()
+    race, busy = start(made, "a", "b")
+    assert [start(made, "a", "b")[1] for _ in range(1)] == [other(busy)]
+    race.answered(busy, 0.01)
+    assert start(made, "a", "b")[1] == busy
+
+
+def test_load_spreads_evenly() -> None:
+    made = router()
+    asked = [start(made, *"abcd")[1] for _ in range(400)]
+    assert max(map(asked.count, "abcd")) - min(map(asked.count, "abcd")) <= 5
+
+
+def test_too_few_calls_say_nothing_of_what_is_slow() -> None:
+    race, _ = start(Router(TIMEOUT_S), "a", "b")
+    assert race.wake_at == TIMEOUT_S / 4
+
+
+class World:
+    """A client and four replicas to which anything may happen; checks what must always hold."""
+
+    def __init__(self, seed: int, budget: float) -> None:
+        self.random, self.budget, self.now = Random(seed), budget, 0.0
+        self.router = Router(TIMEOUT_S, budget, self.random)
+        self.running: list[tuple[Race, set[str]]] = []
+        self.n_extra = 0
+        self.probing: set[str] = set()
+
+    def follow(self, race: Race, asked: set[str], actions: list[Action]) -> bool:
+        """Whether the race goes on."""
+        for action in actions:
+            if isinstance(action, Ask):
+                assert action.address not in asked
+                assert 0 < action.timeout_s <= TIMEOUT_S
+                healths = [self.router.health(address) for address in "abcd" if address not in asked]
+                assert self.router.health(action.address) == min(healths)
+                asked.add(action.address)
+                assert len(asked) <= 3
+            elif isinstance(action, Probe):
+                self.probing.add(action.address)
+        return not any(isinstance(action, GiveUp) for action in actions)
+
+    def begin(self) -> None:
+        race, asked = self.router.race("kind", "abcd", self.now + 5 * self.random.random() + 0.001), set[str]()
+        assert self.follow(race, asked, race.start(self.now))
+        self.running.append((race, asked))
+
+    def happen(self) -> None:
+        race, asked = self.running.pop(self.random.randrange(len(self.running)))
+        address = self.random.choice(sorted(race._running))
+        match self.random.randrange(4):
+            case 0:
+                self.follow(race, asked, race.answered(address, self.now))
+                self.probing.discard(address)  # its probe is about to succeed
+                return
+            case 1:
+                goes_on = self.follow(race, asked, race.failed(address, self.random.choice(list(Failure)), self.now))
+            case 2:
+                self.now = max(self.now, race.wake_at)
+                goes_on = self.follow(race, asked, race.woke(self.now))
+            case _:
+                race.abandon(self.now)
+                goes_on = False
+        if goes_on:
+            assert race._running
+            self.running.append((race, asked))
+        else:
+            assert not race._running
+
+    def probe(self) -> None:
+        if self.probing:
+            address = self.random.choice(sorted(self.probing))
+            if self.random.random() < 0.5:
+                self.router.spoke(address, self.now)
+                self.probing.discard(address)
+            else:
+                self.router.unanswered(address)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), budget=st.sampled_from([0.0, 0.05, 0.5, 1.0]))
+def test_whatever_happens(seed: int, budget: float) -> None:
+    world = World(seed, budget)
+    for _ in range(150):
+        world.now += world.random.expovariate(50)
+        if world.random.random() < 0.4 or not world.running:
+            world.begin()
+        elif world.random.random() < 0.8:
+            world.happen()
+        else:
+            world.probe()
+        made = world.router
+        assert made.n_hedges <= budget * made.n_calls + 1e-9
+        in_flight = sum(len(race._running) for race, _ in world.running)
+        assert sum(made.replica(address).n_in_flight for address in "abcd") == in_flight
+        assert all(made.replica(address).n_in_flight >= 0 for address in "abcd")
+        assert all(race.wake_at < float("inf") for race, _ in world.running)
+        assert {a for a in "abcd" if made.health(a) is not Health.ALIVE} <= world.probing

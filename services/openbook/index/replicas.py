@@ -1,0 +1,175 @@
+"""The servers of a tier and what is known of them: carries out what `routing` decides."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import TypeVar
+
+import grpc
+
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
+from openbook.index.client import IndexClient
+from openbook.index.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
+from openbook.index.tier import ShardServers
+from openbook.telemetry import SHARD_ERRORS, SHARD_SECONDS
+from openbook.v1.index_pb2 import InfoResponse
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Call = Callable[[IndexClient, float], Awaitable[Answer]]
+"""One call to one server, within so many seconds."""
+
+PROBE_TIMEOUT_S = 0.5
+FAILURES: dict[type[OpenbookError], Failure] = {
+    ShardUnavailable: Failure.LOST,
+    Overloaded: Failure.BUSY,
+    DeadlineExceeded: Failure.LATE,
+}
+
+
+class Replicas:
+    """Connections to all servers. `on_info` hears what a server holds, each time one was asked."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        credentials: grpc.ChannelCredentials | None,
+        router: Router,
+        on_info: Callable[[str, InfoResponse], None],
+    ) -> None:
+        self.router = router
+        self._clients = {address: IndexClient(address, credentials) for address in addresses}
+        self._on_info = on_info
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self.problems: dict[str, OpenbookError] = {}
+        """Of those that did not say what they hold when they were last asked."""
+
+    async def ask(self, method: str, shard: ShardServers, size: int, deadline: Deadline, call: Call[Answer]) -> Answer:
+        """The first answer of a shard's replicas to a call of so many rows.
+
+        Raises:
+            ShardUnavailable: none of them answers; says what was heard of each.
+            DeadlineExceeded: none did in time.
+            Overloaded: those asked have no place for it.
+            OpenbookError: what one of them answered.
+        """
+        deadline.check(f"shard {shard.number} was asked")
+        race = self.router.race(
+            (method, shard.number, size.bit_length()), shard.addresses, monotonic() + deadline.remaining_s()
+        )
+        calls: dict[asyncio.Task[Answer], str] = {}
+        heard: list[OpenbookError] = []
+
+        def follow(actions: Sequence[Action]) -> None:
+            for action in actions:
+                match action:
+                    case Ask(address, timeout_s):
+                        task = asyncio.create_task(self._timed(method, shard, call(self._clients[address], timeout_s)))
+                        task.add_done_callback(_take_notice)
+                        calls[task] = address
+                    case Cancel(address):
+                        for task in [task for task, asked in calls.items() if asked == address]:
+                            task.cancel()
+                            del calls[task]
+                    case Probe(address):
+                        self._probe(address)
+                    case GiveUp(late):
+                        raise _why(late, shard, heard)
+
+        try:
+            follow(race.start(monotonic()))
+            while True:
+                timeout_s = max(0.0, race.wake_at - monotonic())
+                done, _ = await asyncio.wait(calls, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    follow(race.woke(monotonic()))
+                for task in done:
+                    address, error = calls.pop(task), task.exception()
+                    failure = FAILURES.get(type(error)) if isinstance(error, OpenbookError) else None
+                    if failure is None or not isinstance(error, OpenbookError):
+                        race.answered(address, monotonic())
+                        return task.result()
+                    heard.append(error)
+                    follow(race.failed(address, failure, monotonic()))
+        finally:
+            race.abandon(monotonic())
+            for task in calls:
+                task.cancel()
+
+    async def info_of_all(self, timeout_s: float) -> None:
+        """Ask every server what it holds, but for those known not to answer; see `on_info` and `problems`."""
+        asked = [address for address in self._clients if self.router.health(address) is Health.ALIVE]
+        await asyncio.gather(*(self._info(address, timeout_s) for address in asked))
+
+    async def close(self) -> None:
+        """Let go of all connections, and of servers that are waited for."""
+        for probe in self._probes.values():
+            probe.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def _timed(self, method: str, shard: ShardServers, call: Awaitable[Answer]) -> Answer:
+        started = monotonic()
+        try:
+            return await call
+        except OpenbookError as error:
+            SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
+            raise
+        finally:
+            SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
+
+    async def _info(self, address: str, timeout_s: float) -> None:
+        try:
+            info = await self._clients[address].info(timeout_s)
+        except OpenbookError as error:
+            self.problems[address] = error
+            silent = isinstance(error, DeadlineExceeded)
+            for action in self.router.suspect(address) if silent else self.router.lost(address):
+                self._probe(action.address)
+        else:
+            self._told(address, info)
+
+    def _told(self, address: str, info: InfoResponse) -> None:
+        self.problems.pop(address, None)
+        self.router.spoke(address, monotonic())
+        self._on_info(address, info)
+
+    def _probe(self, address: str) -> None:
+        if address not in self._probes:
+            self._probes[address] = task = asyncio.create_task(self._until_it_answers(address))
+            task.add_done_callback(lambda _: self._probes.pop(address, None))
+
+    async def _until_it_answers(self, address: str) -> None:
+        client = self._clients[address]
+        while True:
+            await asyncio.sleep(self.router.probe_delay_s(address))
+            try:
+                info = await client.info(PROBE_TIMEOUT_S)
+                break
+            except OpenbookError as error:
+                if address not in self.problems:
+                    log.warning("index server does not answer: %s", error)
+                self.problems[address] = error
+                self.router.unanswered(address)
+                await client.reset()  # what waits there is asked elsewhere
+        if address in self.problems:
+            log.warning("index server %s answers again", address)
+        self._told(address, info)
+
+
+def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> OpenbookError:
+    reasons = "; ".join(map(str, heard)) or f"nothing heard from {', '.join(shard.addresses)}"
+    if late:
+        return DeadlineExceeded(f"deadline passed before shard {shard.number} answered: {reasons}")
+    if heard and all(isinstance(error, Overloaded) for error in heard):
+        return heard[-1]
+    return ShardUnavailable(f"shard {shard.number} does not answer: {reasons}")
+
+
+def _take_notice(task: "asyncio.Task[Answer]") -> None:
+    """Of what a call that lost its race ended with, or asyncio complains that nobody did."""
+    if not task.cancelled():
+        task.exception()
