@@ -108,13 +108,19 @@ def ask(
     decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
     beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds within which the answer is worth having.")] = 30.0,
+    min_coverage: Annotated[
+        float | None, typer.Option(help="Answer if this share of the passages can be searched; 1 is all or nothing.")
+    ] = None,
 ) -> None:
     """Ask a running system; shows the answer with its passages, priors, posteriors and timings."""
     from openbook.client import Client
     from openbook.terminal import print_answer
 
     with Client(server, timeout) as client:
-        print_answer(question, client.answer(question, k=k, formulation=formulation, decoding=decoding, n_beams=beams))
+        response = client.answer(
+            question, k=k, formulation=formulation, decoding=decoding, n_beams=beams, min_coverage=min_coverage
+        )
+        print_answer(question, response)
 
 
 @app.command()

@@ -34,6 +34,7 @@ class Client:
         n_beams: int | None = None,
         max_new_tokens: int | None = None,
         length_penalty: float | None = None,
+        min_coverage: float | None = None,
         request_id: str = "",
     ) -> AnswerResponse:
         """The answer with its evidence.
@@ -41,7 +42,9 @@ class Client:
         Raises:
             OpenbookError: the one that the server raised.
         """
-        request = self._request(question, k, formulation, decoding, n_beams, max_new_tokens, length_penalty, request_id)
+        request = self._request(
+            question, k, formulation, decoding, n_beams, max_new_tokens, length_penalty, min_coverage, request_id
+        )
         with _our_errors():
             return self._stub.Answer(request, timeout=self._timeout_s + GRACE_S)
 
@@ -51,18 +54,25 @@ class Client:
         *,
         k: int | None = None,
         max_new_tokens: int | None = None,
+        min_coverage: float | None = None,
         request_id: str = "",
     ) -> Iterator[AnswerEvent]:
         """Greedy RAG-Token: the passages, each token as it is decided, the answer. Raises as `answer`."""
-        request = self._request(question, k, Formulation.TOKEN, None, 1, max_new_tokens, None, request_id)
+        request = self._request(question, k, Formulation.TOKEN, None, 1, max_new_tokens, None, min_coverage, request_id)
         with _our_errors():
             yield from self._stub.AnswerStream(request, timeout=self._timeout_s + GRACE_S)
 
-    def retrieve(self, question: str, *, k: int | None = None, request_id: str = "") -> RetrieveResponse:
+    def retrieve(
+        self, question: str, *, k: int | None = None, min_coverage: float | None = None, request_id: str = ""
+    ) -> RetrieveResponse:
         """The passages and their prior alone. Raises as `answer`."""
         with _our_errors():
             request = RetrieveRequest(
-                question=question, k=_unsigned("k", k), timeout_s=self._timeout_s, request_id=request_id
+                question=question,
+                k=_unsigned("k", k),
+                timeout_s=self._timeout_s,
+                min_coverage=min_coverage,
+                request_id=request_id,
             )
             return self._stub.Retrieve(request, timeout=self._timeout_s + GRACE_S)
 
@@ -85,6 +95,7 @@ class Client:
         n_beams: int | None,
         max_new_tokens: int | None,
         length_penalty: float | None,
+        min_coverage: float | None,
         request_id: str,
     ) -> AnswerRequest:
         return AnswerRequest(
@@ -95,6 +106,7 @@ class Client:
             n_beams=_unsigned("n_beams", n_beams),
             max_new_tokens=_unsigned("max_new_tokens", max_new_tokens),
             length_penalty=length_penalty,
+            min_coverage=min_coverage,
             timeout_s=self._timeout_s,
             request_id=request_id,
         )

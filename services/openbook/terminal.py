@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from openbook.v1.answer_pb2 import AnswerResponse, Formulation
+from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Formulation
 
 console = Console()
 
@@ -45,11 +45,16 @@ def print_answer(question: str, response: AnswerResponse) -> None:
         f"{timings}\nRAG-{formulation}  log p(y|x) {response.log_likelihood:.3f}  snapshot {response.snapshot_id[:12]}"
         f"  generator {response.generator_fingerprint[:12]}"
         f"{'  embedding from cache' if response.cached else ''}"
-        f"{'' if response.complete else '  PARTIAL: not all shards answered'}",
+        f"{'' if response.complete else f'  PARTIAL: {_searched(response.coverage)}'}",
         style="dim",
     )
     answer = Text(response.answer or "(empty)", style="bold green")
     console.print(Panel(Group(answer, Text(), table, Text(), footer), title=question, title_align="left"))
+
+
+def _searched(coverage: Coverage) -> str:
+    missing = ", ".join(map(str, coverage.missing_shards))
+    return f"{coverage.rows_searched} of {coverage.rows_total} passages searched, shard {missing} missing"
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.marginal import log_prior
-from openbook.core.topk import canonical_scores, check_search, top_k
+from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
 from openbook.core.types import (
+    Coverage,
     Float32,
     Formulation,
     Generation,
@@ -20,8 +21,9 @@ from openbook.core.types import (
     Passage,
     Retrieved,
     TokenDelta,
+    check_min_coverage,
 )
-from openbook.errors import SnapshotMismatch, UnknownPassage
+from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
 
 if TYPE_CHECKING:
     from openbook.index.server import IndexServer
@@ -98,22 +100,29 @@ class EchoGenerator:
 class ExactIndex:
     """The index tier's exact twin: every score, then a sort. What the real one answers differs from it in no bit.
 
-    Holds passages with ids 0..N-1 and their (N, d) float32 vectors.
+    Holds passages with ids 0..N-1 and their (N, d) float32 vectors, as if in shards, any of which can go missing.
     """
 
-    def __init__(self, passages: Sequence[Passage], vectors: Float32, snapshot_id: str = "exact") -> None:
+    def __init__(
+        self, passages: Sequence[Passage], vectors: Float32, snapshot_id: str = "exact", n_shards: int = 1
+    ) -> None:
         assert [passage.id for passage in passages] == list(range(len(vectors)))
         self._passages = passages
         self._vectors = vectors
         self.snapshot_id = snapshot_id
         self.n_passages, self.dimension = vectors.shape
+        self.missing_shards: set[int] = set()
+        self._shards = (np.arange(self.n_passages) * n_shards + n_shards - 1) // self.n_passages  # of each passage
 
-    async def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
+    async def search(self, queries: Float32, k: int, deadline: Deadline, min_coverage: float = 1.0) -> Hits:
         deadline.check("search")
+        check_min_coverage(min_coverage)
         queries = check_search(queries, k, self.dimension, max_k=1000, max_rows=1024)
-        scores = np.stack([canonical_scores(query, self._vectors) for query in queries])
-        ids = np.tile(np.arange(self.n_passages), (len(queries), 1))
-        return Hits(*top_k(ids, scores, k), self.snapshot_id)
+        searched = np.flatnonzero(~np.isin(self._shards, list(self.missing_shards)))
+        coverage = Coverage(len(searched), self.n_passages, tuple(sorted(self.missing_shards)))
+        check_coverage(coverage, min_coverage)
+        scores = np.stack([canonical_scores(query, self._vectors[searched]) for query in queries])
+        return Hits(*top_k(np.tile(searched, (len(queries), 1)), scores, k), self.snapshot_id, coverage)
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
         deadline.check("fetch")
@@ -122,6 +131,8 @@ class ExactIndex:
         for passage_id in ids:
             if not 0 <= passage_id < self.n_passages:
                 raise UnknownPassage(f"passage id must be 0..{self.n_passages - 1}, got {passage_id}")
+            if self._shards[passage_id] in self.missing_shards:
+                raise ShardUnavailable(f"shard {self._shards[passage_id]} does not answer")
         return [self._passages[passage_id] for passage_id in ids]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from openbook.core.deadline import Deadline
-from openbook.core.types import NO_HIT, Passage
-from openbook.errors import DeadlineExceeded, InvalidRequest, SnapshotMismatch, UnknownPassage
+from openbook.core.types import NO_HIT, Coverage, Passage
+from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable, SnapshotMismatch, UnknownPassage
 from openbook.index.build import build_snapshot
 from openbook.index.sharded import ShardedIndex
 from openbook.rag.ports import PassageStore, Retriever
@@ -31,19 +31,31 @@ class Index(Retriever, PassageStore, Protocol):
 
 
 Scenario = Callable[[Index], Awaitable[None]]
+N_SHARDS = 3  # passages 0 1, 2 3, 4 5 6
+
+
+@pytest.fixture
+def lost() -> list[Callable[[int], None]]:
+    """Holds, while a scenario runs, the function that takes a shard away."""
+    return []
 
 
 @pytest.fixture(params=["exact twin", "index tier"])
-def check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+def check(
+    request: pytest.FixtureRequest, tmp_path: Path, lost: list[Callable[[int], None]]
+) -> Callable[[Scenario], None]:
     """Runs a scenario against one of the two."""
 
     @asynccontextmanager
     async def index() -> AsyncIterator[Index]:
         if request.param == "exact twin":
-            yield ExactIndex(PASSAGES, VECTORS)
+            twin = ExactIndex(PASSAGES, VECTORS, n_shards=N_SHARDS)
+            lost.append(twin.missing_shards.add)
+            yield twin
             return
-        build_snapshot(PASSAGES, VECTORS, tmp_path / "s", 3, "Flat", "none", "none")
+        build_snapshot(PASSAGES, VECTORS, tmp_path / "s", N_SHARDS, "Flat", "none", "none")
         with served(tmp_path / "s") as servers:
+            lost.append(lambda shard: servers[shard].stop(grace_s=0))
             tier = ShardedIndex([server.address for server in servers], timeout_s=10)
             await tier.connect()
             yield tier
@@ -63,6 +75,39 @@ def test_the_best_come_first_and_ties_by_id(check: Callable[[Scenario], None]) -
         assert hits.scores.tolist() == [[2, 1, 1, 1]]
         assert [hits.ids.dtype.name, hits.scores.dtype.name] == ["int64", "float32"]
         assert hits.snapshot_id == index.snapshot_id
+        assert hits.coverage == Coverage(7, 7)
+
+    check(scenario)
+
+
+def test_without_a_shard_it_is_as_much_as_was_asked_for_or_nothing(
+    check: Callable[[Scenario], None], lost: list[Callable[[int], None]]
+) -> None:
+    async def scenario(index: Index) -> None:
+        lost[0](1)
+        for _ in range(3):
+            hits = await index.search(EAST, 4, SOON, min_coverage=5 / 7)
+            assert hits.ids.tolist() == [[0, 5, 1, 6]]
+            assert hits.coverage == Coverage(5, 7, (1,))
+            assert [passage.id for passage in await index.fetch([0, 6], hits.snapshot_id, SOON)] == [0, 6]
+            for min_coverage in (0.72, 1.0):
+                with pytest.raises(ShardUnavailable, match="shard 1"):
+                    await index.search(EAST, 4, SOON, min_coverage)
+            with pytest.raises(ShardUnavailable, match="shard 1"):
+                await index.fetch([0, 3], hits.snapshot_id, SOON)
+        for shard in (0, 2):
+            lost[0](shard)
+        with pytest.raises(ShardUnavailable):
+            await index.search(EAST, 4, SOON, min_coverage=0.01)
+
+    check(scenario)
+
+
+@pytest.mark.parametrize("min_coverage", [0.0, -1.0, 1.1, float("nan")])
+def test_coverage_out_of_range(check: Callable[[Scenario], None], min_coverage: float) -> None:
+    async def scenario(index: Index) -> None:
+        with pytest.raises(InvalidRequest, match=f"min_coverage must be above 0, at most 1, got {min_coverage}"):
+            await index.search(EAST, 1, SOON, min_coverage)
 
     check(scenario)
 

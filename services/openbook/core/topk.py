@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Hits, Int64
-from openbook.errors import InvalidRequest, SnapshotMismatch
+from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 
 
 def canonical_scores(query: Float32, vectors: Float32) -> Float32:
@@ -55,6 +55,21 @@ def merge(shards: Sequence[Hits], k: int, coverage: Coverage = UNKNOWN_COVERAGE)
     ids = np.concatenate([hits.ids for hits in shards], axis=1)
     scores = np.concatenate([hits.scores for hits in shards], axis=1)
     return Hits(*top_k(ids, scores, k), snapshots[0], coverage)
+
+
+def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[str] = ()) -> None:
+    """Stop a search of too few passages.
+
+    Raises:
+        ShardUnavailable: names the share, its limit, the missing shards and what was heard of them.
+    """
+    enough = coverage.share >= min_coverage if min_coverage < 1.0 else not coverage.missing_shards
+    if not enough:
+        missing = ", ".join(map(str, coverage.missing_shards))
+        raise ShardUnavailable(
+            f"coverage must be at least {min_coverage}, got {coverage.n_searched} of {coverage.n_total} passages: "
+            f"shard {missing} does not answer{''.join(f'; {problem}' for problem in problems)}"
+        )
 
 
 def check_search(queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int) -> Float32:

@@ -10,8 +10,8 @@ import numpy as np
 
 from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.deadline import Deadline
-from openbook.core.topk import check_search, merge
-from openbook.core.types import AS_BUILT, Coverage, Float32, Hits, Passage, SearchParameters, check_min_coverage
+from openbook.core.topk import check_coverage, check_search, merge
+from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters, check_min_coverage
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
 from openbook.index.client import IndexClient, channel_credentials
 from openbook.index.replicas import Replicas
@@ -224,7 +224,7 @@ class ShardedIndex:
         return [str(problems[address]) for address in self._addresses if address in problems]
 
     def _notice(self, address: str, current_snapshot_id: str) -> None:
-        """A server whose current snapshot is not what it said has had another one published: ask all, in the background."""
+        """A current snapshot that is news: something was published. Ask all servers, in the background."""
         known = self._infos.get(address)
         if known is None or known.snapshot_id == current_snapshot_id:
             return
@@ -263,20 +263,6 @@ class ShardedIndex:
         if self._tier is None:
             raise ShardUnavailable(f"index servers {', '.join(self._addresses)} were not asked yet what they hold")
         return self._tier
-
-
-def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[str]) -> None:
-    """Stop a search of too few passages.
-
-    Raises:
-        ShardUnavailable: names the share, its limit, the missing shards and what was heard of them.
-    """
-    if not coverage.n_searched or coverage.share < min_coverage:
-        missing = ", ".join(map(str, coverage.missing_shards))
-        raise ShardUnavailable(
-            f"coverage must be at least {min_coverage}, got {coverage.n_searched} of {coverage.n_total} passages: "
-            f"shard {missing} does not answer{''.join(f'; {problem}' for problem in problems)}"
-        )
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:

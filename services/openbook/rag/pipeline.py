@@ -14,17 +14,20 @@ from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
 from openbook.core.types import (
     NO_HIT,
+    Coverage,
     Decoding,
     Float32,
     Float64,
     Formulation,
     Generation,
     GenerationSettings,
+    Hits,
     Passage,
     Retrieved,
     TokenDelta,
+    check_min_coverage,
 )
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidRequest, ShardUnavailable
 from openbook.rag.ports import EmbeddingCache, Encoder, Generator, PassageStore, Retriever
 from openbook.telemetry import STAGE_SECONDS
 
@@ -47,6 +50,7 @@ class Retrieval:
     snapshot_id: str
     encoder_fingerprint: str
     complete: bool
+    coverage: Coverage
     cached: bool
     request_id: str
     timings: dict[str, float]  # seconds by stage
@@ -65,6 +69,7 @@ class Answer:
     encoder_fingerprint: str
     generator_fingerprint: str
     complete: bool
+    coverage: Coverage
     cached: bool
     request_id: str
     timings: dict[str, float]
@@ -117,26 +122,38 @@ class Pipeline:
         self._write_backs: set[asyncio.Task[None]] = set()
 
     async def answer(
-        self, question: str, k: int | None, settings: GenerationSettings, deadline: Deadline, request_id: str
+        self,
+        question: str,
+        k: int | None,
+        settings: GenerationSettings,
+        deadline: Deadline,
+        request_id: str,
+        min_coverage: float | None = None,
     ) -> Answer:
-        """The best answer, with its evidence.
+        """The best answer, with its evidence. None for k and min_coverage stands for the default.
 
         Raises:
-            InvalidRequest: the question is empty, too long or no text, or k is out of its range.
+            InvalidRequest: the question is empty, too long or no text, or k or min_coverage is out of its range.
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
         watch = _Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, k, deadline, watch)
+        question, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
         with watch.stage("generate"):
             generation = await self._generator.generate(question, retrieved, settings, deadline)
         return self._to_answer(generation, retrieved, settings, cached, request_id, watch)
 
     async def stream(
-        self, question: str, k: int | None, settings: GenerationSettings, deadline: Deadline, request_id: str
+        self,
+        question: str,
+        k: int | None,
+        settings: GenerationSettings,
+        deadline: Deadline,
+        request_id: str,
+        min_coverage: float | None = None,
     ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
         """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
         watch = _Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, k, deadline, watch)
+        question, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
         yield self._to_retrieval(retrieved, cached, request_id, watch)
         items = self._generator.stream(question, retrieved, settings, deadline)
         with watch.stage("generate"):
@@ -148,10 +165,12 @@ class Pipeline:
                         generation = item
         yield self._to_answer(generation, retrieved, settings, cached, request_id, watch)
 
-    async def retrieve(self, question: str, k: int | None, deadline: Deadline, request_id: str) -> Retrieval:
+    async def retrieve(
+        self, question: str, k: int | None, deadline: Deadline, request_id: str, min_coverage: float | None = None
+    ) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
         watch = _Stopwatch(self._clock)
-        _, retrieved, cached = await self._find(question, k, deadline, watch)
+        _, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
         return self._to_retrieval(retrieved, cached, request_id, watch)
 
     async def aclose(self) -> None:
@@ -159,19 +178,39 @@ class Pipeline:
         await asyncio.gather(*self._write_backs)
 
     async def _find(
-        self, question: str, k: int | None, deadline: Deadline, watch: _Stopwatch
+        self, question: str, k: int | None, deadline: Deadline, min_coverage: float | None, watch: _Stopwatch
     ) -> tuple[str, Retrieved, bool]:
         question = check_question(question, self._defaults.max_question_chars)
         k = self._defaults.k if k is None else k
         if not 1 <= k <= self._defaults.max_k:
             raise InvalidRequest(f"k must be 1..{self._defaults.max_k}, got {k}")
+        min_coverage = self._defaults.min_coverage if min_coverage is None else min_coverage
+        check_min_coverage(min_coverage)
         query, cached = await self._query(question, deadline, watch)
+        retrieved = await self._retrieve(query, k, deadline, min_coverage, watch)
+        return question, retrieved, cached
+
+    async def _retrieve(
+        self, query: Float32, k: int, deadline: Deadline, min_coverage: float, watch: _Stopwatch
+    ) -> Retrieved:
+        hits = await self._search(query, k, deadline, min_coverage, watch)
+        try:
+            return await self._fetch(hits, deadline, watch)
+        except ShardUnavailable:
+            if min_coverage == 1.0:
+                raise
+            # A shard that took part in the search is gone by now: do without it.
+            return await self._fetch(await self._search(query, k, deadline, min_coverage, watch), deadline, watch)
+
+    async def _search(self, query: Float32, k: int, deadline: Deadline, min_coverage: float, watch: _Stopwatch) -> Hits:
         with watch.stage("search"):
-            hits = await self._retriever.search(query[None, :], k, deadline)
+            return await self._retriever.search(query[None, :], k, deadline, min_coverage)
+
+    async def _fetch(self, hits: Hits, deadline: Deadline, watch: _Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
         with watch.stage("fetch"):
             passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, deadline)
-        return question, Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id), cached
+        return Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id, hits.coverage)
 
     async def _query(self, question: str, deadline: Deadline, watch: _Stopwatch) -> tuple[Float32, bool]:
         key = f"{self._encoder.fingerprint}:{text_digest(question)}"
@@ -194,6 +233,7 @@ class Pipeline:
             snapshot_id=retrieved.snapshot_id,
             encoder_fingerprint=self._encoder.fingerprint,
             complete=retrieved.complete,
+            coverage=retrieved.coverage,
             cached=cached,
             request_id=request_id,
             timings=watch.read(),
@@ -218,6 +258,7 @@ class Pipeline:
             encoder_fingerprint=self._encoder.fingerprint,
             generator_fingerprint=self._generator.fingerprint,
             complete=retrieved.complete,
+            coverage=retrieved.coverage,
             cached=cached,
             request_id=request_id,
             timings=watch.read(),

@@ -46,12 +46,15 @@ class EmbeddingCache(Protocol):
 class Retriever(Protocol):
     """The index tier: all shards as one."""
 
-    async def search(self, queries: Float32, k: int, deadline: Deadline) -> Hits:
-        """The exact top k of each of the (n, d) queries over all shards, from one snapshot.
+    async def search(self, queries: Float32, k: int, deadline: Deadline, min_coverage: float = 1.0) -> Hits:
+        """The top k of each of the (n, d) queries over all shards, from one snapshot.
+
+        Where shards are gone and at least this share of all passages can be searched, the top k of those, and within
+        the deadline. The hits' coverage says what was searched.
 
         Raises:
-            InvalidRequest: k, the dimension or a value (NaN, infinity) is out of range.
-            ShardUnavailable: a shard has no replica that answers.
+            InvalidRequest: k, the dimension, the coverage or a value (NaN, infinity) is out of range.
+            ShardUnavailable: a shard has no replica that answers, and the others cover too little.
             SnapshotMismatch: the shards serve different snapshots.
             DeadlineExceeded: not in time.
         """

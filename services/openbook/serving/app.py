@@ -95,7 +95,7 @@ class Ingress(AnswerIngress):
         generator: GeneratorLoader | DeploymentHandle,
     ) -> None:
         telemetry.setup_logging("ingress")
-        index = ShardedIndex(settings.index.addresses, settings.index.timeout_s)
+        index = ShardedIndex.of(settings.index)
         await index.connect()
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator

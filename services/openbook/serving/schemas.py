@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook import wire
-from openbook.core.types import Decoding, Formulation, TokenDelta
+from openbook.core.types import Coverage, Decoding, Formulation, TokenDelta
 from openbook.errors import InvalidRequest
 from openbook.rag.pipeline import Answer, Evidence, Retrieval
 from openbook.v1 import answer_pb2
@@ -28,6 +28,9 @@ class RetrieveRequest(_Request):
     k: Annotated[int | None, Field(strict=True, description="Passages to retrieve.")] = None
     timeout_s: Annotated[float | None, Field(description="Time within which the answer is worth having.")] = None
     request_id: Annotated[str, Field(description="Returned, and written in the logs; made up if empty.")] = ""
+    min_coverage: Annotated[
+        float | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
+    ] = None
 
 
 class AnswerRequest(RetrieveRequest):
@@ -64,6 +67,14 @@ class EvidenceOut(_Response):
     log_posterior: float
 
 
+class CoverageOut(_Response):
+    """How much of the index was searched."""
+
+    rows_searched: Annotated[int, Field(validation_alias="n_searched")]
+    rows_total: Annotated[int, Field(validation_alias="n_total")]
+    missing_shards: list[int]
+
+
 class RetrieveResponse(_Response):
     """The passages by score, highest first. The posterior equals the prior: nothing was generated yet."""
 
@@ -71,6 +82,7 @@ class RetrieveResponse(_Response):
     snapshot_id: str
     encoder_fingerprint: str
     complete: bool
+    coverage: CoverageOut
     cached: bool
     request_id: str
     timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
@@ -88,6 +100,7 @@ class AnswerResponse(_Response):
     encoder_fingerprint: str
     generator_fingerprint: str
     complete: bool
+    coverage: CoverageOut
     cached: bool
     request_id: str
     timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
@@ -182,6 +195,7 @@ def retrieval_to_proto(retrieval: Retrieval) -> answer_pb2.RetrieveResponse:
         snapshot_id=retrieval.snapshot_id,
         encoder_fingerprint=retrieval.encoder_fingerprint,
         complete=retrieval.complete,
+        coverage=_coverage_to_proto(retrieval.coverage),
         cached=retrieval.cached,
         request_id=retrieval.request_id,
         timings=_timings_to_proto(retrieval.timings),
@@ -199,6 +213,7 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
         encoder_fingerprint=answer.encoder_fingerprint,
         generator_fingerprint=answer.generator_fingerprint,
         complete=answer.complete,
+        coverage=_coverage_to_proto(answer.coverage),
         cached=answer.cached,
         request_id=answer.request_id,
         timings=_timings_to_proto(answer.timings),
@@ -238,6 +253,12 @@ def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:
         score=evidence.score,
         log_prior=evidence.log_prior,
         log_posterior=evidence.log_posterior,
+    )
+
+
+def _coverage_to_proto(coverage: Coverage) -> answer_pb2.Coverage:
+    return answer_pb2.Coverage(
+        rows_searched=coverage.n_searched, rows_total=coverage.n_total, missing_shards=coverage.missing_shards
     )
 
 

@@ -33,13 +33,17 @@ class AnswerService:
         """Raises as `Pipeline.answer`, and Overloaded."""
         with self._admitted("Answer"):
             settings, deadline = self._generation_settings(request), self._deadline(request)
-            return await self._pipeline.answer(request.question, request.k, settings, deadline, request_id)
+            return await self._pipeline.answer(
+                request.question, request.k, settings, deadline, request_id, request.min_coverage
+            )
 
     async def stream(self, request: AnswerRequest, request_id: str) -> AsyncGenerator[Event]:
         """Raises as `Pipeline.stream`, and Overloaded."""
         with self._admitted("AnswerStream"):
             settings, deadline = self._generation_settings(request), self._deadline(request)
-            events = self._pipeline.stream(request.question, request.k, settings, deadline, request_id)
+            events = self._pipeline.stream(
+                request.question, request.k, settings, deadline, request_id, request.min_coverage
+            )
             async with aclosing(events):  # type: ignore[type-var]  # an async generator
                 async for event in events:
                     yield event
@@ -47,7 +51,10 @@ class AnswerService:
     async def retrieve(self, request: RetrieveRequest, request_id: str) -> Retrieval:
         """Raises as `Pipeline.retrieve`, and Overloaded."""
         with self._admitted("Retrieve"):
-            return await self._pipeline.retrieve(request.question, request.k, self._deadline(request), request_id)
+            deadline = self._deadline(request)
+            return await self._pipeline.retrieve(
+                request.question, request.k, deadline, request_id, request.min_coverage
+            )
 
     @contextmanager
     def _admitted(self, method: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
 from openbook.core.deadline import Deadline
 from openbook.core.types import (
+    Coverage,
     Float32,
     Formulation,
     Generation,
@@ -18,7 +19,7 @@ from openbook.core.types import (
     Retrieved,
     TokenDelta,
 )
-from openbook.errors import DeadlineExceeded, InvalidRequest
+from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
@@ -118,6 +119,26 @@ def test_an_entry_of_another_shape_is_not_an_embedding() -> None:
         assert encoder.asked == ["telephone"]
 
     asyncio.run(scenario())
+
+
+def test_passages_whose_shard_went_between_search_and_fetch_are_done_without() -> None:
+    class Failing(ExactIndex):
+        async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+            self.missing_shards.add(0)
+            return await super().fetch(ids, snapshot_id, deadline)
+
+    async def scenario(min_coverage: float) -> Retrieval:
+        encoder = HashEncoder()
+        index = Failing(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=3)
+        rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(1), AnswerDefaults(), ManualClock())
+        return await rag.retrieve("telephone", 1, Deadline.never(), "id", min_coverage)
+
+    found = asyncio.run(scenario(0.6))
+    assert found.evidence[0].passage.id != 0
+    assert (found.complete, found.coverage) == (False, Coverage(2, 3, (0,)))
+    for min_coverage in (0.7, 1.0):
+        with pytest.raises(ShardUnavailable):
+            asyncio.run(scenario(min_coverage))
 
 
 def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:

@@ -62,9 +62,12 @@ async def ready() -> None:
     """Nothing is wrong."""
 
 
-def service(settings: Settings = SETTINGS, check_ready: Callable[[], Any] = ready) -> AnswerService:
+def service(
+    settings: Settings = SETTINGS, check_ready: Callable[[], Any] = ready, missing_shards: tuple[int, ...] = ()
+) -> AnswerService:
     encoder = HashEncoder()
-    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=2)
+    index.missing_shards.update(missing_shards)
     pipeline = Pipeline(encoder, index, index, FastGenerator(), MemoryCache(10), settings.answer)
     return AnswerService(pipeline, settings, check_ready)
 
@@ -114,6 +117,7 @@ NAMES = (
     "length_penalty",
     "timeout_s",
     "request_id",
+    "min_coverage",
 )
 VALUES = (
     st.none()
@@ -148,6 +152,26 @@ def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() 
     response, _ = answer(answer_pb2.AnswerRequest(question="who patented the telephone").SerializeToString())
     assert response is not None
     assert response.evidence[1].log_posterior == -math.inf
+
+
+def test_an_answer_says_how_much_was_searched() -> None:
+    body = {"question": "who patented the telephone"}
+    whole = request("POST", "/v1/answer", json=body).json()
+    assert (whole["complete"], whole["coverage"]) == (
+        True,
+        {"rows_searched": 2, "rows_total": 2, "missing_shards": []},
+    )
+    refused = request("POST", "/v1/answer", service(missing_shards=(1,)), json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    for path in ("answer", "retrieve", "answer/stream"):
+        partial = request("POST", f"/v1/{path}", service(missing_shards=(1,)), json={**body, "min_coverage": 0.5})
+        assert '"coverage":{"rows_searched":1,"rows_total":2,"missing_shards":[1]}' in partial.text
+        assert '"complete":false' in partial.text
+    wire = answer_pb2.AnswerRequest(**body, min_coverage=0.5).SerializeToString()
+    context = Context()
+    response = asyncio.run(AnswerIngress(service(missing_shards=(0,))).Answer(wire, context))
+    assert response.coverage == answer_pb2.Coverage(rows_searched=1, rows_total=2, missing_shards=[0])
+    assert not response.complete
 
 
 def test_the_requests_id_is_the_bodys_then_the_headers_then_a_new_one() -> None:
