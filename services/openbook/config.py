@@ -51,6 +51,7 @@ class IndexServerSettings(_Section):
     max_queued_rows: Positive = 4096  # queries waiting; one more is refused
     max_streams: Positive = 64  # connections of clients; one more is refused
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
+    min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     admin_token: Token | None = None  # with none, only servers on loopback can be published to
     tls: ServerTls | None = None
 

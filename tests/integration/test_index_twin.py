@@ -183,7 +183,7 @@ def test_every_index_searched_as_widely_as_it_goes_is_its_twin(factory: str, n_s
         vectors = corpus(rng)
         passages = passages_of(vectors)
         folder = tmp_path / corpus.__name__
-        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none")
+        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none", queries=vectors[:9])
         with served(folder) as servers:
             for n in (1, 33):
                 queries = questions(vectors, n, rng)
@@ -200,7 +200,7 @@ def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shar
     vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
     queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
     passages = passages_of(vectors)
-    build_snapshot(passages, vectors, tmp_path / "s", n_shards, factory, "none", "none")
+    build_snapshot(passages, vectors, tmp_path / "s", n_shards, factory, "none", "none", queries=queries)
     with served(tmp_path / "s") as servers:
         ours = ask(servers, queries, 10, AS_BUILT)
         alone = [ask(servers, query[None], 10, AS_BUILT) for query in queries[:16]]

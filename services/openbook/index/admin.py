@@ -31,7 +31,8 @@ class Publishing:
         InvalidSnapshot: neither a snapshot nor a root, or what is to be served is damaged.
     """
 
-    def __init__(self, folder: Path, open_shard: OpenShard, retain_s: float) -> None:
+    def __init__(self, folder: Path, open_shard: OpenShard, retain_s: float, min_recall_at_10: float) -> None:
+        self._min_recall_at_10 = min_recall_at_10
         self._open = open_shard
         self._changing = threading.Lock()
         self._root = Root(folder) if Root.is_one(folder) else None
@@ -56,6 +57,7 @@ class Publishing:
             if shard.manifest.snapshot_id != snapshot_id:
                 raise SnapshotMismatch(f"{folder}: holds snapshot {shard.manifest.snapshot_id}, not {snapshot_id[:64]}")
             _check_follows(self.held.current, shard)
+            _check_recall(shard, self._min_recall_at_10)
             if self._root:
                 name = self._root.name_of(shard.folder)
                 self._root.update(lambda published: published.after_prepare(name))
@@ -185,3 +187,11 @@ def _check_follows(current: Shard, new: Shard) -> None:
             raise SnapshotMismatch(
                 f"snapshot {theirs.snapshot_id} cannot follow {ours.snapshot_id}: {what} must be {one}, got {other}"
             )
+
+
+def _check_recall(shard: Shard, least: float) -> None:
+    """Raises InvalidSnapshot for one whose certificate does not reach it."""
+    recall = shard.manifest.recall
+    if least > 0 and (recall is None or recall.at_10 < least):
+        found = "which was not measured" if recall is None else f"found {recall.at_10}"
+        raise InvalidSnapshot(f"{shard.folder}: recall at 10 must be at least min_recall_at_10 = {least}, {found}")

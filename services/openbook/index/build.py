@@ -12,7 +12,9 @@ import numpy as np
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.index.certify import certify
 from openbook.index.engine import Index, check_installation
+from openbook.index.shard import Shard
 from openbook.index.snapshot import (
     FILES,
     INDEX,
@@ -43,6 +45,9 @@ def build_snapshot(
     encoder: str,
     encoder_fingerprint: str,
     on_progress: OnProgress = lambda stage, done, total: None,
+    *,
+    queries: Float32 | None = None,
+    recall_target: float | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete.
 
@@ -55,6 +60,8 @@ def build_snapshot(
         encoder: name of the passage encoder, for people.
         encoder_fingerprint: of the same, for machines.
         on_progress: told about the stages "write" and "index".
+        queries: (n, d) real ones to measure recall with; stored vectors with noise if there are none.
+        recall_target: at 10; the search is widened until it is reached, where it can be.
 
     Raises:
         InvalidConfig: `out` exists, `n_shards` is below 1, or FAISS cannot build this factory from these vectors.
@@ -78,7 +85,12 @@ def build_snapshot(
             _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
         about = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
         manifest = _describe(partial, ranges, {**about, "dimension": dimension, "max_norm": max_norm})
-        _publish(partial, out, manifest)
+        _write_manifest(partial, manifest)
+        shards = [Shard(partial, shard, verify=False) for shard in range(n_shards)]
+        recall, search = certify(shards, queries, recall_target)
+        manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
+        _write_manifest(partial, manifest)
+        _publish(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -160,16 +172,23 @@ def _describe(folder: Path, ranges: Sequence[range], about: Mapping[str, str | f
             "shards": shards,
         }
     )
+    return _identified(draft)
+
+
+def _identified(draft: Manifest) -> Manifest:
     return draft.model_copy(update={"snapshot_id": draft.content_id()})
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, exclude_none=True), encoding="utf-8")
 
 
 def _describe_file(path: Path) -> FileEntry:
     return FileEntry.model_validate({"name": path.name, "size_bytes": path.stat().st_size, "sha256": file_digest(path)})
 
 
-def _publish(partial: Path, out: Path, manifest: Manifest) -> None:
+def _publish(partial: Path, out: Path) -> None:
     """Give a complete folder its name, after everything in it is safe from a power cut."""
-    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
     for path in (*partial.rglob("*"), partial):
         fsync(path)
     partial.rename(out)

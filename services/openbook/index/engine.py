@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, St
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
 SEARCH_BEAM = 64
+MAX_BEAM = 4096
 CALIBRATION_NUMBERS = 1 << 23  # 32 MB of vectors: beyond most caches, and searched in milliseconds
 CALIBRATION_BATCHES = (2, 4, 8, 16)
 BUILD_BLAS_FROM = 4
@@ -174,6 +175,15 @@ class Index:
         found: Int64 = positions
         return found
 
+    def wider(self, parameters: SearchParameters) -> SearchParameters:
+        """Twice as wide as these parameters, as far as it goes."""
+        if "nprobe" in self.knows:
+            nprobe = min(2 * (parameters.nprobe or self._inner.nprobe), self._inner.nlist)
+            return replace(parameters, nprobe=nprobe)
+        if "ef_search" in self.knows:
+            return replace(parameters, ef_search=min(2 * (parameters.ef_search or SEARCH_BEAM), MAX_BEAM))
+        return parameters
+
     def _parameters(self, parameters: SearchParameters) -> Any:
         if parameters.nprobe is not None:
             inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._inner.nlist))
@@ -204,6 +214,15 @@ def _alone(deadline: Deadline, blas_threshold: int) -> Iterator[None]:
         yield
     finally:
         _ONE_AT_A_TIME.release()
+
+
+def best_of(vectors: Float32, queries: Float32, k: int) -> tuple[Float32, Int64]:
+    """Approximate scores and positions of the best k of (N, d) vectors for each query, without an index of them."""
+    import faiss
+
+    with _alone(Deadline.never(), BUILD_BLAS_FROM * vectors.shape[1]):
+        scores, positions = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return scores, positions
 
 
 def calibrate(sample: Float32, n_threads: int) -> Tuning:

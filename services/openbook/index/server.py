@@ -46,7 +46,7 @@ class IndexServer:
         check_installation()
         self._settings = settings
         self.port = settings.port
-        self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s)
+        self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s, settings.min_recall_at_10)
         self.held = self._publishing.held
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
         self._fetches = ThreadPoolExecutor(N_FETCHERS, thread_name_prefix="fetch")

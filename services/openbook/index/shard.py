@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
-from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, calibrate
-from openbook.index.snapshot import INDEX, VECTORS, Snapshot
+from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
+from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.store import PassageReader
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,9 @@ EXTRA = 8
 """Candidates beyond k: mostly enough to see that nothing else can be among the best k."""
 EXTRA_FACTOR = 4
 """Candidates per hit where FAISS sees only codes of the vectors."""
+MAX_FACTOR = 64
+"""What widening goes to."""
+VECTORS_AT_ONCE = 1 << 16
 MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
 CANDIDATES_AT_ONCE = 1 << 20
@@ -36,15 +40,25 @@ class Shard:
 
     For a Flat index the hits are exact; for others the scores are exact and the set of hits is as good as the index.
 
+    `verify` reads every byte of it first; only who has just written them may do without.
+
     Raises:
         InvalidSnapshot: there is no such shard, or a file is missing, truncated or altered.
     """
 
     def __init__(
-        self, folder: Path, shard: int, *, n_threads: int = 1, max_k: int = 1000, max_rows: int = 1024
+        self,
+        folder: Path,
+        shard: int,
+        *,
+        n_threads: int = 1,
+        max_k: int = 1000,
+        max_rows: int = 1024,
+        verify: bool = True,
     ) -> None:
         snapshot = Snapshot.open(folder)
-        snapshot.verify(shard)
+        if verify:
+            snapshot.verify(shard)
         files, entry = snapshot.shard_folder(shard), snapshot.shard(shard)
         self.folder = folder
         self.manifest = snapshot.manifest
@@ -59,6 +73,9 @@ class Shard:
         found = (len(self._index), *self._vectors.shape, len(self._passages))
         if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+        self.is_exact = self._index.is_flat
+        defaults = self.manifest.search or SearchDefaults()
+        self._defaults = SearchParameters(**defaults.model_dump())
         self._tuning = _tuning(self._vectors, n_threads)
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
@@ -80,11 +97,30 @@ class Shard:
 
     def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
         """As `search`, of any number of queries that were checked before, perhaps in several parts."""
+        parameters = _filled(parameters, self._defaults)
         m = self._n_candidates(k, parameters)
         n = max(1, CANDIDATES_AT_ONCE // max(m, 1))
         parts = [self._search(queries[i : i + n], k, m, parameters, deadline) for i in range(0, len(queries), n)]
         ids, scores = (np.concatenate(column) for column in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return Hits(ids, scores, self.manifest.snapshot_id)
+
+    def search_exactly(self, queries: Float32, k: int) -> Hits:
+        """The exact best k, whatever the index, up to ties within rounding: compares with every vector."""
+        m = min(k + EXTRA, self.n_passages)
+        scores = np.empty((len(queries), 0), np.float32)
+        positions = np.empty((len(queries), 0), np.int64)
+        for start in range(0, self.n_passages, VECTORS_AT_ONCE):
+            block = self._vectors[start : start + VECTORS_AT_ONCE]
+            more_scores, more = best_of(block, queries, min(m, len(block)))
+            positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
+        return Hits(*self._best(queries, positions, k), self.manifest.snapshot_id)
+
+    def wider(self, parameters: SearchParameters) -> SearchParameters | None:
+        """A search about twice as wide as these parameters; None if there is none."""
+        wide = self._index.wider(parameters)
+        if not self._index.keeps_vectors:
+            wide = replace(wide, rerank_factor=min(2 * (parameters.rerank_factor or EXTRA_FACTOR), MAX_FACTOR))
+        return wide if wide != parameters else None
 
     def self_test(self) -> None:
         """Look whether some stored vectors are found among the vectors, as an index of other vectors would not.
@@ -176,6 +212,17 @@ class Shard:
             if not self.first_id <= passage_id <= last_id:
                 raise UnknownPassage(f"passage id must be {self.first_id}..{last_id} in this shard, got {passage_id}")
         return [passage_id - self.first_id for passage_id in ids]
+
+
+def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchParameters:
+    """The parameters, their gaps filled."""
+    if parameters == AS_BUILT:
+        return defaults
+    return SearchParameters(
+        parameters.nprobe or defaults.nprobe,
+        parameters.ef_search or defaults.ef_search,
+        parameters.rerank_factor or defaults.rerank_factor,
+    )
 
 
 _TUNINGS: dict[tuple[int, int], Tuning] = {}

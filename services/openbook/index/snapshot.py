@@ -25,7 +25,10 @@ VECTORS = "vectors.npy"
 FILES = (INDEX, VECTORS, TEXTS, OFFSETS)
 MAX_DIMENSION = 4096  # the rounding bound of core.topk and the message sizes of the server count on it
 
+RECALL_AT = (1, 5, 10, 100)
+
 Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Entry(BaseModel):
@@ -48,6 +51,30 @@ class ShardEntry(_Entry):
     files: tuple[FileEntry, ...]
 
 
+class Recall(_Entry):
+    """Share of the exact best k that a search as built finds."""
+
+    n_queries: Count
+    # given: real ones; perturbed: stored vectors with noise; exact: a Flat index finds all, by proof
+    queries: Literal["given", "perturbed", "exact"]
+    at_1: Share
+    at_5: Share
+    at_10: Share
+    at_100: Share
+
+    def by_k(self) -> dict[int, float]:
+        """The share for each k."""
+        return {k: getattr(self, f"at_{k}") for k in RECALL_AT}
+
+
+class SearchDefaults(_Entry):
+    """How widely to search unless a request says otherwise; None takes the index's own."""
+
+    nprobe: int | None = None
+    ef_search: int | None = None
+    rerank_factor: int | None = None
+
+
 class Manifest(_Entry):
     """What a snapshot is made of. Equal contents have equal ids, whenever they were made."""
 
@@ -61,10 +88,13 @@ class Manifest(_Entry):
     n_passages: Count
     max_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the longest vector
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
+    # Not in the first snapshots, whose ids were made without them.
+    recall: Recall | None = None
+    search: SearchDefaults | None = None
 
     def content_id(self) -> str:
         """The snapshot id that this content must have."""
-        return json_digest(self.model_dump(mode="json", exclude={"snapshot_id", "created_at"}))[:32]
+        return json_digest(self.model_dump(mode="json", exclude={"snapshot_id", "created_at"}, exclude_none=True))[:32]
 
 
 @dataclass(frozen=True, slots=True)
