@@ -3,12 +3,15 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest, OpenbookError
+
+if TYPE_CHECKING:
+    from openbook.config import IndexClientSettings
 
 app = typer.Typer(name="openbook", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
@@ -77,6 +80,57 @@ def index_root(
 
     Root.create(folder, snapshot)
     print(f"{folder}: serves {snapshot}")
+
+
+Servers = Annotated[list[str] | None, typer.Option("--index", help="host:port of every index server.")]
+
+
+@app.command()
+def publish(
+    snapshot: Annotated[Path, typer.Argument(help="The folder of a snapshot; the former one rolls back.")],
+    index: Servers = None,
+    at_servers: Annotated[Path | None, typer.Option(help="The folder as the servers see it, if elsewhere.")] = None,
+    config: Config = None,
+) -> None:
+    """Make a snapshot current at all index servers, or at none. Interrupted, run it again.
+
+    The admin token comes from the settings: OPENBOOK_INDEX__ADMIN_TOKEN.
+    """
+    import asyncio
+
+    from openbook.index.publish import publish
+    from openbook.terminal import build_progress
+
+    settings = _index_settings(config, index)
+    with build_progress() as on_progress:
+        sequence = asyncio.run(publish(snapshot, settings, at_servers, on_progress))
+    print(f"{snapshot}: current at {len(settings.addresses)} servers, publication {sequence}")
+
+
+@app.command()
+def snapshots(
+    where: Annotated[list[str] | None, typer.Argument(help="A folder of snapshots, or host:port of servers.")] = None,
+    config: Config = None,
+) -> None:
+    """List the snapshots in a folder, or those that index servers hold: these, or those in the settings."""
+    import asyncio
+
+    from openbook.index.publish import held_by_root, held_by_servers
+    from openbook.terminal import print_snapshots
+
+    folders = [Path(each) for each in where or () if Path(each).is_dir()]
+    addresses = [each for each in where or () if not Path(each).is_dir()]
+    rows = [row for folder in folders for row in held_by_root(folder)]
+    if addresses or not folders:
+        rows += asyncio.run(held_by_servers(_index_settings(config, addresses)))
+    print_snapshots(rows)
+
+
+def _index_settings(config: Path | None, addresses: list[str] | None) -> "IndexClientSettings":
+    from openbook.config import load
+
+    settings = load(config).index
+    return settings.model_copy(update={"addresses": tuple(addresses)}) if addresses else settings
 
 
 @app.command()

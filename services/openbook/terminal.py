@@ -1,8 +1,9 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import exp
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -19,6 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Formulation
+
+if TYPE_CHECKING:
+    from openbook.index.publish import Listed
 
 console = Console()
 
@@ -50,6 +54,19 @@ def print_answer(question: str, response: AnswerResponse) -> None:
     )
     answer = Text(response.answer or "(empty)", style="bold green")
     console.print(Panel(Group(answer, Text(), table, Text(), footer), title=question, title_align="left"))
+
+
+def print_snapshots(rows: "Iterable[Listed]") -> None:
+    """One line for each, with the recall at 1, 5, 10 and 100 where it was measured."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title in ("where", "state", "snapshot", "created", "passages", "factory", "recall@1/5/10/100", "publication"):
+        table.add_column(title, justify="right" if title in ("passages", "publication") else "left", overflow="fold")
+    for row in rows:
+        recall = " ".join(f"{share:.3f}" for _, share in sorted(row.recall.items())) or "not measured"
+        numbers = f"{row.n_passages:,}", row.factory, recall, str(row.sequence or "")
+        style = {"current": "green", "": "dim"}.get(row.state, "")
+        table.add_row(row.where, row.state, row.snapshot_id, row.created_at, *numbers, style=style)
+    console.print(table)
 
 
 def _searched(coverage: Coverage) -> str:

@@ -1,0 +1,221 @@
+"""Making a snapshot current at every server of a tier, in two steps: all have it, or nobody answers from it.
+
+Run again after a crash it completes what was begun: every call to a server may be repeated, and a publication keeps its
+sequence number. Rolling back is publishing the former snapshot.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from openbook.config import IndexClientSettings
+from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
+from openbook.index.client import channel_credentials, open_channel, our_errors
+from openbook.index.root import Root
+from openbook.index.snapshot import MANIFEST, Snapshot
+from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
+from openbook.v1.index_pb2_grpc import IndexAdminServiceStub, IndexServiceStub
+
+Answer = TypeVar("Answer")
+OnProgress = Callable[[str, int, int], None]
+"""Called with the step and how many of how many servers are done with it."""
+
+PREPARE_TIMEOUT_S = 3600.0  # every byte is read
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A snapshot somewhere, as a row of a list."""
+
+    where: str  # a server's address, or a folder's name
+    state: str  # current, former, prepared, or nothing
+    snapshot_id: str
+    created_at: str
+    n_passages: int  # of the shard, at a server
+    factory: str
+    sequence: int = 0
+    recall: Mapping[int, float] = field(default_factory=dict)  # by k; empty if not measured
+
+
+def sequence_for(snapshot_id: str, infos: Iterable[InfoResponse]) -> int:
+    """Of a publication: one more than the latest, unless the latest is this one, begun and not finished."""
+    sequences = [(held.sequence, held.snapshot_id) for info in infos for held in info.held]
+    latest = max(sequence for sequence, _ in sequences)
+    return latest if (latest, snapshot_id) in sequences else latest + 1
+
+
+async def publish(
+    folder: Path,
+    settings: IndexClientSettings,
+    folder_at_servers: Path | None = None,
+    on_progress: OnProgress = lambda step, done, total: None,
+) -> int:
+    """Make the snapshot in a folder current at all servers that the settings name; returns its sequence.
+
+    Raises:
+        InvalidSnapshot: the folder is no snapshot.
+        InvalidConfig: no addresses.
+        ShardUnavailable: a server does not answer, or a shard has none.
+        OpenbookError: what a server refused it for; names the server. Unless it was about to be current at one already,
+            it is nowhere then.
+    """
+    snapshot = _open(folder)
+    snapshot_id, n_shards = snapshot.manifest.snapshot_id, len(snapshot.manifest.shards)
+    where = str(folder_at_servers or snapshot.folder)
+    async with _servers(settings) as servers:
+        infos = await _all_or_error([server.info() for server in servers])
+        if missing := sorted(set(range(n_shards)) - {info.shard for info in infos}):
+            shards = ", ".join(map(str, missing))
+            raise ShardUnavailable(f"shard {shards} of {n_shards} has no server among {', '.join(settings.addresses)}")
+        prepares = [server.prepare(where, snapshot_id) for server in servers]
+        prepared = await _all(prepares, lambda n: on_progress("prepare", n, len(servers)))
+        if refusals := [outcome for outcome in prepared if isinstance(outcome, OpenbookError)]:
+            if all(info.snapshot_id != snapshot_id for info in infos):
+                await _all([server.discard(snapshot_id) for server in servers])
+            raise _together(refusals)
+        sequence = sequence_for(snapshot_id, infos)
+        publishes = [server.publish(snapshot_id, sequence) for server in servers]
+        published = await _all(publishes, lambda n: on_progress("publish", n, len(servers)))
+        if failures := [outcome for outcome in published if isinstance(outcome, OpenbookError)]:
+            raise _together(failures, "; publish it again to complete it")
+        return sequence
+
+
+async def held_by_servers(settings: IndexClientSettings) -> list[Listed]:
+    """What every server holds, in order. Raises ShardUnavailable if one does not answer, InvalidConfig for none."""
+    async with _servers(settings) as servers:
+        infos = await _all_or_error([server.info() for server in servers])
+        return [row for server, info in zip(servers, infos, strict=True) for row in _rows(server.address, info)]
+
+
+def held_by_root(folder: Path) -> list[Listed]:
+    """The snapshots in a folder, newest first, and what its record says of them. Raises InvalidSnapshot."""
+    published = Root(folder).read() if Root.is_one(folder) else None
+    names = {path.parent.name for path in folder.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
+    states: dict[str, str] = {}
+    if published:
+        named = {"prepared": published.prepared, "former": published.former, "current": published.current}
+        states = {name: state for state, name in named.items() if name}
+    sequence = published.sequence if published else 0
+    rows = [_row(folder / name, name, states.get(name, ""), sequence) for name in sorted(names | states.keys())]
+    return sorted(rows, key=lambda row: row.created_at, reverse=True)
+
+
+def _open(folder: Path) -> Snapshot:
+    return Snapshot.open(folder.resolve())  # servers have other working directories
+
+
+def _row(folder: Path, name: str, state: str, sequence: int) -> Listed:
+    try:
+        manifest = Snapshot.open(folder).manifest
+    except InvalidSnapshot as error:
+        return Listed(name, f"{state} damaged: {error}".strip(), "", "", 0, "")
+    return Listed(
+        name,
+        state,
+        manifest.snapshot_id,
+        manifest.created_at,
+        manifest.n_passages,
+        manifest.factory,
+        sequence if state == "current" else 0,
+        manifest.recall.by_k() if manifest.recall else {},
+    )
+
+
+def _rows(address: str, info: InfoResponse) -> list[Listed]:
+    def state(snapshot_id: str, sequence: int) -> str:
+        if snapshot_id == info.snapshot_id:
+            return "current"
+        return "former" if sequence else "prepared"
+
+    return [
+        Listed(
+            address,
+            state(held.snapshot_id, held.sequence),
+            held.snapshot_id,
+            held.created_at,
+            held.n_passages,
+            held.factory,
+            held.sequence,
+            dict(held.recall),
+        )
+        for held in info.held
+    ]
+
+
+class _Server:
+    """The calls of publishing, to one server."""
+
+    def __init__(self, address: str, settings: IndexClientSettings) -> None:
+        self.address = address
+        self.channel = open_channel(address, channel_credentials(settings.tls))
+        self._stub = IndexServiceStub(self.channel)
+        self._admin = IndexAdminServiceStub(self.channel)
+        token = settings.admin_token
+        self._metadata = (("authorization", f"Bearer {token.get_secret_value()}"),) if token else ()
+
+    async def info(self) -> InfoResponse:
+        with our_errors(self.address):
+            return await self._stub.Info(InfoRequest(), timeout=TIMEOUT_S)
+
+    async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
+        request = PrepareRequest(folder=folder, snapshot_id=snapshot_id)
+        with our_errors(self.address):
+            return await self._admin.Prepare(request, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)
+
+    async def publish(self, snapshot_id: str, sequence: int) -> InfoResponse:
+        request = PublishRequest(snapshot_id=snapshot_id, sequence=sequence)
+        with our_errors(self.address):
+            return await self._admin.Publish(request, timeout=TIMEOUT_S, metadata=self._metadata)
+
+    async def discard(self, snapshot_id: str) -> InfoResponse:
+        request = DiscardRequest(snapshot_id=snapshot_id)
+        with our_errors(self.address):
+            return await self._admin.Discard(request, timeout=TIMEOUT_S, metadata=self._metadata)
+
+
+@asynccontextmanager
+async def _servers(settings: IndexClientSettings) -> AsyncIterator[list[_Server]]:
+    if not settings.addresses:
+        raise InvalidConfig("index.addresses must name the servers to publish to, got none")
+    servers = [_Server(address, settings) for address in dict.fromkeys(settings.addresses)]
+    try:
+        yield servers
+    finally:
+        await asyncio.gather(*(server.channel.close() for server in servers))
+
+
+async def _all(
+    calls: Sequence[Awaitable[Answer]], on_done: Callable[[int], None] = lambda n: None
+) -> list[Answer | OpenbookError]:
+    """What came of each, also of those after one that failed."""
+    n_done = 0
+
+    async def one(call: Awaitable[Answer]) -> Answer | OpenbookError:
+        nonlocal n_done
+        try:
+            return await call
+        except OpenbookError as error:
+            return error
+        finally:
+            n_done += 1
+            on_done(n_done)
+
+    on_done(0)
+    return await asyncio.gather(*map(one, calls))
+
+
+async def _all_or_error(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+    outcomes = await _all(calls)
+    if errors := [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]:
+        raise _together(errors)
+    return [outcome for outcome in outcomes if not isinstance(outcome, OpenbookError)]
+
+
+def _together(errors: Sequence[OpenbookError], hint: str = "") -> OpenbookError:
+    """One error that names every server: of the kind of the first."""
+    return type(errors[0])("; ".join(map(str, errors)) + hint)

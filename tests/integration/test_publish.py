@@ -1,0 +1,232 @@
+"""Publishing to real servers: everywhere or nowhere, again after a crash, and back."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.config import ClientTls, IndexClientSettings, IndexServerSettings, ServerTls
+from openbook.core.deadline import Deadline
+from openbook.core.types import Coverage, Passage
+from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
+from openbook.index.build import build_snapshot
+from openbook.index.publish import held_by_root, held_by_servers, publish, sequence_for
+from openbook.index.root import Root
+from openbook.index.server import IndexServer
+from openbook.index.sharded import ShardedIndex
+from openbook.v1.index_pb2 import HeldSnapshot, InfoResponse
+
+N, D = 40, 4
+VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+
+
+def build(out: Path, sign: int = 1, n_shards: int = 2) -> str:
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"{out.name} {i}") for i in range(N)]
+    return build_snapshot(passages, sign * VECTORS, out, n_shards, "Flat", "encoder", "fingerprint").snapshot_id
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With snapshots old, which is current, and new."""
+    folder = tmp_path / "root"
+    build(folder / "old")
+    build(folder / "new", -1)
+    Root.create(folder, folder / "old")
+    return folder
+
+
+@pytest.fixture
+def servers(root: Path) -> Iterator[list[IndexServer]]:
+    """Two shards, two servers each."""
+    with ExitStack() as stack:
+        settings = [IndexServerSettings(snapshot=root, shard=shard) for shard in (0, 0, 1, 1)]
+        yield [stack.enter_context(IndexServer(each)) for each in settings]
+
+
+def settings_of(servers: Sequence[IndexServer]) -> IndexClientSettings:
+    return IndexClientSettings(addresses=tuple(server.address for server in servers))
+
+
+def states(servers: Sequence[IndexServer], root: Path) -> list[str]:
+    """What each server holds, by the names of the folders."""
+    names = {row.snapshot_id: row.where for row in held_by_root(root)}
+    rows = asyncio.run(held_by_servers(settings_of(servers)))
+    return [
+        ", ".join(f"{row.state} {names[row.snapshot_id]} {row.sequence}" for row in rows if row.where == server.address)
+        for server in servers
+    ]
+
+
+def test_publishing_and_rolling_back(servers: list[IndexServer], root: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    settings = settings_of(servers)
+    assert asyncio.run(publish(root / "new", settings, on_progress=lambda *step: steps.append(step))) == 2
+    assert steps == [(step, n, 4) for step in ("prepare", "publish") for n in range(5)]
+    assert states(servers, root) == ["current new 2, former old 1"] * 4
+    assert asyncio.run(publish(root / "new", settings)) == 2  # nothing is left to do
+    assert asyncio.run(publish(root / "old", settings)) == 3
+    assert states(servers, root) == ["current old 3, former new 2"] * 4
+
+
+def test_a_client_follows_and_mixes_nothing(servers: list[IndexServer], root: Path) -> None:
+    settings = settings_of(servers)
+
+    async def scenario() -> None:
+        tier = ShardedIndex.of(settings)
+        for name in ("new", "old", "new"):
+            before = await tier.search(VECTORS[:1], N, Deadline.after(60))
+            assert await publish(root / name, settings) > 1
+            seen = before.snapshot_id
+            while seen == before.snapshot_id:
+                hits = await tier.search(VECTORS[:1], N, Deadline.after(60))
+                seen = hits.snapshot_id
+                assert hits.coverage == Coverage(N, N)
+            np.testing.assert_array_equal(hits.ids, before.ids[:, ::-1])
+            assert (await tier.fetch([39], seen, Deadline.after(60)))[0].text == f"{name} 39"
+            assert (await tier.fetch([39], before.snapshot_id, Deadline.after(60)))[0].text != f"{name} 39"
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_slept_through_it_searches_again(root: Path) -> None:
+    with ExitStack() as stack:
+        settings = [IndexServerSettings(snapshot=root, shard=shard, retain_s=0) for shard in (0, 1)]
+        servers = [stack.enter_context(IndexServer(each)) for each in settings]
+
+        async def scenario() -> None:
+            tier = ShardedIndex.of(settings_of(servers))
+            before = await tier.search(VECTORS[:1], 3, Deadline.after(60))
+            await publish(root / "new", settings_of(servers))
+            while any(server.held.find(before.snapshot_id) for server in servers):
+                await asyncio.sleep(0.05)
+            after = await tier.search(VECTORS[:1], 3, Deadline.after(60))
+            assert after.snapshot_id != before.snapshot_id
+            with pytest.raises(SnapshotMismatch, match=before.snapshot_id):
+                await tier.fetch([1], before.snapshot_id, Deadline.after(60))
+            await tier.close()
+
+        asyncio.run(scenario())
+
+
+def test_one_refusal_stops_it_everywhere(servers: list[IndexServer], root: Path) -> None:
+    altered = root / "new" / "shard-0001" / "passages.bin"
+    altered.write_bytes(altered.read_bytes()[:-1] + b"?")
+    with pytest.raises(SnapshotMismatch, match=rf"{servers[2].address}: .*passages\.bin: was altered") as caught:
+        asyncio.run(publish(root / "new", settings_of(servers)))
+    assert servers[3].address in str(caught.value)
+    assert servers[0].address not in str(caught.value)
+    assert states(servers, root) == ["current old 1"] * 4
+    assert Root(root).read().prepared is None
+
+
+def test_a_server_that_is_down_stops_it_everywhere(servers: list[IndexServer], root: Path) -> None:
+    servers[3].stop(grace_s=0)
+    with pytest.raises(ShardUnavailable, match=servers[3].address):
+        asyncio.run(publish(root / "new", settings_of(servers)))
+    assert states(servers[:3], root) == ["current old 1"] * 3
+    with pytest.raises(ShardUnavailable, match=f"shard 1 of 2 has no server among {servers[0].address}"):
+        asyncio.run(publish(root / "new", settings_of(servers[:1])))
+
+
+def test_it_is_completed_when_run_again(servers: list[IndexServer], root: Path) -> None:
+    """The coordinator died when one of four servers had published."""
+    new_id = build_id(root / "new")
+    for server in servers:
+        server._publishing.prepare(root / "new", new_id, Deadline.never())
+    servers[0]._publishing.publish(new_id, 2, Deadline.never())
+
+    async def search() -> str:
+        tier = ShardedIndex.of(settings_of(servers))
+        try:
+            return (await tier.search(VECTORS[:1], 3, Deadline.after(60))).snapshot_id
+        finally:
+            await tier.close()
+
+    assert asyncio.run(search()) == new_id  # all shards can serve it
+    assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
+    assert states(servers, root) == ["current new 2, former old 1"] * 4
+
+
+def build_id(folder: Path) -> str:
+    return next(row.snapshot_id for row in held_by_root(folder.parent) if row.where == folder.name)
+
+
+def test_the_next_sequence() -> None:
+    def info(*held: tuple[str, int]) -> InfoResponse:
+        return InfoResponse(held=[HeldSnapshot(snapshot_id=name, sequence=sequence) for name, sequence in held])
+
+    assert sequence_for("new", [info(("old", 1)), info(("old", 1), ("new", 0))]) == 2
+    assert sequence_for("new", [info(("old", 1)), info(("new", 2))]) == 2
+    assert sequence_for("old", [info(("old", 1)), info(("new", 2), ("old", 1))]) == 3
+
+
+def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "server_key", "client", "client_key")}
+    ca.cert_pem.write_to_path(files["ca"])
+    for name in ("server", "client"):
+        certificate = ca.issue_cert("localhost")
+        certificate.private_key_pem.write_to_path(files[f"{name}_key"])
+        certificate.cert_chain_pems[0].write_to_path(files[name])
+    tls = ServerTls(certificate=files["server"], key=files["server_key"], client_ca=files["ca"])
+    token = "a token of the administrator"
+    ours = ClientTls(ca=files["ca"], certificate=files["client"], key=files["client_key"])
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                IndexServer(
+                    IndexServerSettings(snapshot=root, shard=shard, host="localhost", tls=tls, admin_token=token)
+                )
+            )
+            for shard in (0, 1)
+        ]
+
+        async def found(tls: ClientTls | None) -> Coverage:
+            tier = ShardedIndex([server.address for server in servers], 10, tls=tls)
+            try:
+                return (await tier.search(VECTORS[:1], 3, Deadline.after(60))).coverage
+            finally:
+                await tier.close()
+
+        assert asyncio.run(found(ours)) == Coverage(N, N)
+        for theirs in (None, ClientTls(ca=files["ca"])):
+            with pytest.raises(ShardUnavailable):
+                asyncio.run(found(theirs))
+        addresses = tuple(server.address for server in servers)
+        with pytest.raises(OpenbookError, match=f"{addresses[0]}: the admin token is missing.*{addresses[1]}"):
+            asyncio.run(publish(root / "new", IndexClientSettings(addresses=addresses, tls=ours)))
+        assert (
+            asyncio.run(publish(root / "new", IndexClientSettings(addresses=addresses, tls=ours, admin_token=token)))
+            == 2
+        )
+
+
+def test_the_commands(servers: list[IndexServer], root: Path) -> None:
+    addresses = [server.address for server in servers]
+    result = CliRunner().invoke(app, ["publish", str(root / "new"), *(f"--index={address}" for address in addresses)])
+    assert result.exit_code == 0, result.output
+    assert "current at 4 servers, publication 2" in result.output
+    shutil.copytree(root / "old", root / "copy")
+    (root / "copy" / "manifest.json").write_text("{")
+    listed = {row.where: row for row in held_by_root(root)}
+    assert [listed[name].state for name in ("new", "old")] == ["current", "former"]
+    assert listed["copy"].state.startswith("damaged: ")
+    for where in ([str(root)], addresses):
+        result = CliRunner().invoke(app, ["snapshots", *where], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        assert listed["new"].snapshot_id in result.output
+        assert "current" in result.output
+
+
+def test_a_folder_that_is_no_snapshot(servers: list[IndexServer], root: Path) -> None:
+    with pytest.raises(InvalidSnapshot, match="not a snapshot"):
+        asyncio.run(publish(root, settings_of(servers)))
+    assert states(servers, root) == ["current old 1"] * 4
