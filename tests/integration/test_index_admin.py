@@ -1,5 +1,6 @@
 """Publishing on one server: what it refuses, that searches go on, and what a restart finds."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from openbook.errors import InvalidConfig, InvalidSnapshot
 from openbook.index.build import build_snapshot
 from openbook.index.root import PUBLISHED, Root
 from openbook.index.server import IndexServer
+from openbook.index.snapshot import Manifest
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 N, D = 40, 4
@@ -132,6 +134,28 @@ def test_what_cannot_follow_is_refused_and_nothing_changes(admin: Admin, built: 
     assert refusal(admin.discard, before.snapshot_id)[0] == "FAILED_PRECONDITION"
     assert admin.index.Info(index_pb2.InfoRequest()) == before
     assert (tmp_path / "root" / PUBLISHED).read_text() == record
+
+
+def test_recall_below_what_is_configured_is_refused(built: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((2000, D)).astype(np.float32)
+    for factory in ("IVF32,Flat", "PQ1x4fs"):
+        build(tmp_path / factory, vectors, factory=factory)
+    shutil.copytree(built / "b", tmp_path / "old")
+    manifest = json.loads((tmp_path / "old" / "manifest.json").read_text())
+    del manifest["recall"], manifest["search"]
+    manifest["snapshot_id"] = Manifest.model_validate(manifest).content_id()  # as the first ones were
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps(manifest))
+    server = IndexServer(IndexServerSettings(snapshot=built / "a", min_recall_at_10=0.9))
+    with server, grpc.insecure_channel(server.address) as channel:
+        admin = Admin(channel)
+        good = admin.prepare(tmp_path / "IVF32,Flat").held[1]
+        assert 0.9 < good.recall[10] <= 1
+        assert (good.n_passages_total, sorted(good.recall)) == (2000, [1, 5, 10, 100])
+        code, details = refusal(admin.prepare, tmp_path / "PQ1x4fs")
+        assert code == "FAILED_PRECONDITION"
+        assert "recall at 10 must be at least min_recall_at_10 = 0.9, found 0." in details
+        assert "which was not measured" in refusal(admin.prepare, tmp_path / "old")[1]
 
 
 def test_a_discarded_snapshot_is_gone(admin: Admin, built: Path) -> None:

@@ -124,9 +124,9 @@ def test_what_fails_is_one_call(server: IndexServer) -> None:
 def test_a_full_queue_refuses_and_the_others_are_served(snapshot: Path) -> None:
     settings = IndexServerSettings(snapshot=snapshot, max_queued_rows=5)
     with IndexServer(settings) as server, Stream(server) as stream:
-        with engine._ONE_AT_A_TIME:  # nobody's turn comes: two pairs have a place, and one may be in front of the lock
+        with engine._ONE_AT_A_TIME:  # nobody's turn comes: two pairs have a place, and the first may stand at the lock
             for number in range(6):
-                stream.search(number, QUERIES[:2])
+                stream.search(number, QUERIES[:2], k=1 if number == 0 else 3)
             refused = [next(stream) for _ in range(3)]
         stream.search(6, QUERIES[:2])
         stream.end()
