@@ -267,7 +267,7 @@ class ShardedIndex:
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """All results in order; the first failure ends the other calls."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
+    tasks = [asyncio.create_task(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     finally:
