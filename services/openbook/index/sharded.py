@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -55,9 +57,8 @@ class ShardedIndex:
         self._infos: dict[str, InfoResponse] = {}
         self._tiers: dict[str, Tier] = {}
         self._tier: Tier | None = None
-        self._asking = asyncio.Lock()
-        self._asked_at = 0.0  # when all servers were last asked what they hold
-        self._refreshing: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = -math.inf  # when that began which has told us last what all servers hold
 
     @classmethod
     def of(cls, settings: IndexClientSettings) -> "ShardedIndex":
@@ -71,7 +72,7 @@ class ShardedIndex:
             ShardUnavailable: no server of some shard answers.
             SnapshotMismatch: the servers hold no snapshot in common, or by now one of another encoder than at first.
         """
-        await self._ask_all(monotonic())
+        await self._ask_all(monotonic(), Deadline.never())
         failures = self._failures()
         if failures:
             log.warning("index servers that do not answer: %s", "; ".join(failures))
@@ -119,7 +120,7 @@ class ShardedIndex:
         try:
             return await self._search(queries, k, deadline, min_coverage, parameters)
         except SnapshotMismatch:  # published or restarted since the servers were asked
-            await _in_time(self._ask_all(begun), deadline)
+            await self._ask_all(begun, deadline)
             return await self._search(queries, k, deadline, min_coverage, parameters)
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
@@ -135,9 +136,9 @@ class ShardedIndex:
 
     async def close(self) -> None:
         """Let go of all connections and of what runs in the background."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.gather(self._refreshing, return_exceptions=True)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         if self._replicas is not None:
             replicas, self._replicas = self._replicas, None
             await replicas.close()
@@ -199,20 +200,44 @@ class ShardedIndex:
     async def _usable(self, deadline: Deadline, min_coverage: float) -> Tier:
         """The snapshot to search, once the servers have said what they hold."""
         deadline.check("the index tier was asked")
-        if (tier := self._current()) is None or (tier.missing and min_coverage == 1.0):
-            await _in_time(self._ask_all(monotonic()), deadline)
-            tier = self._current()
+        tier = self._current()
+        if tier is not None and not tier.missing:
+            return tier
+        if min_coverage == 1.0:
+            await self._ask_all(monotonic(), deadline)
+        elif tier is not None:
+            self._begin_asking()
+            return tier
+        else:
+            with suppress(DeadlineExceeded):  # some may have answered
+                await self._ask_all(monotonic(), Deadline.after(deadline.remaining_s() / 2))
+        tier = self._current()
         if tier is None or min_coverage == 1.0:
             return check_complete(tier, self._alive(), self._failures())
         return tier
 
-    async def _ask_all(self, since: float) -> None:
-        """Ask all servers what they hold, unless somebody else began to after `since`."""
-        async with self._asking:
-            if self._asked_at < since:
-                began = monotonic()
-                await self._connected().info_of_all(self._timeout_s)
-                self._asked_at = began
+    async def _ask_all(self, since: float, deadline: Deadline) -> None:
+        """Ask all servers what they hold, once for all who want to know. What they say is from after `since`.
+
+        Raises:
+            DeadlineExceeded: not all have answered in time, or were found not to.
+        """
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                while self._asked_at < since:
+                    await asyncio.shield(self._begin_asking())
+        except TimeoutError:
+            raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
+
+    def _begin_asking(self) -> asyncio.Task[None]:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return self._asking
+
+    async def _ask(self) -> None:
+        began = monotonic()
+        await self._connected().info_of_all(self._timeout_s)
+        self._asked_at = began
 
     def _alive(self) -> dict[str, InfoResponse]:
         """What the servers hold that are not known to be gone."""
@@ -226,10 +251,8 @@ class ShardedIndex:
     def _notice(self, address: str, current_snapshot_id: str) -> None:
         """A current snapshot that is news: something was published. Ask all servers, in the background."""
         known = self._infos.get(address)
-        if known is None or known.snapshot_id == current_snapshot_id:
-            return
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._ask_all(monotonic()))
+        if known is not None and known.snapshot_id != current_snapshot_id:
+            self._begin_asking()
 
     def _connected(self) -> Replicas:
         if self._replicas is None:
@@ -280,11 +303,3 @@ async def _or_error(call: Coroutine[Any, Any, Answer]) -> Answer | ShardUnavaila
         return await call
     except (ShardUnavailable, DeadlineExceeded) as error:
         return error
-
-
-async def _in_time(call: Coroutine[Any, Any, Answer], deadline: Deadline) -> Answer:
-    try:
-        async with asyncio.timeout(deadline.remaining_s()):
-            return await call
-    except TimeoutError:
-        raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
