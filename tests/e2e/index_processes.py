@@ -1,0 +1,177 @@
+"""Index servers in processes of their own, to which faults can be done, and callers who check every answer."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import Passage
+from openbook.errors import OpenbookError
+from openbook.index.build import build_snapshot
+from openbook.index.root import Root
+from openbook.index.routing import Health
+from openbook.index.sharded import ShardedIndex
+from openbook.index.snapshot import Snapshot
+
+N, D, N_SHARDS = 40, 4, 2
+VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+DEADLINE_S = 5.0
+
+
+def build(out: Path, sign: int = 1, n_shards: int = N_SHARDS) -> Path:
+    """A snapshot whose texts begin with its folder's name; sign -1 turns every order of hits around."""
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"{out.name} {i}") for i in range(N)]
+    build_snapshot(passages, sign * VECTORS, out, n_shards, "Flat", "encoder", "fingerprint")
+    return out
+
+
+def make_root(folder: Path, n_shards: int = N_SHARDS) -> Path:
+    """With the snapshots old, which is current, and new, its reverse."""
+    build(folder / "old", 1, n_shards)
+    build(folder / "new", -1, n_shards)
+    Root.create(folder, folder / "old")
+    return folder
+
+
+class ServerProcess:
+    """One server; starts at once, and `address` waits until it listens."""
+
+    def __init__(
+        self, folder: Path, shard: int = 0, host: str = "127.0.0.1", port: str = "0", inside: str = ""
+    ) -> None:
+        self._arguments = folder, shard, host, inside
+        command = [*inside.split(), sys.executable, "-m", "openbook.cli", "index", "serve", str(folder)]
+        self.popen = subprocess.Popen(
+            [*command, "--shard", str(shard), "--host", host, "--port", port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OPENBOOK_INDEX_SERVER__RETAIN_S": "1"},
+        )
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        if not self._address:
+            assert self.popen.stdout is not None
+            self._address = self.popen.stdout.readline().strip()
+            assert self._address, "the server ended before it listened"
+        return self._address
+
+    def again(self) -> "ServerProcess":
+        """Another one where this one was; it listens."""
+        folder, shard, host, inside = self._arguments
+        successor = ServerProcess(folder, shard, host, self.address.rpartition(":")[2], inside)
+        assert successor.address == self.address
+        return successor
+
+    def send(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End it, and wait for the end."""
+        with self.popen:
+            self.popen.kill()
+
+    def private_bytes(self) -> int:
+        """Memory that is its own and not a file's."""
+        status = Path(f"/proc/{self.popen.pid}/status").read_text()
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
+
+
+@contextmanager
+def running(folder: Path, n_replicas: int, n_shards: int = N_SHARDS) -> Iterator[list[ServerProcess]]:
+    """The replicas of shard 0, then those of shard 1. What stands in the list at the end is stopped."""
+    servers = [ServerProcess(folder, shard) for shard in range(n_shards) for _ in range(n_replicas)]
+    try:
+        for server in servers:
+            assert server.address
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def tier_of(servers: Sequence[ServerProcess], timeout_s: float = 2.0) -> ShardedIndex:
+    return ShardedIndex([server.address for server in servers], timeout_s)
+
+
+def is_alive(tier: ShardedIndex, server: ServerProcess) -> bool:
+    """Whether the client sends calls there."""
+    assert tier._replicas is not None
+    return tier._replicas.router.health(server.address) is Health.ALIVE
+
+
+async def seconds_until(condition: Callable[[], bool]) -> float:
+    started = monotonic()
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in another process
+            await asyncio.sleep(0.01)
+    return monotonic() - started
+
+
+class Load:
+    """Callers who search and fetch without a pause, each time within a deadline, and check what they get."""
+
+    def __init__(self, tier: ShardedIndex, *snapshots: Path, n_callers: int = 6) -> None:
+        self._tier = tier
+        self._names = {Snapshot.open(folder).manifest.snapshot_id: folder.name for folder in snapshots}
+        order = np.argsort(-(VECTORS @ VECTORS.T), axis=1, kind="stable")
+        self._orders = {"old": order, "new": order[:, ::-1]}
+        self._n_callers = n_callers
+        self._progress = asyncio.Condition()
+        self._callers: list[asyncio.Task[None]] = []
+        self.n_done = 0
+        self.failures: list[str] = []
+        self.seen: set[str] = set()
+        self.latencies: list[float] = []
+
+    async def more(self, n: int) -> None:
+        """Let so many more questions be answered."""
+        target = self.n_done + n
+        async with self._progress:
+            await asyncio.wait_for(self._progress.wait_for(lambda: self.n_done >= target), 60)
+
+    async def __aenter__(self) -> "Load":
+        self._callers = [asyncio.create_task(self._call(i)) for i in range(self._n_callers)]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for caller in self._callers:
+            caller.cancel()
+        await asyncio.gather(*self._callers, return_exceptions=True)
+
+    async def _call(self, i: int) -> None:
+        while True:
+            i = (i + 7) % N
+            begun = monotonic()
+            try:
+                problem = await self._ask(i)
+            except OpenbookError as error:
+                problem = f"{type(error).__name__}: {error}"
+            self.latencies.append(monotonic() - begun)
+            if problem:
+                self.failures.append(problem)
+            async with self._progress:
+                self.n_done += 1
+                self._progress.notify_all()
+
+    async def _ask(self, i: int) -> str:
+        deadline = Deadline.after(DEADLINE_S)
+        hits = await self._tier.search(VECTORS[i : i + 1], 5, deadline)
+        name = self._names[hits.snapshot_id]
+        self.seen.add(name)
+        if hits.ids[0].tolist() != self._orders[name][i, :5].tolist():
+            return f"{hits.ids[0].tolist()} are not the hits of {i} in {name}"
+        passages = await self._tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, deadline)
+        if [passage.text for passage in passages] != [f"{name} {j}" for j in hits.ids[0]]:
+            return f"{passages} are not of {name}"
+        return ""

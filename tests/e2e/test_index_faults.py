@@ -1,0 +1,226 @@
+"""Index servers that die, freeze, are cut off or run out of disk, under callers that go on asking."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+from index_processes import (
+    VECTORS,
+    Load,
+    N,
+    ServerProcess,
+    build,
+    is_alive,
+    make_root,
+    running,
+    seconds_until,
+    tier_of,
+)
+
+from openbook.config import IndexClientSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import Coverage
+from openbook.errors import DeadlineExceeded, OpenbookError, ShardUnavailable
+from openbook.index.publish import publish
+from openbook.index.root import Root
+from openbook.index.sharded import ShardedIndex
+
+pytestmark = pytest.mark.e2e
+
+REJOIN_S = 2.0
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("built") / "old")
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_of_two_replicas_is_killed_or_frozen_under_load(old: Path, fault: signal.Signals) -> None:
+    async def scenario(servers: list[ServerProcess]) -> None:
+        tier = tier_of(servers)
+        async with Load(tier, old) as load:
+            await load.more(200)
+            servers[0].send(fault)
+            await load.more(300)
+            assert not is_alive(tier, servers[0])
+            if fault == signal.SIGKILL:
+                servers[0].kill()
+                servers[0] = await asyncio.to_thread(servers[0].again)
+            else:
+                servers[0].send(signal.SIGCONT)
+            assert await seconds_until(lambda: is_alive(tier, servers[0])) < REJOIN_S
+            servers[1].send(fault)  # now the one that came back must serve
+            await load.more(300)
+        assert load.failures == []
+        await tier.close()
+
+    with running(old, n_replicas=2) as servers:
+        asyncio.run(scenario(servers))
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> None:
+    async def check(tier: ShardedIndex) -> None:
+        for _ in range(3):
+            begun = monotonic()
+            with pytest.raises((ShardUnavailable, DeadlineExceeded), match="shard 1"):
+                await tier.search(VECTORS[:1], N, Deadline.after(1.0))
+            hits = await tier.search(VECTORS[:1], N, Deadline.after(1.0), min_coverage=0.5)
+            assert hits.coverage == Coverage(N // 2, N, (1,))
+            assert sorted(hits.ids[0, : N // 2]) == list(range(N // 2))
+            assert (await tier.fetch([0], hits.snapshot_id, Deadline.after(1.0)))[0].text == "old 0"
+            with pytest.raises(ShardUnavailable, match=f"{N // 2} of {N} passages: shard 1"):
+                await tier.search(VECTORS[:1], N, Deadline.after(1.0), min_coverage=0.51)
+            assert monotonic() - begun < 4.5  # four calls of a second each
+
+    async def scenario(servers: list[ServerProcess]) -> None:
+        tier = tier_of(servers)
+        whole = await tier.search(VECTORS[:1], N, Deadline.after(30))
+        assert whole.coverage == Coverage(N, N)
+        for server in servers[2:]:
+            server.send(fault)
+        await check(tier)
+        if fault == signal.SIGKILL:
+            newcomer = tier_of(servers)
+            await check(newcomer)
+            await newcomer.close()
+            servers[2].kill()
+            servers[2] = await asyncio.to_thread(servers[2].again)
+        else:
+            servers[2].send(signal.SIGCONT)
+        assert await seconds_until(lambda: is_alive(tier, servers[2])) < REJOIN_S
+        again = await tier.search(VECTORS[:1], N, Deadline.after(5), min_coverage=0.5)
+        assert again.coverage == Coverage(N, N)
+        np.testing.assert_array_equal(again.ids, whole.ids)
+        await tier.close()
+
+    with running(old, n_replicas=2) as servers:
+        asyncio.run(scenario(servers))
+
+
+def run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True)
+
+
+def test_a_replica_is_cut_off_by_the_network(tmp_path: Path) -> None:
+    """All of it in a network namespace of its own: the addresses and links of this machine are not touched."""
+    unshare = ["unshare", "--net", "--mount"]
+    if shutil.which("ip") is None or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs ip (iproute2) and the right to make network namespaces")
+    old = build(tmp_path / "old", n_shards=1)
+    done = subprocess.run([*unshare, sys.executable, __file__, str(old)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def cut_off(old: Path) -> None:
+    """One of two replicas behind a link that goes down and up again."""
+
+    async def scenario(servers: list[ServerProcess]) -> None:
+        tier = tier_of(servers)
+        async with Load(tier, old) as load:
+            await load.more(200)
+            run("ip netns exec other ip link set inner down")
+            await load.more(300)
+            await seconds_until(lambda: not is_alive(tier, servers[1]))
+            run("ip netns exec other ip link set inner up")
+            assert await seconds_until(lambda: is_alive(tier, servers[1])) < REJOIN_S
+            servers[0].kill()
+            await load.more(300)
+        assert load.failures == []
+        await tier.close()
+
+    run("ip link set lo up")
+    run("ip netns add other")
+    try:
+        run("ip link add outer type veth peer name inner netns other")
+        run("ip address add 198.51.100.1/30 dev outer")
+        run("ip link set outer up")
+        run("ip netns exec other ip address add 198.51.100.2/30 dev inner")
+        run("ip netns exec other ip link set inner up")
+        with running(old, n_replicas=1, n_shards=1) as servers:
+            servers.append(ServerProcess(old, host="198.51.100.2", inside="ip netns exec other"))
+            asyncio.run(scenario(servers))
+    finally:
+        run("ip netns del other")
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    try:
+        run(f"mount -t tmpfs -o size={size} tmpfs {folder}")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small disk cannot be mounted here: {error}")
+    try:
+        yield
+    finally:
+        run(f"umount {folder}")
+
+
+@NEEDS_ROOT
+def test_the_disk_is_full_while_building_and_while_publishing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    new = build(tmp_path / "new", -1, n_shards=1)
+
+    def served() -> str:
+        """The snapshot that is searched after a restart."""
+        servers[0].kill()
+        servers[0] = servers[0].again()
+
+        async def search() -> str:
+            tier = tier_of(servers)
+            hits = await tier.search(VECTORS[:1], 1, Deadline.after(10))
+            passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Deadline.after(10))
+            await tier.close()
+            return passages[0].text.split()[0]
+
+        return asyncio.run(search())
+
+    with small_disk(disk, "256k"):
+        Root.create(disk, build(disk / "old", n_shards=1))
+        before = list(disk.iterdir())
+        filler = disk / "filler"
+        filler.write_bytes(bytes(shutil.disk_usage(disk).free - 3 * 4096))
+        with pytest.raises((OSError, OpenbookError), match="No space left"):
+            build(disk / "built", -1, n_shards=1)
+        assert set(disk.iterdir()) == {*before, filler}
+        with filler.open("ab") as file:
+            file.write(bytes(shutil.disk_usage(disk).free))
+        with running(disk, n_replicas=1, n_shards=1) as servers:
+            settings = IndexClientSettings(addresses=(servers[0].address,))
+            with pytest.raises(OpenbookError, match=f"{servers[0].address}: .*No space left"):
+                asyncio.run(publish(new, settings))
+            assert served() == "old"
+            filler.unlink()
+            assert asyncio.run(publish(new, settings)) == 2
+            assert served() == "new"
+
+
+def test_a_corrupted_byte_is_never_served(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root", n_shards=1)
+    for name in ("index.faiss", "vectors.npy", "passages.bin", "offsets.npy"):
+        path = root / "new" / "shard-0000" / name
+        content = path.read_bytes()
+        middle = len(content) // 2
+        with running(root, n_replicas=1, n_shards=1) as servers:
+            path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            settings = IndexClientSettings(addresses=(servers[0].address,))
+            with pytest.raises(OpenbookError, match=rf"{name}: was altered"):
+                asyncio.run(publish(root / "new", settings))
+            assert Root(root).read().current == "old"
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    cut_off(Path(sys.argv[1]))
