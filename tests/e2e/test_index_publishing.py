@@ -1,0 +1,173 @@
+"""Publishing while callers go on asking, and kill -9 in the middle of building and of publishing."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+import pytest
+from index_processes import VECTORS, Load, ServerProcess, make_root, running, tier_of
+
+from openbook.config import IndexClientSettings
+from openbook.core.deadline import Deadline
+from openbook.errors import OpenbookError
+from openbook.index.publish import held_by_root, held_by_servers, publish
+from openbook.index.root import Root
+from openbook.index.snapshot import Snapshot
+
+pytestmark = pytest.mark.e2e
+
+N_PUBLICATIONS = 20
+N_KILLED_BUILDS = 25
+N_LANES, N_KILLED_PUBLICATIONS = 2, 13  # in each lane
+
+
+def settings_of(servers: list[ServerProcess]) -> IndexClientSettings:
+    return IndexClientSettings(addresses=tuple(server.address for server in servers))
+
+
+def p99(latencies: list[float]) -> float:
+    return sorted(latencies)[int(0.99 * len(latencies))]
+
+
+def test_twenty_publications_under_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    root = make_root(tmp_path / "root")
+
+    async def publish_in_turn(n: int, servers: list[ServerProcess], load: Load) -> None:
+        for i in range(n):
+            await publish(root / ("new", "old")[i % 2], settings_of(servers))
+            await load.more(50)
+
+    async def only_one_is_held(servers: list[ServerProcess]) -> None:
+        async with asyncio.timeout(30):
+            while len(await held_by_servers(settings_of(servers))) > len(servers):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    async def scenario(servers: list[ServerProcess]) -> None:
+        tier = tier_of(servers)
+        async with Load(tier, root / "old", root / "new") as load:
+            await publish_in_turn(2, servers, load)  # what is allocated once is not growth
+            await only_one_is_held(servers)
+            before = [server.private_bytes() for server in servers]
+            n_before = len(load.latencies)
+            await load.more(1000)
+            n_quiet = len(load.latencies)
+            load.seen.clear()
+            await publish_in_turn(N_PUBLICATIONS, servers, load)
+            n_after = len(load.latencies)
+            await only_one_is_held(servers)
+            growth = max(server.private_bytes() / size for server, size in zip(servers, before, strict=True))
+        ratio = p99(load.latencies[n_quiet:n_after]) / p99(load.latencies[n_before:n_quiet])
+        record_property("p99 with publications / without", ratio)
+        record_property("growth of private memory", growth)
+        print(f"p99 {ratio:.2f} times that without publications, private memory {growth:.3f} times, n {n_after}")
+        assert load.failures == []
+        assert load.seen == {"old", "new"}
+        assert growth <= 1.05
+        await tier.close()
+
+    with running(root, n_replicas=2) as servers:
+        asyncio.run(scenario(servers))
+
+
+def builds(root: Path, n_kills: int) -> None:
+    """Fork a process that builds snapshot after snapshot, kill it at a random moment; so often. No gRPC here: forking
+    is safe, and costs nothing beside a new interpreter.
+    """
+    import signal
+    import time
+
+    from index_processes import build
+
+    random = Random(0)
+    for _ in range(n_kills):
+        child = os.fork()
+        if child == 0:
+            for i in range(1000):
+                build(root / f"{os.getpid()}-{i}")
+        time.sleep(random.uniform(0.0, 0.15))  # the random moment
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_kill_9_while_building(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    subprocess.run([sys.executable, __file__, str(root), str(N_KILLED_BUILDS)], check=True)
+    names = [path.name for path in root.iterdir() if path.is_dir()]
+    assert [name for name in names if name.endswith(".partial")], "no build was killed in the middle"
+    complete = [row.where for row in held_by_root(root)]
+    assert sorted(complete) == sorted(name for name in names if not name.startswith("."))
+    for name in complete:
+        snapshot = Snapshot.open(root / name)
+        for shard in range(len(snapshot.manifest.shards)):
+            snapshot.verify(shard)
+
+    async def scenario(servers: list[ServerProcess]) -> None:
+        assert await searched(servers) == "old"
+        await publish(root / max(complete), settings_of(servers))
+        assert await searched(servers) == max(complete)
+
+    with running(root, n_replicas=1) as servers:
+        asyncio.run(scenario(servers))
+
+
+async def listens(server: ServerProcess) -> None:
+    await asyncio.to_thread(lambda: server.address)
+
+
+async def searched(servers: list[ServerProcess]) -> str:
+    """The name of the snapshot that a new client finds."""
+    tier = tier_of(servers)
+    hits = await tier.search(VECTORS[:1], 5, Deadline.after(30))
+    passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Deadline.after(30))
+    await tier.close()
+    names = {passage.text.split()[0] for passage in passages}
+    assert len(names) == 1
+    return names.pop()
+
+
+def test_kill_9_while_publishing(tmp_path: Path) -> None:
+    outcomes: list[tuple[str, bool]] = []
+
+    async def lane(number: int) -> None:
+        random, root, usual_s = Random(number), make_root(tmp_path / f"root-{number}", n_shards=1), 0.05
+        server = ServerProcess(root)
+        try:
+            await listens(server)
+            for i in range(N_KILLED_PUBLICATIONS):
+                target, former = ("new", "old") if i % 2 == 0 else ("old", "new")
+                publishing = asyncio.create_task(publish(root / target, settings_of([server])))
+                await asyncio.sleep(random.uniform(0.0, 1.2 * usual_s))  # the random moment
+                server.kill()
+                try:
+                    await publishing
+                    done = True
+                except OpenbookError:
+                    done = False
+                server = ServerProcess(root)
+                await listens(server)
+                found = await searched([server])
+                outcomes.append((("former", "target")[found == target], done))
+                assert found == Root(root).read().current
+                assert found == target if done else found in (target, former)
+                begun = monotonic()
+                await publish(root / target, settings_of([server]))
+                usual_s = monotonic() - begun if found == former else usual_s
+                assert await searched([server]) == target
+        finally:
+            server.kill()
+
+    async def scenario() -> None:
+        await asyncio.gather(*map(lane, range(N_LANES)))
+
+    asyncio.run(scenario())
+    print({outcome: outcomes.count(outcome) for outcome in set(outcomes)})
+    assert ("former", False) in outcomes
+
+
+if __name__ == "__main__":
+    builds(Path(sys.argv[1]), int(sys.argv[2]))
