@@ -4,19 +4,20 @@ Rows are (question, passage) pairs without the empty slots. A pair is scored at 
 are known from it, and candidates that cannot win are never scored to their end.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from openbook.core.types import Float64, GenerationSettings, Int64
+from openbook.models.reading import Reading, Tokens
 from openbook.models.search import Search, beam, greedy
 from openbook.models.seq2seq import Contexts, Seq2Seq
 
-Tokens = tuple[int, ...]
 _Scored = list[dict[Tokens, dict[int, float]]]
 """Per question: candidate -> row -> log p(y|x,z), for the pairs scored so far."""
 
-_MAX_SCORED = 1 << 14  # target tokens scored at once
-_PREFIX = 3  # tokens read before a candidate may be given up
+_MAX_SCORED = 1 << 14  # (row, candidate, token) triples scored at once: bounds memory
 _MARGIN = 1e-3  # nats by which it must be beaten: more than rounding
 
 
@@ -42,30 +43,18 @@ class Candidates:
     def score_rivals(self, n_best: int) -> None:
         """Score, under all passages, every candidate that may be among the n best.
 
-        p(y|x,z) is at most the probability of y's first tokens, which candidates share: one is given up when even with
-        that bound for every unknown passage it stays behind what n others have for certain. The choice is unchanged.
+        p(y|x,z) is at most the probability of y's first tokens: a candidate is given up as soon as even with that
+        bound for every unknown passage it stays behind what n others have for certain. The choice is unchanged.
         """
-        rivals = [list(scored) for scored in self._scored]
-        if max(len(y) for scored in self._scored for y in scored) > 2 * _PREFIX:  # or it would not pay
-            firsts: _Scored = [{y[:_PREFIX]: {} for y in scored} for scored in self._scored]
-            self._score(firsts, [list(of_question) for of_question in firsts])
-            rivals = [self._in_reach(question, n_best, first) for question, first in enumerate(firsts)]
-        self._score(self._scored, rivals)
-
-    def _in_reach(self, question: int, n_best: int, firsts: dict[Tokens, dict[int, float]]) -> list[Tokens]:
-        scored = self._scored[question]
-        certain = sorted((self._mass(question, known) for known in scored.values()), reverse=True)
-        bar = certain[min(n_best, len(certain)) - 1] - _MARGIN
-        return [y for y, known in scored.items() if self._mass(question, firsts[y[:_PREFIX]] | known) >= bar]
+        self._score([list(scored) for scored in self._scored], n_best)
 
     def score(self, chosen: list[list[Tokens]]) -> None:
         """Score these candidates, per question, under all passages."""
-        self._score(self._scored, chosen)
+        self._score(chosen, None)
 
     def best(self, question: int, n: int) -> list[Tokens]:
         """The n candidates with the highest log sum_z p(z|x) p(y|x,z) over the pairs scored so far."""
-        scored = self._scored[question]
-        return sorted(scored, key=lambda y: -self._mass(question, scored[y]))[:n]
+        return sorted(self._scored[question], key=partial(self._unlikely, question))[:n]
 
     def log_likelihood(self, question: int, candidate: Tokens) -> Float64:
         """(k,) log p(y|x,z), -inf in empty slots and where it was not scored."""
@@ -76,34 +65,38 @@ class Candidates:
         per_slot[self._slot[list(known)]] = list(known.values())
         return per_slot
 
+    def _unlikely(self, question: int, candidate: Tokens) -> float:
+        return -self._mass(question, self._scored[question][candidate])
+
     def _mass(self, question: int, known: dict[int, float]) -> float:
         return float(np.logaddexp.reduce(self._log_prior[question] + self._per_slot(known)))
 
-    def _score(self, scored: _Scored, wanted: list[list[Tokens]]) -> None:
-        """Add to `scored` the pairs (wanted, row of the question) that are missing from it."""
-        missing = [[y for y in wanted[q] if row not in scored[q][y]] for row, q in enumerate(self._owner)]
-        widest = max(map(len, missing))
-        if not widest:
-            return
-        longest = max(len(y) for candidates in missing for y in candidates)
-        step = max(1, _MAX_SCORED // (widest * longest))
-        for first in range(0, len(missing), step):
-            totals = self._totals(missing[first : first + step], first, widest, longest)
-            for row, candidates in enumerate(missing[first : first + step], start=first):
-                for y, total in zip(candidates, totals[row - first], strict=False):
-                    scored[self._owner[row]][y][row] = total
+    def _score(self, wanted: list[list[Tokens]], n_best: int | None) -> None:
+        """Find the pairs (wanted, row of the question) that are missing; with n_best, only while they matter."""
+        longest = max(len(y) for candidates in wanted for y in candidates)
+        at_once = max(1, _MAX_SCORED // (len(self._owner) * longest))
+        # The most promising first: they raise the bar for the others.
+        wanted = [sorted(candidates, key=partial(self._unlikely, q)) for q, candidates in enumerate(wanted)]
+        for first in range(0, max(map(len, wanted)), at_once):
+            some = [candidates[first : first + at_once] for candidates in wanted]
+            missing = [[y for y in some[q] if row not in self._scored[q][y]] for row, q in enumerate(self._owner)]
+            reading = Reading(self._reader, self._contexts, missing)
+            while reading.is_open:
+                for row, finished in enumerate(reading.advance()):
+                    for y, total in finished.items():
+                        self._scored[self._owner[row]][y][row] = total
+                if n_best is not None:
+                    some = [self._in_reach(q, n_best, candidates, reading) for q, candidates in enumerate(some)]
+                    reading.drop([some[q] for q in self._owner])
 
-    def _totals(self, candidates: list[list[Tokens]], first: int, widest: int, longest: int) -> list[list[float]]:
-        """log p(y|x,z) of each row's own candidates, for rows first, first + 1 ..., in one teacher-forced pass."""
-        device = self._contexts.hidden.device
-        targets = torch.full((len(candidates), widest, longest), self._reader.special.pad)
-        tokens = torch.zeros(targets.shape, dtype=torch.bool)
-        for row, of_row in enumerate(candidates):
-            for c, y in enumerate(of_row):
-                targets[row, c, : len(y)], tokens[row, c, : len(y)] = torch.tensor(y), True
-        contexts = self._contexts.take(slice(first, first + len(candidates)))
-        past = self._reader.cache(contexts)
-        totals: list[list[float]] = (
-            self._reader.score(contexts, targets.to(device), tokens.to(device), past).sum(-1).tolist()
-        )
-        return totals
+    def _in_reach(self, question: int, n_best: int, wanted: list[Tokens], reading: Reading) -> list[Tokens]:
+        scored = self._scored[question]
+        certain = sorted((self._mass(question, known) for known in scored.values()), reverse=True)
+        bar = certain[min(n_best, len(certain)) - 1] - _MARGIN
+        rows = np.flatnonzero(self._owner == question).tolist()
+
+        def bound(y: Tokens) -> float:
+            known = scored[y]
+            return self._mass(question, known | {row: reading.log_p(row, y) for row in rows if row not in known})
+
+        return [y for y in wanted if bound(y) >= bar]

@@ -42,18 +42,17 @@ class Search:
         self.model, self.settings, self.special = model, settings, model.special
         self.log_prior = log_prior.to(contexts.hidden.device, model.dtype)  # (g, k)
         self.n_beams = settings.n_beams
-        self.steps = Steps(model, contexts, self.n_beams)
+        self.steps = Steps(model, contexts)
 
     def start(self) -> Tensor:
-        """(g, b) the first input of every beam."""
-        shape = (len(self.log_prior), self.n_beams)
-        return torch.full(shape, self.special.decoder_start, device=self.log_prior.device)
+        """(g, 1) the first input: one beam, until there are several continuations."""
+        return torch.full((len(self.log_prior), 1), self.special.decoder_start, device=self.log_prior.device)
 
     def continuations(self, tokens: Tensor, running: Tensor, n_generated: int, n: int) -> Candidates:
         """The n best continuations after the (g, b) tokens just taken, whose beams have (g, b) running scores."""
-        g, k = self.log_prior.shape
-        states = self.steps(tokens.repeat_interleave(k, 0)).view(g, k, self.n_beams, -1)  # (g, k, b, h)
-        size = max(1, _MAX_LOGITS // (k * self.n_beams * self.model.vocabulary_size))
+        k, b = self.log_prior.shape[1], tokens.shape[1]
+        states = self.steps(tokens.repeat_interleave(k, 0)[..., None]).view(len(tokens), k, b, -1)  # (g, k, b, h)
+        size = max(1, _MAX_LOGITS // (k * b * self.model.vocabulary_size))
         slices = zip(*(torch.split(tensor, size) for tensor in (states, self.log_prior, running)), strict=True)
         parts = [self._best(n_generated, n, *of_groups) for of_groups in slices]
         return Candidates(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -62,9 +61,12 @@ class Search:
         self, n_generated: int, n: int, states: Tensor, log_prior: Tensor, running: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         log_p = self.model.log_probs(states)  # (g, k, b, v)
-        _, k, _, v = log_p.shape
-        marginal = torch.logsumexp(log_p + log_prior[:, :, None, None], 1) if k > 1 else log_p[:, 0]
-        score, index = (self._constrain(marginal, n_generated) + running[..., None]).flatten(1).topk(n)
+        g, k, b, v = log_p.shape
+        if k > 1:  # sum_z p(z|x) p(y_t|x,z,y_<t), as a matrix product: nothing relevant is below 1e-38
+            marginal = (log_prior.exp()[:, None] @ log_p.exp().view(g, k, b * v)).log_().view(g, b, v)
+        else:
+            marginal = log_p[:, 0]
+        score, index = (self._constrain(marginal, n_generated) + running[..., None]).flatten(1).topk(min(n, b * v))
         of_choice = log_p.flatten(2).gather(2, index[:, None].expand(-1, k, -1))  # (g, k, n)
         return score, index // v, index % v, of_choice.transpose(1, 2)
 
@@ -134,16 +136,15 @@ def beam(search: Search) -> Hypotheses:
     done_score = done.log_likelihood.new_full((g, b), -torch.inf)
     alive = torch.arange(g, device=done.tokens.device)
     undecided = torch.ones_like(alive, dtype=torch.bool)
-    run = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
-    running = done_score.clone()
-    running[:, 0] = 0.0  # all beams start alike: only the first counts
+    run = _nothing(g, 1, settings.max_new_tokens, k, search.log_prior)
     tokens = search.start()
+    running = torch.zeros_like(tokens, dtype=search.log_prior.dtype)
     for n_generated in range(settings.max_new_tokens):
         found = search.continuations(tokens, running, n_generated, 2 * b)
         grown = _grow(run, found, n_generated)
         ended = (found.token == search.special.eos) | (n_generated + 1 == settings.max_new_tokens)
 
-        accepted = ended & (torch.arange(2 * b, device=ended.device) < b) & undecided[:, None]
+        accepted = ended & (torch.arange(ended.shape[1], device=ended.device) < b) & undecided[:, None]
         normaliser = (n_generated + 1) ** settings.length_penalty
         score = (found.score / normaliser).masked_fill(~accepted, -torch.inf)
         merged = torch.cat([done_score[alive], score], 1)
@@ -151,14 +152,14 @@ def beam(search: Search) -> Hypotheses:
         for kept, new in zip(_fields(done), _fields(grown), strict=True):
             kept[alive] = _pick(torch.cat([kept[alive], new], 1), choice)
 
-        running, choice = found.score.masked_fill(ended, -torch.inf).topk(b)
+        running, choice = found.score.masked_fill(ended, -torch.inf).topk(min(b, ended.shape[1]))
         worst = done_score[alive].min(1).values  # -inf while there are fewer than b
         undecided = undecided & (running[:, 0] / normaliser > worst)
         if settings.early_stopping:
             undecided &= worst.isneginf()
         if not undecided.any():
             break
-        search.steps.reorder(found.beam.gather(1, choice).repeat_interleave(k, 0))
+        search.steps.branch(found.beam.gather(1, choice).repeat_interleave(k, 0))
         run = Hypotheses(*(_pick(field, choice) for field in _fields(grown)))
         tokens = found.token.gather(1, choice)
         if _worth_dropping(undecided):

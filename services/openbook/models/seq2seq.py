@@ -9,13 +9,13 @@ Models outside `_FOLDING` run as they are, with the contexts copied per beam: sl
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -23,12 +23,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
 
 from openbook.errors import InvalidModel
+from openbook.models.vocabulary import Vocabulary
 
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
 _FOLDING = {"bart", "mbart", "pegasus", "t5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
-_MAX_LOGITS = 1 << 24  # float32 logits held at once in the loss: 64 MiB
-_TILE = (512, 4096)  # tokens x vocabulary entries scored at once without gradients: 8 MiB
+_ENCODED = 2048  # tokens encoded at once: more would not be faster, and not fit the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class Seq2Seq:
         self.special = SpecialTokens.of(model)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
-        self._output, self._extra_bias = output, None
-        self._twin = _twin(model)
+        self._twin, bias = _twin(model), None
         if self.folds:
             self._twin.set_attn_implementation(_NAME)
             _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
             if hasattr(self._twin, "final_logits_bias"):
-                self._extra_bias = self._twin.final_logits_bias[0]
+                bias = self._twin.final_logits_bias[0]
                 self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
+        self._vocabulary = Vocabulary(output if self.folds else None, bias, self.vocabulary_size, self.dtype)
         if not keep_mode:
             self._twin.eval()
 
@@ -123,11 +123,23 @@ class Seq2Seq:
         return device
 
     def encode(self, ids: Tensor, mask: Tensor) -> Contexts:
-        """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more."""
-        length = int(mask.any(dim=0).nonzero().max()) + 1
-        ids, mask = ids[:, :length].to(self.device), mask[:, :length].to(self.device).bool()
-        hidden = self._twin.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        return Contexts(hidden, None if bool(mask.all()) else mask, DynamicCache())
+        """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more.
+
+        Rows of like length are encoded together, so that padding costs nothing.
+        """
+        ids, mask = ids.to(self.device), mask.to(self.device).bool()
+        lengths = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
+        order = lengths.argsort().tolist()
+        hidden: list[Tensor] = [ids] * len(order)
+        longest = int(lengths.max())
+        for rows in _runs(order, lengths.tolist()):
+            length = int(lengths[rows[-1]])
+            some, real = ids[rows, :length], mask[rows, :length].long()
+            encoded = self._twin.get_encoder()(input_ids=some, attention_mask=real).last_hidden_state
+            for row, each in zip(rows, F.pad(encoded, (0, 0, 0, longest - length)), strict=True):
+                hidden[row] = each
+        mask = mask[:, :longest]
+        return Contexts(torch.stack(hidden), None if bool(mask.all()) else mask, DynamicCache())
 
     def cache(self, contexts: Contexts) -> EncoderDecoderCache:
         """An empty past for `states`, on the contexts' shared keys and values."""
@@ -153,35 +165,12 @@ class Seq2Seq:
         return states.view(rows, beams, length, -1)
 
     def log_probs(self, states: Tensor) -> Tensor:
-        """(..., v) log p(next token), accumulated in float32 or better: bfloat16 would be 0.025 nats off."""
-        return self._logits(states).to(self.dtype).log_softmax(-1)
+        """(..., v) log p(next token) after the (..., h) states. Without gradients the next call overwrites it."""
+        return self._vocabulary.log_probs(states.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
-        """log p of each of the (m,) targets after the (m, h) states, a slice of the vocabulary projection at a time.
-
-        With gradients each slice is computed again in the backward pass, so no (tokens, vocabulary) tensor is kept.
-        """
-        if self.folds and not torch.is_grad_enabled():
-            rows = zip(torch.split(states, _TILE[0]), torch.split(targets, _TILE[0]), strict=True)
-            return torch.cat([self._tiled(s, t) for s, t in rows])
-
-        def one(states: Tensor, targets: Tensor) -> Tensor:
-            return self.log_probs(states).gather(-1, targets[:, None])[:, 0]
-
-        size = max(1, _MAX_LOGITS // self.vocabulary_size)
-        slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
-        return torch.cat([checkpoint(one, s, t, use_reentrant=False) for s, t in slices])
-
-    def _tiled(self, states: Tensor, targets: Tensor) -> Tensor:
-        """log p of the targets with logits that never leave the processor's cache: half the time of whole rows."""
-        weight, bias = self._output.weight, self._bias()
-        normalisers = [
-            torch.addmm(b, states, w.T).to(self.dtype).logsumexp(-1)
-            for w, b in zip(torch.split(weight, _TILE[1]), torch.split(bias, _TILE[1]), strict=True)
-        ]
-        logit = (states.to(self.dtype) * weight[targets].to(self.dtype)).sum(-1) + bias[targets].to(self.dtype)
-        log_p: Tensor = logit - torch.stack(normalisers).logsumexp(0)
-        return log_p
+        """(m,) log p of each of the (m,) targets after the (m, h) states."""
+        return self._vocabulary.token_log_probs(states, targets)
 
     def score(self, contexts: Contexts, targets: Tensor, mask: Tensor, past: EncoderDecoderCache | None) -> Tensor:
         """(r, c, t) log p(y_t|x,z,y_<t) of c targets per row, in one teacher-forced pass; 0 where mask is false."""
@@ -191,32 +180,26 @@ class Seq2Seq:
         known = self.token_log_probs(states[mask], targets[mask])
         return torch.zeros(targets.shape, dtype=known.dtype, device=known.device).masked_scatter(mask, known)
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return F.linear(states, self._output.weight, self._bias()) if self.folds else states
-
-    def _bias(self) -> Tensor:
-        """(v,) all that is added to output matrix @ state."""
-        bias: Tensor = self._output.weight.new_zeros(self.vocabulary_size)
-        for term in (self._output.bias, self._extra_bias):
-            bias = bias if term is None else bias + term
-        return bias
-
 
 class Steps:
-    """Decoding token by token: b beams on each row of some contexts."""
+    """Decoding step by step: so many beams on each row of some contexts, one at first."""
 
-    def __init__(self, model: Seq2Seq, contexts: Contexts, n_beams: int) -> None:
-        self._model, self._contexts, self._n_beams = model, contexts, n_beams
+    def __init__(self, model: Seq2Seq, contexts: Contexts) -> None:
+        self._model, self._contexts, self._n_beams = model, contexts, 1
         self._past = model.cache(contexts)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """(r, b, h) states after one more token, (r, b), per beam."""
-        return self._model.states(self._contexts, tokens[..., None], self._past)[:, :, 0]
+        """(r, b, t, h) states after t more tokens per beam, (r, b, t)."""
+        return self._model.states(self._contexts, tokens, self._past)
 
-    def reorder(self, beams: Tensor) -> None:
-        """Continue with these beams, (r, b) indices within their row. The contexts stay where they are."""
-        rows = torch.arange(beams.shape[0], device=beams.device)[:, None]
-        self._past.self_attention_cache.reorder_cache((rows * self._n_beams + beams).flatten())
+    def branch(self, beams: Tensor) -> None:
+        """Continue with these beams, (r, b) indices within their row, as many as may be. The contexts stay."""
+        rows = torch.arange(len(beams), device=beams.device)[:, None]
+        flat = (rows * self._n_beams + beams).flatten()
+        self._n_beams = beams.shape[1]
+        self._past.self_attention_cache.reorder_cache(flat)
+        if not self._model.folds:
+            self._past.cross_attention_cache.reorder_cache(flat)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some rows only."""
@@ -229,6 +212,17 @@ class Steps:
             cross.batch_select_indices(flat)
         self._past.self_attention_cache.batch_select_indices(flat)
         self._past = EncoderDecoderCache(self._past.self_attention_cache, cross)
+
+
+def _runs(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
+    """Rows, shortest first, cut into runs of at most `_ENCODED` tokens, or of one row."""
+    run: list[int] = []
+    for row in order:
+        if run and (len(run) + 1) * lengths[row] > _ENCODED:
+            yield run
+            run = []
+        run.append(row)
+    yield run
 
 
 def _twin(model: Any) -> Any:

@@ -1,5 +1,6 @@
 """Decoding beside a slow reference that keeps no cache, pads nothing and asks one passage at a time."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,6 @@ from openbook.core import marginal as paper
 from openbook.core.types import Decoding, Formulation, GenerationSettings
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import decoding as under_test
-from openbook.models.candidates import Candidates
 from openbook.models.decoding import (
     Decoded,
     DecodedToken,
@@ -198,7 +198,9 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             for limit in ("search._MAX_LOGITS", "candidates._MAX_SCORED"):
                 patch.setattr(f"openbook.models.{limit}", 7)
-            patch.setattr("openbook.models.seq2seq._TILE", (3, 7))
+            patch.setattr("openbook.models.seq2seq._ENCODED", 11)
+            patch.setattr("openbook.models.reading._AT_ONCE", 9)
+            patch.setattr("openbook.models.vocabulary._TILE", (3, 7))
             for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
                 _assert_same(got, wanted)
 
@@ -206,21 +208,22 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
 def test_giving_up_candidates_saves_work_and_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.bart()
     model.final_logits_bias[0, tiny.EOS] = -2.0  # long answers
-    reader, n_scored = Seq2Seq(model), []
-    totals = Candidates._totals
+    reader = Seq2Seq(model)
+    n_scored: list[int] = []
+    token_log_probs = Seq2Seq.token_log_probs
 
-    def counting(self: Candidates, candidates: Any, *rest: Any) -> Any:
-        n_scored[-1] += sum(len(y) for of_row in candidates for y in of_row)
-        return totals(self, candidates, *rest)
+    def counting(self: Seq2Seq, states: Any, targets: Any) -> Any:
+        n_scored[-1] += len(targets)
+        return token_log_probs(self, states, targets)
 
-    monkeypatch.setattr(Candidates, "_totals", counting)
+    monkeypatch.setattr(Seq2Seq, "token_log_probs", counting)
     for case in range(8):
         ids, mask = tiny.contexts(case, 10)
         scores, settings = tiny.scores(case, 2, 5), GenerationSettings(n_beams=4, max_new_tokens=12)
         n_scored.append(0)
         pruned = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
         with monkeypatch.context() as patch:
-            patch.setattr("openbook.models.candidates._PREFIX", 100)
+            patch.setattr("openbook.models.candidates._MARGIN", math.inf)
             n_scored.append(0)
             whole = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
         for got, wanted in zip(chain(*pruned), chain(*whole), strict=True):

@@ -173,7 +173,7 @@ def test_the_vocabulary_is_projected_in_slices_with_the_same_result(monkeypatch:
     weight = model.model.shared.weight
     results = []
     for size in (1 << 24, 3 * tiny.VOCABULARY):
-        monkeypatch.setattr("openbook.models.seq2seq._MAX_LOGITS", size)
+        monkeypatch.setattr("openbook.models.vocabulary._MAX_LOGITS", size)
         value = marginal.log_likelihood(model, ids, mask, scores, labels, Formulation.TOKEN).sum()
         results.append((value.detach(), torch.autograd.grad(value, weight)[0]))
     torch.testing.assert_close(results[0], results[1])
