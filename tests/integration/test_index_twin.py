@@ -220,7 +220,7 @@ def test_an_index_that_finds_nothing_is_not_served(tmp_path: Path) -> None:
     vectors = all_alike(np.random.default_rng(0))
     build_snapshot(passages_of(vectors), vectors, tmp_path / "s", 1, "RaBitQfs", "none", "none")
     with (
-        pytest.raises(InvalidSnapshot, match="at least 2 must find themselves or better, 0 did"),
+        pytest.raises(InvalidSnapshot, match="finds nothing in them"),
         served(tmp_path / "s"),
     ):
         pass

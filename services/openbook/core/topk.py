@@ -10,7 +10,9 @@ from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 
 
 def canonical_scores(query: Float32, vectors: Float32) -> Float32:
-    """Inner products of one (d,) query with (m, d) vectors: (m,) float32, the score of a pair everywhere in openbook.
+    """Inner products of a (d,) query with (m, d) vectors, or of (m, d) queries with one each: (m,) float32.
+
+    This is the score of a pair everywhere in openbook.
 
     A product of two float32 is exact in float64, and NumPy adds up a contiguous last axis pairwise in an order that
     depends on d alone. So the bits of a score depend on its query and its vector alone, which no BLAS promises.
@@ -37,10 +39,11 @@ def top_k(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
     Rows of fewer than k candidates end in empty slots: id NO_HIT, score -inf. Empty slots may be among the candidates.
     """
     order = np.lexsort((ids, -scores), axis=-1)[:, :k]
-    best_ids, best_scores = np.take_along_axis(ids, order, axis=-1), np.take_along_axis(scores, order, axis=-1)
-    if n_missing := k - order.shape[1]:  # looked at first, for padding by nothing costs a tenth of a round trip
-        best_ids = np.pad(best_ids, ((0, 0), (0, n_missing)), constant_values=NO_HIT)
-        best_scores = np.pad(best_scores, ((0, 0), (0, n_missing)), constant_values=-np.inf)
+    rows, found = np.arange(len(ids))[:, None], order.shape[1]
+    best_ids = np.full((len(ids), k), NO_HIT, np.int64)
+    best_scores = np.full((len(ids), k), -np.inf, np.float32)
+    best_ids[:, :found] = ids[rows, order]
+    best_scores[:, :found] = scores[rows, order]
     return best_ids, best_scores
 
 

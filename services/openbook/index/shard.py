@@ -9,7 +9,7 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
-from openbook.core.types import AS_BUILT, NO_HIT, Float32, Hits, Int64, Passage, SearchParameters
+from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
 from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
@@ -28,7 +28,8 @@ MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
 CANDIDATES_AT_ONCE = 1 << 20
 """Of all queries of a batch together: bounds memory."""
-ROWS_AT_ONCE = 4096
+PAIRS_AT_ONCE = 256
+"""Queries and vectors multiplied at once: what fits in a processor's cache."""
 SELF_TESTS = 4
 SELF_TEST_K = 10
 LARGEST_SCORE = 1e38
@@ -97,9 +98,12 @@ class Shard:
 
     def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
         """As `search`, of any number of queries that were checked before, perhaps in several parts."""
+        if not self.n_passages:  # not every index type can be asked when it is empty
+            shape = (len(queries), k)
+            return Hits(np.full(shape, NO_HIT), np.full(shape, -np.inf, np.float32), self.manifest.snapshot_id)
         parameters = _filled(parameters, self._defaults)
         m = self._n_candidates(k, parameters)
-        n = max(1, CANDIDATES_AT_ONCE // max(m, 1))
+        n = max(1, CANDIDATES_AT_ONCE // m)
         parts = [self._search(queries[i : i + n], k, m, parameters, deadline) for i in range(0, len(queries), n)]
         ids, scores = (np.concatenate(column) for column in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return Hits(ids, scores, self.manifest.snapshot_id)
@@ -123,22 +127,27 @@ class Shard:
         return wide if wide != parameters else None
 
     def self_test(self) -> None:
-        """Look whether some stored vectors are found among the vectors, as an index of other vectors would not.
+        """Look whether some stored vectors are found, and scored as they are, as by an index of other vectors they
+        would not be.
 
         Raises:
             InvalidSnapshot: they are not.
         """
         if not self.n_passages:
             return
-        queries = np.array(self._vectors[np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)])
-        hits = self.search_checked(queries, SELF_TEST_K, AS_BUILT, Deadline.never())
-        own = [canonical_scores(query, query[None])[0] for query in queries]
-        n_found = int(np.count_nonzero(hits.scores[:, 0] >= own))
+        queries = self._vectors.take(np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64), axis=0)
+        m = self._n_candidates(SELF_TEST_K, self._defaults)
+        approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
+        scores = self._scores(queries, candidates)
+        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries)))
         least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
-        if n_found < least:
+        if self._index.keeps_vectors:
+            off = np.abs(approximate.astype(np.float64) - scores) > self._errors(queries)[:, None]
+            n_good = 0 if off[candidates >= 0].any() else n_good
+        if n_good < least:
             raise InvalidSnapshot(
                 f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {least} must find "
-                f"themselves or better, {n_found} did: the index is not one of these vectors"
+                f"themselves or better, {n_good} did: the index is not one of these vectors, or finds nothing in them"
             )
 
     def fetch(self, ids: Sequence[int]) -> list[Passage]:
@@ -162,31 +171,42 @@ class Shard:
         self, queries: Float32, k: int, m: int, parameters: SearchParameters, deadline: Deadline
     ) -> tuple[Int64, Float32]:
         """The best k of m candidates each: ids and scores, (n, k) both."""
-        if m:
-            approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
-        else:  # an empty shard, of which not every index type can be asked
-            approximate, candidates = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        ids, scores = self._best(queries, candidates, k)
+        approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
+        if m <= k or not self._index.keeps_vectors:
+            return self._best(queries, candidates, k)
+        errors = self._errors(queries)
+        # Nothing that scores less than the k-th by more than both may err is among the best k: do not look at it.
+        hopeless = approximate < approximate[:, k - 1 : k] - 2 * errors[:, None]
+        ids, scores = self._best(queries, np.where(hopeless, NO_HIT, candidates), k)
         if self._index.is_flat and m < self.n_passages:
             # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
-            norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-            dimension, max_norm = self.manifest.dimension, self.manifest.max_norm
-            least = scores[:, -1] - np.array([score_error_bound(dimension, norm, max_norm) for norm in norms.tolist()])
+            least = scores[:, -1] - errors
             for i in np.flatnonzero(approximate[:, -1] >= least).tolist():
                 positions = self._index.at_least(queries[i], least[i], self._tuning, deadline)
                 ids[i], scores[i] = (best[0] for best in self._best(queries[i : i + 1], positions[None], k))
         return ids, scores
 
+    def _errors(self, queries: Float32) -> Float64:
+        """How far FAISS's score can lie from the canonical one, for any vector of this snapshot: (n,)."""
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
+        dimension, max_norm = self.manifest.dimension, self.manifest.max_norm
+        return np.array([score_error_bound(dimension, norm, max_norm) for norm in norms])
+
     def _best(self, queries: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
         """The best k of (n, m) positions by their canonical scores: ids and scores, (n, k) each."""
-        scores = np.full(candidates.shape, -np.inf, np.float32)
-        for query, positions, row in zip(queries, candidates, scores, strict=True):
-            for i in range(0, len(positions), ROWS_AT_ONCE):
-                block = positions[i : i + ROWS_AT_ONCE]
-                row[i : i + ROWS_AT_ONCE] = canonical_scores(query, self._vectors.take(block, axis=0, mode="clip"))
-        empty = candidates < 0
-        scores[empty] = -np.inf
-        return top_k(np.where(empty, NO_HIT, candidates + self.first_id), scores, k)
+        ids = np.where(candidates >= 0, candidates + self.first_id, NO_HIT)
+        return top_k(ids, self._scores(queries, candidates), k)
+
+    def _scores(self, queries: Float32, candidates: Int64) -> Float32:
+        """The canonical scores of (n, m) positions, -inf where there is none."""
+        scores = np.full(candidates.size, -np.inf, np.float32)
+        pairs = np.flatnonzero(candidates >= 0)
+        rows, positions = pairs // max(candidates.shape[1], 1), candidates.ravel()[pairs]
+        for i in range(0, len(pairs), PAIRS_AT_ONCE):
+            block = slice(i, i + PAIRS_AT_ONCE)
+            vectors = self._vectors.take(positions[block], axis=0)
+            scores[pairs[block]] = canonical_scores(queries.take(rows[block], axis=0), vectors)
+        return scores.reshape(candidates.shape)
 
     def _check_parameters(self, k: int, parameters: SearchParameters) -> None:
         known = () if self._index.is_flat else (*self._index.knows, "rerank_factor")

@@ -75,7 +75,7 @@ def test_a_large_batch_is_searched_in_parts(tmp_path: Path, monkeypatch: pytest.
     shard = build(tmp_path / "s", "Flat")
     whole = shard.search(QUERIES, 10, Deadline.never())
     monkeypatch.setattr(shard_module, "CANDIDATES_AT_ONCE", 100)
-    monkeypatch.setattr(shard_module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(shard_module, "PAIRS_AT_ONCE", 7)
     same(shard.search(QUERIES, 10, Deadline.never()), whole)
 
 
