@@ -14,6 +14,8 @@ BATCH_SIZE = Histogram("openbook_batch_size", "Questions computed at once", ["mo
 QUEUED = Gauge("openbook_queued", "Questions waiting for a model", ["model"])
 SHARD_SECONDS = Histogram("openbook_shard_seconds", "One call to one index server", ["shard", "method"])
 SHARD_ERRORS = Counter("openbook_shard_errors", "Failed calls to index servers", ["shard", "code"])
+SHARD_HEDGES = Counter("openbook_shard_hedges", "Second calls to a shard beside a slow one", ["shard"])
+INDEX_SERVERS_SILENT = Gauge("openbook_index_servers_silent", "Index servers that do not answer and are probed")
 
 
 def new_request_id() -> str:

@@ -13,7 +13,7 @@ from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUn
 from openbook.index.client import IndexClient
 from openbook.index.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
 from openbook.index.tier import ShardServers
-from openbook.telemetry import SHARD_ERRORS, SHARD_SECONDS
+from openbook.telemetry import INDEX_SERVERS_SILENT, SHARD_ERRORS, SHARD_HEDGES, SHARD_SECONDS
 from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,9 @@ class Replicas:
         def follow(actions: Sequence[Action]) -> None:
             for action in actions:
                 match action:
-                    case Ask(address, timeout_s):
+                    case Ask(address, timeout_s, is_hedge):
+                        if is_hedge:
+                            SHARD_HEDGES.labels(shard.number).inc()
                         task = asyncio.create_task(self._timed(method, shard, call(self._clients[address], timeout_s)))
                         task.add_done_callback(_take_notice)
                         calls[task] = address
@@ -140,7 +142,12 @@ class Replicas:
     def _probe(self, address: str) -> None:
         if address not in self._probes:
             self._probes[address] = task = asyncio.create_task(self._until_it_answers(address))
-            task.add_done_callback(lambda _: self._probes.pop(address, None))
+            INDEX_SERVERS_SILENT.inc()
+            task.add_done_callback(lambda _: self._forget_probe(address))
+
+    def _forget_probe(self, address: str) -> None:
+        INDEX_SERVERS_SILENT.dec()
+        del self._probes[address]
 
     async def _until_it_answers(self, address: str) -> None:
         client = self._clients[address]

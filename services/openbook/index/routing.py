@@ -38,6 +38,7 @@ class Ask:
 
     address: str
     timeout_s: float
+    is_hedge: bool = False  # beside a call that is slow and goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class Race:
 
     def answered(self, address: str, now: float) -> list[Action]:
         """A replica answered: the race is over."""
-        self._end(address, now)
+        self._end(address, now, measured=True)
         self._router.spoke(address, now)
         return self.abandon(now)
 
@@ -248,7 +249,7 @@ class Race:
         for address, attempt in list(self._running.items()):
             if now >= attempt.due:
                 silent = self._router.replica(address).spoke_at < attempt.began
-                self._end(address, now)
+                self._end(address, now, measured=True)
                 actions += [Cancel(address), *(self._router.suspect(address) if silent else ()), *self._instead(now)]
             elif now >= attempt.slow_at and not attempt.slow:
                 attempt.slow = True
@@ -258,20 +259,20 @@ class Race:
     def abandon(self, now: float) -> list[Action]:
         """Nobody waits for the answer any more."""
         actions: list[Action] = [Cancel(address) for address in self._running]
-        for address in list(self._running):
-            self._end(address, now)
+        for address, attempt in list(self._running.items()):
+            self._end(address, now, measured=attempt.slow)
         return actions
 
-    def _ask(self, address: str, now: float) -> Ask:
+    def _ask(self, address: str, now: float, is_hedge: bool = False) -> Ask:
         timeout_s = min(self._router.timeout_s, self._due - now)
         slow_at = now + self._latencies.slow_s(self._router.timeout_s)
         self._running[address] = _Attempt(now, slow_at, min(now + timeout_s, self._due))
         self._asked.add(address)
         self._router.replica(address).n_in_flight += 1
-        return Ask(address, timeout_s)
+        return Ask(address, timeout_s, is_hedge)
 
-    def _end(self, address: str, now: float, measured: bool = True) -> None:
-        """One attempt less. What a cancelled call has taken so far counts too, or slow calls would go unseen."""
+    def _end(self, address: str, now: float, measured: bool) -> None:
+        """One attempt less. What a slow call took until it was cancelled counts too, or the slow would go unseen."""
         if measured:
             self._latencies.add(now - self._running[address].began)
         del self._running[address]
@@ -291,7 +292,7 @@ class Race:
         if not others or not self._router.take_hedge():
             return []
         self._hedged = True
-        return [self._ask(self._router.pick(others), now)]
+        return [self._ask(self._router.pick(others), now, is_hedge=True)]
 
     def _instead(self, now: float) -> list[Action]:
         """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""

@@ -51,7 +51,7 @@ def other(address: str) -> str:
 def test_a_slow_call_is_hedged_and_the_loser_is_cancelled() -> None:
     race, first = start(router(), "a", "b")
     assert race.wake_at == pytest.approx(0.02)
-    assert race.woke(0.02) == [Ask(other(first), TIMEOUT_S)]
+    assert race.woke(0.02) == [Ask(other(first), TIMEOUT_S, is_hedge=True)]
     assert race.answered(other(first), 0.03) == [Cancel(first)]
 
 
@@ -85,7 +85,7 @@ def test_a_call_that_hangs_is_tried_elsewhere_when_its_time_is_over() -> None:
 
 def test_all_attempts_draw_on_one_deadline() -> None:
     race, first = start(router(), "a", "b", due=0.1)
-    assert race.woke(0.02) == [Ask(other(first), pytest.approx(0.08))]
+    assert race.woke(0.02) == [Ask(other(first), pytest.approx(0.08), is_hedge=True)]
     assert race.wake_at == pytest.approx(0.04)
     race.woke(0.04)
     assert race.wake_at == 0.1
