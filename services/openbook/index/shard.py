@@ -138,11 +138,11 @@ class Shard:
         queries = self._vectors.take(np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64), axis=0)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
-        scores = self._scores(queries, candidates)
-        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries)))
+        scores, errors = self._scores(queries, candidates), self._errors(queries)
+        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries) - 2 * errors))
         least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
         if self._index.keeps_vectors:
-            off = np.abs(approximate.astype(np.float64) - scores) > self._errors(queries)[:, None]
+            off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
             n_good = 0 if off[candidates >= 0].any() else n_good
         if n_good < least:
             raise InvalidSnapshot(
