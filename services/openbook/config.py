@@ -18,6 +18,7 @@ from openbook.errors import InvalidConfig, InvalidRequest
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
+GPU_MAX_K = 2048  # of FAISS
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -45,6 +46,7 @@ class IndexServerSettings(_Section):
     shard: Annotated[int, Field(ge=0)] = 0
     host: str = "127.0.0.1"
     port: Port = 0  # 0 takes a free one
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     max_k: Positive = 1000
     max_rows: Positive = 1024  # queries in one request
@@ -54,6 +56,12 @@ class IndexServerSettings(_Section):
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     admin_token: Token | None = None  # with none, only servers on loopback can be published to
     tls: ServerTls | None = None
+
+    @model_validator(mode="after")
+    def _fits_a_gpu(self) -> "IndexServerSettings":
+        if self.device != "cpu" and self.max_k > GPU_MAX_K:
+            raise ValueError(f"max_k must be at most {GPU_MAX_K} on {self.device}, got {self.max_k}")
+        return self
 
 
 class ClientTls(_Section):

@@ -17,6 +17,7 @@ import numpy as np
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
+from openbook.index import gpu
 
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
@@ -82,7 +83,7 @@ class Index:
         self._inner: Any = faiss.downcast_index(faiss_index.index) if self._transforms else faiss_index
         self.knows: tuple[str, ...] = ()
         """The search parameters that it takes, besides the re-rank factor, which is not the index's affair."""
-        if isinstance(self._inner, faiss.IndexIVF):
+        if isinstance(self._inner, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", ()))):
             self.knows = ("nprobe",)
         elif isinstance(self._inner, faiss.IndexHNSW):
             self.knows = ("ef_search",)
@@ -117,6 +118,14 @@ class Index:
             return cls(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
         except RuntimeError as error:
             raise InvalidSnapshot(f"{path}: FAISS cannot read it: {_reason(error)}") from None
+
+    def moved(self, vectors: Float32, device: str) -> "Index":
+        """This index, which holds these vectors, on `cuda:N`; on `cpu`, itself.
+
+        Raises:
+            StartupError: it cannot be moved there.
+        """
+        return self if device == "cpu" else Index(gpu.move(self._index, vectors, device), self._factory)
 
     def train(self, vectors: Float32) -> None:
         """Learn centroids and codes, and choose how widely to search later; a Flat index has nothing to learn.
@@ -154,7 +163,7 @@ class Index:
     ) -> tuple[Float32, Int64]:
         """Approximate scores and positions of the best k of each query: (n, k) each, position -1 where there is none.
 
-        Takes only parameters that it `knows`.
+        Ignores parameters that it does not `know`, such as those that were chosen for the index this was moved from.
 
         Raises:
             DeadlineExceeded: it was not this search's turn in time.
@@ -185,9 +194,9 @@ class Index:
         return parameters
 
     def _parameters(self, parameters: SearchParameters) -> Any:
-        if parameters.nprobe is not None:
+        if parameters.nprobe is not None and "nprobe" in self.knows:
             inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._inner.nlist))
-        elif parameters.ef_search is not None:
+        elif parameters.ef_search is not None and "ef_search" in self.knows:
             inner = self._faiss.SearchParametersHNSW(efSearch=min(parameters.ef_search, max(len(self), 1)))
         else:
             return None  # as built

@@ -118,7 +118,14 @@ class IndexServer:
     def _open(self, folder: Path) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
         limits = self._settings
-        shard = Shard(folder, limits.shard, n_threads=limits.n_threads, max_k=limits.max_k, max_rows=limits.max_rows)
+        shard = Shard(
+            folder,
+            limits.shard,
+            device=limits.device,
+            n_threads=limits.n_threads,
+            max_k=limits.max_k,
+            max_rows=limits.max_rows,
+        )
         shard.self_test()
         return shard
 

@@ -11,6 +11,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.index import gpu
 from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
 from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.store import PassageReader
@@ -55,6 +56,7 @@ class Shard:
         n_threads: int = 1,
         max_k: int = 1000,
         max_rows: int = 1024,
+        device: str = "cpu",
         verify: bool = True,
     ) -> None:
         snapshot = Snapshot.open(folder)
@@ -74,6 +76,8 @@ class Shard:
         found = (len(self._index), *self._vectors.shape, len(self._passages))
         if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+        self._index = self._index.moved(self._vectors, device)
+        self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
         defaults = self.manifest.search or SearchDefaults()
         self._defaults = SearchParameters(**defaults.model_dump())
@@ -165,7 +169,7 @@ class Shard:
 
     def _n_candidates(self, k: int, parameters: SearchParameters) -> int:
         factor = parameters.rerank_factor or (1 if self._index.keeps_vectors else EXTRA_FACTOR)
-        return min(self.n_passages, max(k + EXTRA, factor * k))
+        return min(self.n_passages, self._max_candidates, max(k + EXTRA, factor * k))
 
     def _search(
         self, queries: Float32, k: int, m: int, parameters: SearchParameters, deadline: Deadline
@@ -214,10 +218,9 @@ class Shard:
             if name not in known and getattr(parameters, name) is not None:
                 what = f"only {' and '.join(known)}" if known else "no search parameters: it is exact"
                 raise InvalidRequest(f"an index of type {self.manifest.factory} takes {what}, got {name}")
-        if k * (parameters.rerank_factor or 1) > MAX_CANDIDATES:
-            raise InvalidRequest(
-                f"k * rerank_factor must be at most {MAX_CANDIDATES}, got {k} * {parameters.rerank_factor}"
-            )
+        limit = self._max_candidates
+        if k * (parameters.rerank_factor or 1) > limit:
+            raise InvalidRequest(f"k * rerank_factor must be at most {limit}, got {k} * {parameters.rerank_factor}")
 
     def _check_norms(self, queries: Float32) -> None:
         norms: list[float] = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()

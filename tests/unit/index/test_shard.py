@@ -1,12 +1,13 @@
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
-from openbook.errors import InvalidRequest, InvalidSnapshot
+from openbook.errors import InvalidRequest, InvalidSnapshot, StartupError
 from openbook.index import shard as shard_module
 from openbook.index.build import build_snapshot
 from openbook.index.engine import NEVER, Tuning, calibrate
@@ -105,3 +106,21 @@ def test_tuning_is_measured_and_any_tuning_answers_the_same(tmp_path: Path) -> N
     for tuning in (Tuning(1, 1), Tuning(2, 1), Tuning(1, NEVER)):
         shard._tuning = tuning
         same(shard.search(QUERIES, 10, Deadline.never()), hits)
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = build(tmp_path / "s", "Flat")
+    assert shard._index.moved(VECTORS, "cpu") is shard._index
+    if not hasattr(faiss, "StandardGpuResources"):
+        with pytest.raises(
+            StartupError, match=r"device cuda:0: this FAISS was built for CPUs: it takes 'openbook\[gpu\]"
+        ):
+            Shard(tmp_path / "s", 0, device="cuda:0")
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    with pytest.raises(StartupError, match="device cuda:2: must be below cuda:2, FAISS sees 2 GPUs"):
+        Shard(tmp_path / "s", 0, device="cuda:2")
+    graph = build(tmp_path / "graph", "HNSW8")
+    if not hasattr(faiss, "GpuIndexCagra"):
+        with pytest.raises(StartupError, match="HNSW becomes CAGRA there, which needs the build faiss-gpu-cuvs"):
+            graph._index.moved(VECTORS, "cuda:1")
