@@ -48,7 +48,7 @@ def move(cpu_index: Any, vectors: Float32, device: str) -> Any:
 def _number(faiss: Any, device: str) -> int:
     if not hasattr(faiss, "StandardGpuResources"):
         raise StartupError(
-            f"device {device}: this FAISS was built for CPUs: pip install 'openbook[gpu]' instead of [cpu]"
+            f"device {device}: this FAISS was built for CPUs: it takes 'openbook[gpu]' instead of [cpu]"
         )
     number, n_gpus = int(device.removeprefix("cuda:")), faiss.get_num_gpus()
     if number >= n_gpus:
