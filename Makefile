@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test unit check lint protos bench-decode identity clean help
+.PHONY: bench-index demo test unit check lint protos bench-decode identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minut
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
+
+bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn; some minutes
+	$(BIN)/python benchmarks/bench_index.py
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var

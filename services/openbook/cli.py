@@ -30,6 +30,7 @@ def build(
     words: Annotated[int, typer.Option(help="Words per passage.")] = 100,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Threads for encoding; all cores if not given.")] = None,
+    recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""
     from openbook.config import EncoderSettings, section
@@ -44,6 +45,7 @@ def build(
             n_shards=shards,
             factory=factory,
             n_words=words,
+            recall_target=recall,
             on_progress=on_progress,
         )
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")

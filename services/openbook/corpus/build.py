@@ -57,9 +57,10 @@ def build_corpus(
     n_shards: int,
     factory: str,
     n_words: int = WORDS_PER_PASSAGE,
+    recall_target: float | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Manifest:
-    """Build a snapshot of a corpus.
+    """Build a snapshot of a corpus; `recall_target` as for `openbook.index.build.build_snapshot`.
 
     Raises:
         InvalidConfig: `out` exists, or a number is out of its range.
@@ -91,6 +92,7 @@ def build_corpus(
         encoder=encoder.model,
         encoder_fingerprint=model.space,
         on_progress=on_progress,
+        recall_target=recall_target,
     )
     shutil.rmtree(work)
     return manifest
