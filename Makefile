@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: bench-index demo test unit check lint protos bench-decode identity clean help
+.PHONY: bench-index bench-routing demo test unit check lint protos bench-decode identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,9 @@ identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformer
 
 bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn; some minutes
 	$(BIN)/python benchmarks/bench_index.py
+
+bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, under load, in turn; a minute
+	$(BIN)/python benchmarks/bench_routing.py
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var

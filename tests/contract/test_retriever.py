@@ -20,7 +20,10 @@ from openbook.testing import ExactIndex, served
 PASSAGES = [Passage(i, f"doc-{i}", f"title {i}", f"text {i} ü") for i in range(7)]
 VECTORS = np.array([[1, 0], [0, 1], [2, 0], [1, 0], [-1, 0], [1, 1], [0, -1]], np.float32)
 EAST = np.array([[1, 0]], np.float32)
-SOON = Deadline.after(60)
+
+
+def soon() -> Deadline:
+    return Deadline.after(60)
 
 
 class Index(Retriever, PassageStore, Protocol):
@@ -70,7 +73,7 @@ def check(
 
 def test_the_best_come_first_and_ties_by_id(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
-        hits = await index.search(EAST, 4, SOON)
+        hits = await index.search(EAST, 4, soon())
         assert hits.ids.tolist() == [[2, 0, 3, 5]]
         assert hits.scores.tolist() == [[2, 1, 1, 1]]
         assert [hits.ids.dtype.name, hits.scores.dtype.name] == ["int64", "float32"]
@@ -86,19 +89,19 @@ def test_without_a_shard_it_is_as_much_as_was_asked_for_or_nothing(
     async def scenario(index: Index) -> None:
         lost[0](1)
         for _ in range(3):
-            hits = await index.search(EAST, 4, SOON, min_coverage=5 / 7)
+            hits = await index.search(EAST, 4, soon(), min_coverage=5 / 7)
             assert hits.ids.tolist() == [[0, 5, 1, 6]]
             assert hits.coverage == Coverage(5, 7, (1,))
-            assert [passage.id for passage in await index.fetch([0, 6], hits.snapshot_id, SOON)] == [0, 6]
+            assert [passage.id for passage in await index.fetch([0, 6], hits.snapshot_id, soon())] == [0, 6]
             for min_coverage in (0.72, 1.0):
                 with pytest.raises(ShardUnavailable, match="shard 1"):
-                    await index.search(EAST, 4, SOON, min_coverage)
+                    await index.search(EAST, 4, soon(), min_coverage)
             with pytest.raises(ShardUnavailable, match="shard 1"):
-                await index.fetch([0, 3], hits.snapshot_id, SOON)
+                await index.fetch([0, 3], hits.snapshot_id, soon())
         for shard in (0, 2):
             lost[0](shard)
         with pytest.raises(ShardUnavailable):
-            await index.search(EAST, 4, SOON, min_coverage=0.01)
+            await index.search(EAST, 4, soon(), min_coverage=0.01)
 
     check(scenario)
 
@@ -107,14 +110,14 @@ def test_without_a_shard_it_is_as_much_as_was_asked_for_or_nothing(
 def test_coverage_out_of_range(check: Callable[[Scenario], None], min_coverage: float) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(InvalidRequest, match=f"min_coverage must be above 0, at most 1, got {min_coverage}"):
-            await index.search(EAST, 1, SOON, min_coverage)
+            await index.search(EAST, 1, soon(), min_coverage)
 
     check(scenario)
 
 
 def test_what_is_missing_is_an_empty_slot(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
-        hits = await index.search(EAST, 9, SOON)
+        hits = await index.search(EAST, 9, soon())
         assert hits.ids.tolist() == [[2, 0, 3, 5, 1, 6, 4, NO_HIT, NO_HIT]]
         assert hits.scores.tolist() == [[2, 1, 1, 1, 0, 0, -1, -np.inf, -np.inf]]
 
@@ -123,9 +126,9 @@ def test_what_is_missing_is_an_empty_slot(check: Callable[[Scenario], None]) -> 
 
 def test_passages_come_in_the_order_of_their_ids(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
-        found = await index.fetch([6, 0, 3, 0], index.snapshot_id, SOON)
+        found = await index.fetch([6, 0, 3, 0], index.snapshot_id, soon())
         assert found == [PASSAGES[i] for i in (6, 0, 3, 0)]
-        assert await index.fetch([], index.snapshot_id, SOON) == []
+        assert await index.fetch([], index.snapshot_id, soon()) == []
 
     check(scenario)
 
@@ -134,7 +137,7 @@ def test_passages_come_in_the_order_of_their_ids(check: Callable[[Scenario], Non
 def test_k_out_of_range(check: Callable[[Scenario], None], k: int) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(InvalidRequest, match=rf"k must be 1\.\.1000, got {k}"):
-            await index.search(EAST, k, SOON)
+            await index.search(EAST, k, soon())
 
     check(scenario)
 
@@ -152,7 +155,7 @@ def test_k_out_of_range(check: Callable[[Scenario], None], k: int) -> None:
 def test_queries_out_of_range(check: Callable[[Scenario], None], queries: list[list[float]], message: str) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(InvalidRequest, match=message):
-            await index.search(np.array(queries, np.float32), 1, SOON)
+            await index.search(np.array(queries, np.float32), 1, soon())
 
     check(scenario)
 
@@ -161,9 +164,9 @@ def test_what_is_not_there_is_said(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
         for unknown in (-1, 7):
             with pytest.raises(UnknownPassage, match=rf"0\.\.6.*got {unknown}"):
-                await index.fetch([0, unknown], index.snapshot_id, SOON)
+                await index.fetch([0, unknown], index.snapshot_id, soon())
         with pytest.raises(SnapshotMismatch, match=f"{index.snapshot_id}, asked for another"):
-            await index.fetch([0], "another", SOON)
+            await index.fetch([0], "another", soon())
 
     check(scenario)
 

@@ -48,6 +48,19 @@ def sequence_for(snapshot_id: str, infos: Iterable[InfoResponse]) -> int:
     return latest if (latest, snapshot_id) in sequences else latest + 1
 
 
+def waves(shards: Sequence[int]) -> list[list[int]]:
+    """Positions of servers, given the shard of each: in every wave one replica of each shard, so that all the others
+    serve undisturbed while these read their files.
+    """
+    seen: dict[int, int] = {}
+    found: list[list[int]] = []
+    for i, shard in enumerate(shards):
+        wave = seen[shard] = seen.get(shard, -1) + 1
+        found += [[]] if wave == len(found) else []
+        found[wave].append(i)
+    return found
+
+
 async def publish(
     folder: Path,
     settings: IndexClientSettings,
@@ -71,9 +84,17 @@ async def publish(
         if missing := sorted(set(range(n_shards)) - {info.shard for info in infos}):
             shards = ", ".join(map(str, missing))
             raise ShardUnavailable(f"shard {shards} of {n_shards} has no server among {', '.join(settings.addresses)}")
-        prepares = [server.prepare(where, snapshot_id) for server in servers]
-        prepared = await _all(prepares, lambda n: on_progress("prepare", n, len(servers)))
-        if refusals := [outcome for outcome in prepared if isinstance(outcome, OpenbookError)]:
+        on_progress("prepare", 0, len(servers))
+        refusals: list[OpenbookError] = []
+        n_prepared = 0
+        for wave in waves([info.shard for info in infos]):
+            outcomes = await _all([servers[i].prepare(where, snapshot_id) for i in wave])
+            refusals += [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]
+            n_prepared += len(wave)
+            on_progress("prepare", n_prepared, len(servers))
+            if refusals:
+                break
+        if refusals:
             if all(info.snapshot_id != snapshot_id for info in infos):
                 await _all([server.discard(snapshot_id) for server in servers])
             raise _together(refusals)
