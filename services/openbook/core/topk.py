@@ -1,6 +1,7 @@
 """Scores and the best k by them, to the bit the same whatever the batch, the shard or the order of the rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,8 @@ def merge(shards: Sequence[Hits], k: int, coverage: Coverage = UNKNOWN_COVERAGE)
     snapshots = sorted({hits.snapshot_id for hits in shards})
     if len(snapshots) > 1:
         raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
+    if len(shards) == 1 and shards[0].ids.shape[1] == k:
+        return replace(shards[0], coverage=coverage)
     ids = np.concatenate([hits.ids for hits in shards], axis=1)
     scores = np.concatenate([hits.scores for hits in shards], axis=1)
     return Hits(*top_k(ids, scores, k), snapshots[0], coverage)

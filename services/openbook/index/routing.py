@@ -171,7 +171,9 @@ class Router:
         """The less loaded of two drawn at random among the healthiest."""
         best = min(self.health(address) for address in addresses)
         healthy = [address for address in addresses if self.health(address) == best]
-        two = self._random.sample(healthy, min(2, len(healthy)))
+        if len(healthy) == 1:
+            return healthy[0]
+        two = self._random.sample(healthy, 2)
         return min(two, key=lambda address: self.replica(address).n_in_flight)
 
     def count_call(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.deadline import Deadline
 from openbook.core.topk import check_coverage, check_search, merge
-from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters, check_min_coverage
+from openbook.core.types import AS_BUILT, Coverage, Float32, Hits, Passage, SearchParameters, check_min_coverage
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
 from openbook.index.client import IndexClient, channel_credentials
 from openbook.index.replicas import Replicas
@@ -56,7 +56,8 @@ class ShardedIndex:
         self._replicas: Replicas | None = None
         self._infos: dict[str, InfoResponse] = {}
         self._tiers: dict[str, Tier] = {}
-        self._tier: Tier | None = None
+        self._tier: Tier | None = None  # the last whole one
+        self._is_latest = False  # whether nobody has said anything since it was chosen
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf  # when that began which has told us last what all servers hold
 
@@ -142,7 +143,7 @@ class ShardedIndex:
         if self._replicas is not None:
             replicas, self._replicas = self._replicas, None
             await replicas.close()
-        self._infos, self._tiers = {}, {}
+        self._infos, self._tiers, self._is_latest = {}, {}, False
 
     async def _search(
         self, queries: Float32, k: int, deadline: Deadline, min_coverage: float, parameters: SearchParameters
@@ -158,7 +159,7 @@ class ShardedIndex:
         replicas = self._connected()
         if min_coverage == 1.0:
             searches = [replicas.ask("Search", shard, len(queries), deadline, call) for shard in tier.shards]
-            return merge(await _all(searches), k, tier.coverage(shard.number for shard in tier.shards))
+            return merge(await _all(searches), k, Coverage(tier.n_passages, tier.n_passages))
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = Deadline.after(PARTIAL_SHARE * deadline.remaining_s())
         searches = [replicas.ask("Search", shard, len(queries), soon, call) for shard in alive]
@@ -263,6 +264,7 @@ class ShardedIndex:
     def _on_info(self, address: str, info: InfoResponse) -> None:
         self._infos[address] = info
         self._tiers = Tier.all_of(self._infos)
+        self._is_latest = False
 
     def _current(self) -> Tier | None:
         """The snapshot to search, as far as is known.
@@ -270,7 +272,10 @@ class ShardedIndex:
         Raises:
             SnapshotMismatch: it was embedded by another encoder than the one we began with.
         """
-        tier, known = choose(self._tiers, self._alive()), self._tier
+        known = self._tier
+        if known is not None and self._is_latest:
+            return known
+        tier = choose(self._tiers, self._alive())
         if tier is None or tier.missing:
             return tier
         if known is not None and tier.encoder_fingerprint != known.encoder_fingerprint:
@@ -279,7 +284,7 @@ class ShardedIndex:
                 f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
                 f"began with {known.encoder!r} ({known.encoder_fingerprint}): start anew with its encoder"
             )
-        self._tier = tier
+        self._tier, self._is_latest = tier, True
         return tier
 
     def _known(self) -> Tier:
