@@ -173,9 +173,9 @@ def test_a_connection_that_breaks_leaves_nothing_behind(server: IndexServer) -> 
 
 def test_too_many_streams_are_refused(snapshot: Path) -> None:
     settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
-    with IndexServer(settings) as server, Stream(server) as stream, Stream(server) as second:
+    with IndexServer(settings) as server, Stream(server) as stream:
         stream.search(1, QUERIES[:1])
         assert next(stream).number == 1
-        with pytest.raises(grpc.RpcError) as caught:
+        with Stream(server) as second, pytest.raises(grpc.RpcError) as caught:
             next(second)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -76,6 +76,9 @@ class Shard:
         found = (len(self._index), *self._vectors.shape, len(self._passages))
         if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+        self._mapped = self._index  # who owns the memory of the next
+        held = self._index.rows() if device == "cpu" else None
+        self._rows = self._vectors.view(np.uint8) if held is None else held  # (n_passages, 4 d)
         self._index = self._index.moved(self._vectors, device)
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
@@ -139,7 +142,8 @@ class Shard:
         """
         if not self.n_passages:
             return
-        queries = self._vectors.take(np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64), axis=0)
+        rows = np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)
+        queries = self._vectors.take(rows, axis=0)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
         scores, errors = self._scores(queries, candidates), self._errors(queries)
@@ -147,7 +151,11 @@ class Shard:
         least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
         if self._index.keeps_vectors:
             off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
-            n_good = 0 if off[candidates >= 0].any() else n_good
+            n_good = (
+                0
+                if off[candidates >= 0].any() or (self._rows.take(rows, axis=0).view(np.float32) != queries).any()
+                else n_good
+            )
         if n_good < least:
             raise InvalidSnapshot(
                 f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {least} must find "
@@ -208,7 +216,7 @@ class Shard:
         rows, positions = pairs // max(candidates.shape[1], 1), candidates.ravel()[pairs]
         for i in range(0, len(pairs), PAIRS_AT_ONCE):
             block = slice(i, i + PAIRS_AT_ONCE)
-            vectors = self._vectors.take(positions[block], axis=0)
+            vectors = self._rows.take(positions[block], axis=0).view(np.float32)
             scores[pairs[block]] = canonical_scores(queries.take(rows[block], axis=0), vectors)
         return scores.reshape(candidates.shape)
 

@@ -89,6 +89,16 @@ def test_the_index_of_other_vectors_fails_its_test(tmp_path: Path) -> None:
             shard.self_test()
 
 
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
+def test_vectors_in_the_index_are_read_there_and_must_be_those_stored(tmp_path: Path, factory: str) -> None:
+    shard = build(tmp_path / "s", factory)
+    assert not np.shares_memory(shard._rows, shard._vectors)
+    np.testing.assert_array_equal(shard._rows, VECTORS.view(np.uint8))
+    shard._vectors = VECTORS[::-1]
+    with pytest.raises(InvalidSnapshot, match="the index is not one of these vectors"):
+        shard.self_test()
+
+
 def test_an_empty_shard_passes_its_test(tmp_path: Path) -> None:
     passages = [Passage(0, "d", "", "")]
     build_snapshot(passages, VECTORS[:1], tmp_path / "s", 2, "Flat", "e", "f")
