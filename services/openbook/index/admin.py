@@ -20,8 +20,8 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-OpenShard = Callable[[Path], Shard]
-"""Verifies, maps and tests this server's shard of a snapshot folder. Raises InvalidSnapshot."""
+OpenShard = Callable[[Path, bool], Shard]
+"""Verifies, maps and tests the shard of a snapshot folder; gently, if searches go on. Raises InvalidSnapshot."""
 
 
 class Publishing:
@@ -37,7 +37,7 @@ class Publishing:
         self._changing = threading.Lock()
         self._root = Root(folder) if Root.is_one(folder) else None
         published = self._root.read() if self._root else None
-        current = open_shard(self._root.folder_of(published.current) if self._root and published else folder)
+        current = open_shard(self._root.folder_of(published.current) if self._root and published else folder, False)
         sequence = published.sequence if published else FIRST_SEQUENCE
         self.held = HeldSnapshots(current.manifest.snapshot_id, current, sequence, retain_s)
         if self._root and published and published.prepared:
@@ -53,7 +53,7 @@ class Publishing:
             DeadlineExceeded: another change took too long.
         """
         with self._alone(deadline):
-            shard = self.held.find(snapshot_id) or self._open(folder)
+            shard = self.held.find(snapshot_id) or self._open(folder, True)
             if shard.manifest.snapshot_id != snapshot_id:
                 raise SnapshotMismatch(f"{folder}: holds snapshot {shard.manifest.snapshot_id}, not {snapshot_id[:64]}")
             _check_follows(self.held.current, shard)
@@ -96,7 +96,7 @@ class Publishing:
     def _reopen(self, folder: Path) -> None:
         """What was prepared when the server stopped; without it, it must be prepared again, and nothing is lost."""
         try:
-            shard = self._open(folder)
+            shard = self._open(folder, False)
             _check_follows(self.held.current, shard)
         except (InvalidSnapshot, SnapshotMismatch) as error:
             log.warning("what was prepared is not served: %s", error)

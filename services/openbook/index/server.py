@@ -20,7 +20,7 @@ from openbook.index.coalesce import Coalescer
 from openbook.index.engine import check_installation
 from openbook.index.service import IndexService
 from openbook.index.shard import Shard
-from openbook.index.snapshot import MAX_DIMENSION
+from openbook.index.snapshot import MAX_DIMENSION, verify_apart
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,10 @@ class IndexServer:
         self._fetches.shutdown()
         self._workers.shutdown()
 
-    def _open(self, folder: Path) -> Shard:
+    def _open(self, folder: Path, gently: bool) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
+        if gently:
+            verify_apart(folder, self._settings.shard)
         limits = self._settings
         shard = Shard(
             folder,
@@ -125,6 +127,7 @@ class IndexServer:
             n_threads=limits.n_threads,
             max_k=limits.max_k,
             max_rows=limits.max_rows,
+            verify=not gently,
         )
         shard.self_test()
         return shard
