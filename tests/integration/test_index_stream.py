@@ -12,7 +12,7 @@ import pytest
 from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Hits, Passage
+from openbook.core.types import Float32, Hits, Passage, SearchParameters
 from openbook.index import engine
 from openbook.index.build import build_snapshot
 from openbook.index.server import IndexServer
@@ -76,14 +76,28 @@ def same(ours: Hits, theirs: Hits) -> None:
     np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
-def test_a_hundred_searches_in_flight_are_answered_as_one_by_one(server: IndexServer) -> None:
-    with Stream(server) as stream:
+def test_a_hundred_searches_in_flight_are_few_for_faiss_and_answered_as_one_by_one(
+    server: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    search_checked = server.shard.search_checked
+
+    def noted(queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
+        sizes.append(len(queries))
+        return search_checked(queries, k, parameters, deadline)
+
+    with monkeypatch.context() as patch, Stream(server) as stream:
+        patch.setattr(server.shard, "search_checked", noted)
         with engine._ONE_AT_A_TIME:  # so that they wait, and are searched together
             for number, query in enumerate(QUERIES):
                 stream.search(number, query[None])
             stream.search(100, QUERIES)
+            stream.send(101, fetch=index_pb2.FetchRequest(ids=[1]))
+            assert next(stream).number == 101  # by now the searches were read
             stream.end()
         replies = {reply.number: reply.search for reply in stream}
+    assert sum(sizes) == 200
+    assert len(sizes) <= 2  # what was there when the first came, and all that came while it stood at the lock
     assert sorted(replies) == list(range(101))
     for number, query in enumerate(QUERIES):
         same(wire.hits_from_wire(replies[number]), server.shard.search(query[None], 3, Deadline.never()))
