@@ -91,10 +91,11 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
         for server in servers[2:]:
             server.send(fault)
         await check(tier)
+        newcomer = tier_of(servers)  # has never seen the shard that is gone
+        hits = await newcomer.search(VECTORS[:1], N, Deadline.after(1.0), min_coverage=0.5)
+        assert hits.coverage == Coverage(N // 2, N, (1,))
         if fault == signal.SIGKILL:
-            newcomer = tier_of(servers)
             await check(newcomer)
-            await newcomer.close()
             servers[2].kill()
             servers[2] = await asyncio.to_thread(servers[2].again)
         else:
@@ -103,7 +104,11 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
         again = await tier.search(VECTORS[:1], N, Deadline.after(5), min_coverage=0.5)
         assert again.coverage == Coverage(N, N)
         np.testing.assert_array_equal(again.ids, whole.ids)
+        await seconds_until(lambda: is_alive(newcomer, servers[2]))
+        again = await newcomer.search(VECTORS[:1], N, Deadline.after(5))
+        np.testing.assert_array_equal(again.ids, whole.ids)
         await tier.close()
+        await newcomer.close()
 
     with running(old, n_replicas=2) as servers:
         asyncio.run(scenario(servers))
