@@ -47,9 +47,7 @@ def move(cpu_index: Any, vectors: Float32, device: str) -> Any:
 
 def _number(faiss: Any, device: str) -> int:
     if not hasattr(faiss, "StandardGpuResources"):
-        raise StartupError(
-            f"device {device}: this FAISS was built for CPUs: it takes 'openbook[gpu]' instead of [cpu]"
-        )
+        raise StartupError(f"device {device}: this FAISS was built for CPUs: it takes 'openbook[gpu]' instead of [cpu]")
     number, n_gpus = int(device.removeprefix("cuda:")), faiss.get_num_gpus()
     if number >= n_gpus:
         raise StartupError(f"device {device}: must be below cuda:{n_gpus}, FAISS sees {n_gpus} GPUs")
