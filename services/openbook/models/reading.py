@@ -9,7 +9,6 @@ from openbook.models.seq2seq import Contexts, Seq2Seq, Steps
 Tokens = tuple[int, ...]
 
 _BLOCK = 4  # tokens of each candidate read in one step
-_AT_ONCE = 1024  # tokens in one forward pass: more would not be faster, and not fit the processor's caches
 
 
 class Reading:
@@ -17,7 +16,7 @@ class Reading:
 
     def __init__(self, reader: Seq2Seq, contexts: Contexts, candidates: Sequence[Collection[Tokens]]) -> None:
         widest = max(map(len, candidates))
-        size = max(1, _AT_ONCE // (_BLOCK * max(1, widest)))
+        size = max(1, reader.tokens_at_once // (_BLOCK * max(1, widest)))
         slices = [slice(i, i + size) for i in range(0, len(candidates), size)]
         self._parts = [_Part(reader, contexts.take(rows), candidates[rows]) for rows in slices]
         self._at = [(part, i) for part in self._parts for i in range(len(part.log_p))]

@@ -28,7 +28,7 @@ from openbook.models.vocabulary import Vocabulary
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
 _FOLDING = {"bart", "mbart", "pegasus", "t5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
-_ENCODED = 2048  # tokens encoded at once: more would not be faster, and not fit the processor's caches
+_AT_ONCE = {"cpu": 1 << 11, "cuda": 1 << 16}  # tokens: more would not be faster, and not fit a processor's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,11 @@ class Seq2Seq:
         device: torch.device = self._twin.device
         return device
 
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens, of whichever rows, are worth computing together."""
+        return _AT_ONCE.get(self.device.type, _AT_ONCE["cpu"])
+
     def encode(self, ids: Tensor, mask: Tensor) -> Contexts:
         """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more.
 
@@ -132,7 +137,7 @@ class Seq2Seq:
         order = lengths.argsort().tolist()
         hidden: list[Tensor] = [ids] * len(order)
         longest = int(lengths.max())
-        for rows in _runs(order, lengths.tolist()):
+        for rows in _runs(order, lengths.tolist(), self.tokens_at_once):
             length = int(lengths[rows[-1]])
             some, real = ids[rows, :length], mask[rows, :length].long()
             encoded = self._twin.get_encoder()(input_ids=some, attention_mask=real).last_hidden_state
@@ -214,11 +219,11 @@ class Steps:
         self._past = EncoderDecoderCache(self._past.self_attention_cache, cross)
 
 
-def _runs(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Rows, shortest first, cut into runs of at most `_ENCODED` tokens, or of one row."""
+def _runs(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
+    """Rows, shortest first, cut into runs of at most so many tokens, or of one row."""
     run: list[int] = []
     for row in order:
-        if run and (len(run) + 1) * lengths[row] > _ENCODED:
+        if run and (len(run) + 1) * lengths[row] > max_tokens:
             yield run
             run = []
         run.append(row)

@@ -198,8 +198,7 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             for limit in ("search._MAX_LOGITS", "candidates._MAX_SCORED"):
                 patch.setattr(f"openbook.models.{limit}", 7)
-            patch.setattr("openbook.models.seq2seq._ENCODED", 11)
-            patch.setattr("openbook.models.reading._AT_ONCE", 9)
+            patch.setattr("openbook.models.seq2seq._AT_ONCE", {"cpu": 11})
             patch.setattr("openbook.models.vocabulary._TILE", (3, 7))
             for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
                 _assert_same(got, wanted)
