@@ -42,7 +42,7 @@ identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformer
 bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn; some minutes
 	$(BIN)/python benchmarks/bench_index.py
 
-bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, under load, in turn; a minute
+bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, under load, in turn; some minutes
 	$(BIN)/python benchmarks/bench_routing.py
 
 clean:           ## Remove the environment and everything the demo made
