@@ -43,6 +43,7 @@ class Replicas:
         self.router = router
         self._clients = {address: IndexClient(address, credentials) for address in addresses}
         self._on_info = on_info
+        self._closed = False
         self._probes: dict[str, asyncio.Task[None]] = {}
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
@@ -108,6 +109,7 @@ class Replicas:
 
     async def close(self) -> None:
         """Let go of all connections, and of servers that are waited for."""
+        self._closed = True
         for probe in self._probes.values():
             probe.cancel()
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
@@ -140,7 +142,7 @@ class Replicas:
         self._on_info(address, info)
 
     def _probe(self, address: str) -> None:
-        if address not in self._probes:
+        if address not in self._probes and not self._closed:
             self._probes[address] = task = asyncio.create_task(self._until_it_answers(address))
             INDEX_SERVERS_SILENT.inc()
             task.add_done_callback(lambda _: self._forget_probe(address))

@@ -1,0 +1,114 @@
+"""One client of one real server: many calls on a stream, and what becomes of those that nobody wants any more."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import numpy as np
+import pytest
+
+from openbook.config import IndexServerSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import Passage
+from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
+from openbook.index import engine
+from openbook.index.build import build_snapshot
+from openbook.index.client import IndexClient
+from openbook.index.server import IndexServer
+from openbook.index.sharded import ShardedIndex
+
+N, D = 40, 4
+VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
+    out = tmp_path_factory.mktemp("built") / "snapshot"
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
+    build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
+    with IndexServer(IndexServerSettings(snapshot=out)) as server:
+        yield server
+
+
+def check(server: IndexServer, scenario: Callable[[IndexClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        client = IndexClient(server.address)
+        await scenario(client)
+        hits, current = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)  # whatever happened, it goes on
+        assert hits.ids.shape == (1, 3)
+        assert current == server.shard.manifest.snapshot_id
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_many_calls_at_once_and_each_gets_its_own_answer(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        calls = [client.search(VECTORS[i : i + 1], 1 + i % 3, "", TIMEOUT_S) for i in range(N)]
+        for i, (hits, _) in enumerate(await asyncio.gather(*calls)):
+            theirs = server.shard.search(VECTORS[i : i + 1], 1 + i % 3, Deadline.never())
+            np.testing.assert_array_equal(hits.ids, theirs.ids)
+        fetches = [client.fetch([i, N - 1 - i], "", True, TIMEOUT_S) for i in range(N)]
+        for i, (passages, vectors) in enumerate(await asyncio.gather(*fetches)):
+            assert [passage.id for passage in passages] == [i, N - 1 - i]
+            np.testing.assert_array_equal(vectors, VECTORS[[i, N - 1 - i]])
+
+    check(server, scenario)
+
+
+def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        bad = client.search(VECTORS[:1], 0, "", TIMEOUT_S), client.search(VECTORS[:1], 1, "other", TIMEOUT_S)
+        good = client.search(VECTORS[:1], 1, "", TIMEOUT_S)
+        invalid, mismatch, answer = await asyncio.gather(*bad, good, return_exceptions=True)
+        assert isinstance(invalid, InvalidRequest)
+        assert isinstance(mismatch, SnapshotMismatch)
+        assert server.address in str(invalid)
+        assert not isinstance(answer, BaseException)
+
+    check(server, scenario)
+
+
+def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        with engine._ONE_AT_A_TIME:  # nobody is answered
+            calls = [asyncio.create_task(client.search(VECTORS[:1], 3, "", TIMEOUT_S)) for _ in range(8)]
+            await client.fetch([0], "", False, TIMEOUT_S)  # by now they have arrived
+            for call in calls[4:]:
+                call.cancel()
+            await asyncio.gather(*calls[4:], return_exceptions=True)
+            await client.fetch([0], "", False, TIMEOUT_S)
+            (exchange,) = server._service._streams
+            assert len(exchange._unfinished) == 4
+        assert all(call.cancelled() for call in calls[4:])
+        await asyncio.gather(*calls[:4])
+
+    check(server, scenario)
+
+
+def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        with engine._ONE_AT_A_TIME:
+            call = asyncio.create_task(client.search(VECTORS[:1], 3, "", TIMEOUT_S))
+            await client.fetch([0], "", False, TIMEOUT_S)
+            await client.reset()
+            with pytest.raises(ShardUnavailable, match="connection was closed"):
+                await call
+
+    check(server, scenario)
+
+
+def test_a_closed_tier_leaves_nothing_running(server: IndexServer) -> None:
+    async def scenario() -> None:
+        tier = ShardedIndex([server.address, "127.0.0.1:1"], timeout_s=10)
+        await tier.search(VECTORS[:1], 3, Deadline.after(60))
+        with engine._ONE_AT_A_TIME:
+            call = asyncio.create_task(tier.search(VECTORS[:1], 3, Deadline.after(60)))
+            await tier.fetch([0], tier.snapshot_id, Deadline.after(60))
+            await tier.close()
+            with pytest.raises(ShardUnavailable):
+                await call
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
