@@ -91,6 +91,11 @@ def test_where_no_snapshot_is_whole_the_most_within_reach_counts() -> None:
     assert chosen({}) == "none"
 
 
+def test_what_was_never_published_is_not_searched_even_if_nothing_else_is_whole() -> None:
+    a, b = info(0, ("old", 1), ("new", 0), sizes=(3, 2)), info(1, ("other", 1), ("new", 0), sizes=(3, 2))
+    assert chosen({"a": a, "b": b}) == "old"
+
+
 def test_replicas_that_hold_another_snapshot_are_left_out() -> None:
     infos = {f"a{shard}": info(shard) for shard in range(len(SIZES))}
     tiers = Tier.all_of({**infos, "b1": info(1, ("s2", 2)), "c1": info(1, ("s2", 2), ("s1", 1))})
