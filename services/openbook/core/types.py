@@ -132,12 +132,18 @@ class GenerationSettings:
     min_new_tokens: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    temperature: float = 0.0  # 0 searches; above, tokens are sampled, and beams and their settings do not count
+    top_p: float = 1.0  # sampled are the most probable tokens that hold so much probability together
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _check_range("n_beams", self.n_beams, 1, 32)
         _check_range("max_new_tokens", self.max_new_tokens, 1, 512)
         _check_range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         _check_range("length_penalty", self.length_penalty, -10.0, 10.0)
+        _check_range("temperature", self.temperature, 0.0, 10.0)
+        _check_range("top_p", self.top_p, 1e-6, 1.0)
+        _check_range("seed", self.seed, 0, 2**63 - 1)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

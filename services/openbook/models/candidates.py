@@ -4,6 +4,7 @@ Rows are (question, passage) pairs without the empty slots. A pair is scored at 
 are known from it, and candidates that cannot win are never scored to their end.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from openbook.core.types import Float64, GenerationSettings, Int64
 from openbook.models.reading import Reading, Tokens
-from openbook.models.search import Search, beam, greedy
+from openbook.models.search import Hypotheses, Search, decode
 from openbook.models.seq2seq import Contexts, Seq2Seq
 
 _Scored = list[dict[Tokens, dict[int, float]]]
@@ -32,13 +33,35 @@ class Candidates:
     def propose(self, settings: GenerationSettings) -> None:
         """Search every row on its own. The likelihoods its search saw are kept."""
         search = Search(self._reader, self._contexts, torch.zeros(len(self._owner), 1), settings)
-        found = beam(search) if settings.n_beams > 1 else greedy(search)
+        self._record(range(len(self._owner)), decode(search))
+
+    def draw(self, settings: GenerationSettings, draws: Float64) -> list[list[Tokens]]:
+        """Sample n answers to each question: a passage from the prior, then an answer under that passage alone.
+
+        draws (n, 1 + t) from [0, 1): every question gets the same ones, so that none depends on the others.
+        """
+        reached = np.exp(self._log_prior).cumsum(1)  # (q, k)
+        slot = (reached[:, None] <= reached[:, None, -1:] * draws[None, :, :1]).sum(-1)  # (q, n)
+        row_of = np.zeros(self._log_prior.shape, np.int64)
+        row_of[self._owner, self._slot] = np.arange(len(self._owner))
+        rows = np.take_along_axis(row_of, slot, 1).flatten()
+        contexts = self._contexts.take(torch.from_numpy(rows).to(self._contexts.hidden.device))
+        search = Search(self._reader, contexts, torch.zeros(len(rows), 1), settings)
+        of_rows = torch.from_numpy(draws[None, :, 1:].repeat(len(reached), 0)).flatten(0, 1)[:, None]  # (q * n, 1, t)
+        drawn = self._record(rows.tolist(), decode(search, of_rows.to(search.log_prior)))
+        return [drawn[i : i + len(draws)] for i in range(0, len(drawn), len(draws))]
+
+    def _record(self, rows: Iterable[int], found: Hypotheses) -> list[Tokens]:
+        """Keep what the search saw of its hypotheses' likelihoods; (row, beam) by row."""
         totals = found.log_likelihood[..., 0].sum(-1).tolist()
-        for row, (lengths, tokens) in enumerate(zip(found.length.tolist(), found.tokens.tolist(), strict=True)):
-            for b, length in enumerate(lengths):
+        hypotheses = []
+        for row, *of_row in zip(rows, found.length.tolist(), found.tokens.tolist(), totals, strict=True):
+            for length, tokens, total in zip(*of_row, strict=True):
                 if length:
-                    scored = self._scored[self._owner[row]].setdefault(tuple(tokens[b][:length]), {})
-                    scored[row] = totals[row][b]
+                    y = tuple(tokens[:length])
+                    self._scored[self._owner[row]].setdefault(y, {})[row] = total
+                    hypotheses.append(y)
+        return hypotheses
 
     def score_rivals(self, n_best: int) -> None:
         """Score, under all passages, every candidate that may be among the n best.

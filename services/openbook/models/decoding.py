@@ -21,7 +21,7 @@ from openbook.core import marginal
 from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings
 from openbook.errors import InvalidRequest
 from openbook.models.candidates import Candidates
-from openbook.models.search import Search, beam, greedy, greedy_steps
+from openbook.models.search import Search, decode, steps
 from openbook.models.seq2seq import Seq2Seq, SpecialTokens
 
 __all__ = ["Decoded", "DecodedToken", "Seq2Seq", "SpecialTokens", "generate", "generate_several", "stream"]
@@ -39,7 +39,7 @@ class Decoded:
 
 
 class DecodedToken(NamedTuple):
-    """One token of greedy RAG-Token, as soon as it is decided."""
+    """One token of greedy or sampled RAG-Token, as soon as it is decided."""
 
     token_id: int
     log_likelihood: float  # log p(y_t|x,y_<t)
@@ -76,6 +76,10 @@ def generate_several(
     max_tokens: int | None = None,
 ) -> list[list[Decoded]]:
     """The n_answers best distinct answers to each of n questions, best first, or as many as the search found.
+
+    With a temperature it is so many samples instead, in the order drawn and not necessarily distinct: RAG-Token's from
+    the marginal next-token distribution, RAG-Sequence's from a passage drawn from the prior. At temperature 1 and top_p
+    1 both are samples of p(y|x). Equal seeds give equal answers, whatever else is asked.
 
     Args:
         model: a transformers encoder-decoder, or a `Seq2Seq` made of one (saves milliseconds per call).
@@ -116,10 +120,10 @@ def stream(
 ) -> Iterator[DecodedToken | Decoded]:
     """The answer to one question, token by token, the whole `Decoded` last. Arguments and errors as in `generate`.
 
-    context_ids and context_mask (k, l), scores (k,). Only greedy RAG-Token decides token by token; with any other
-    settings the answer comes alone. Closing the iterator stops the work.
+    context_ids and context_mask (k, l), scores (k,). Only RAG-Token, greedy or sampled, decides token by token; with
+    any other settings the answer comes alone. Closing the iterator stops the work.
     """
-    if settings.formulation is not Formulation.TOKEN or settings.n_beams > 1:
+    if settings.formulation is not Formulation.TOKEN or (settings.n_beams > 1 and not settings.temperature):
         yield from generate(model, context_ids, context_mask, scores[None], settings, special)
         return
     reader = Seq2Seq.of(model, special)
@@ -127,7 +131,7 @@ def stream(
     search = _token_search(reader, context_ids, context_mask.bool(), log_prior, settings)
     token_ids: list[int] = []
     likelihoods: list[Float64] = []
-    for _, token, log_likelihood in greedy_steps(search):
+    for _, _, token, log_likelihood in steps(search, _token_draws(search, 1)):
         token_ids.append(int(token))
         likelihoods.append(_numpy(log_likelihood[0]))
         one = _decoded_token(log_prior[0], token_ids[-1:], likelihoods[-1][None])
@@ -140,7 +144,7 @@ def _token(
 ) -> list[list[Decoded]]:
     """One search per question, over the marginal next-token distribution."""
     search = _token_search(reader, ids, mask, log_prior, settings)
-    found = beam(search) if settings.n_beams > 1 else greedy(search)
+    found = decode(search, _token_draws(search, n_best))
     likelihoods = _numpy(found.log_likelihood)
     return [
         [
@@ -161,6 +165,20 @@ def _token_search(
     return Search(reader, reader.encode(ids, mask), torch.from_numpy(log_prior), settings)
 
 
+def _draws(settings: GenerationSettings, n: int) -> Float64:
+    """(n, 1 + t) from [0, 1): for a passage, then for each token. The first ones are the same for any n."""
+    return np.random.default_rng(settings.seed).random((n, 1 + settings.max_new_tokens))
+
+
+def _token_draws(search: Search, n: int) -> Tensor | None:
+    """(q, n, t), the same for every question, or None where nothing is sampled."""
+    if not search.settings.temperature:
+        return None
+    return (
+        torch.from_numpy(_draws(search.settings, n)[:, 1:]).to(search.log_prior).expand(len(search.log_prior), -1, -1)
+    )
+
+
 def _decoded_token(log_prior: Float64, token_ids: Sequence[int], log_likelihood: Float64) -> Decoded:
     """RAG-Token's numbers of one answer from log p(y_t|x,z,y_<t), (t, k)."""
     tokens = np.ones((1, len(token_ids)), dtype=bool)
@@ -178,14 +196,17 @@ def _decoded_token(log_prior: Float64, token_ids: Sequence[int], log_likelihood:
 def _sequence(
     reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings, n_best: int
 ) -> list[list[Decoded]]:
-    """A search per passage, then the best of all hypotheses."""
+    """A search per passage, then the best of all hypotheses; or samples, each from a passage's own distribution."""
     owner, slot = np.nonzero(~np.isneginf(log_prior))  # of each row: its question, and its place among the k
     rows = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
     candidates = Candidates(reader, reader.encode(ids[rows], mask[rows]), owner, slot, log_prior)
-    candidates.propose(settings)
-    if settings.decoding is Decoding.THOROUGH:
-        candidates.score_rivals(n_best)
-    chosen = [candidates.best(question, n_best) for question in range(len(log_prior))]
+    if settings.temperature:
+        chosen = candidates.draw(settings, _draws(settings, n_best))
+    else:
+        candidates.propose(settings)
+        if settings.decoding is Decoding.THOROUGH:
+            candidates.score_rivals(n_best)
+        chosen = [candidates.best(question, n_best) for question in range(len(log_prior))]
     candidates.score(chosen)  # fast is fast in the choice alone: what is reported is exact
     return [
         [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)) for y in answers]

@@ -1,11 +1,12 @@
-"""Greedy and beam search over g groups at once, with the semantics of transformers 5.23.
+"""Greedy and beam search, and sampling, over g groups at once. Searches have the semantics of transformers 5.23.
 
 A group is what is searched together: all k passages of a question, marginalised token by token (RAG-Token), or one
 passage alone (the proposals of RAG-Sequence, k = 1). Groups never influence each other; one that is decided drops out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ class Hypotheses:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """The n best continuations of each group, best first."""
+class Continuations:
+    """The n chosen continuations of each group."""
 
     score: Tensor  # (g, n) running score with this token
     beam: Tensor  # (g, n) the beam it continues
@@ -35,30 +36,38 @@ class Candidates:
     log_likelihood: Tensor  # (g, n, k) log p(token|x,z,y_<t)
 
 
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From (g, b, v) log-probabilities and (g, m) of what else counts: scores and indices into b * v, (g, n) each."""
+
+
 class Search:
-    """What greedy and beam search have in common: one step from running beams to their best continuations."""
+    """What all searches have in common: one step from running beams to their continuations."""
 
     def __init__(self, model: Seq2Seq, contexts: Contexts, log_prior: Tensor, settings: GenerationSettings) -> None:
         self.model, self.settings, self.special = model, settings, model.special
         self.log_prior = log_prior.to(contexts.hidden.device, model.dtype)  # (g, k)
-        self.n_beams = settings.n_beams
         self.steps = Steps(model, contexts)
+        self._eos = torch.tensor(self.special.eos, device=self.log_prior.device)
 
     def start(self) -> Tensor:
         """(g, 1) the first input: one beam, until there are several continuations."""
         return torch.full((len(self.log_prior), 1), self.special.decoder_start, device=self.log_prior.device)
 
-    def continuations(self, tokens: Tensor, running: Tensor, n_generated: int, n: int) -> Candidates:
-        """The n best continuations after the (g, b) tokens just taken, whose beams have (g, b) running scores."""
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Which of these tokens are an end of sequence."""
+        return torch.isin(tokens, self._eos)
+
+    def continuations(self, tokens: Tensor, n_generated: int, choose: Choose, given: Tensor) -> Continuations:
+        """What is chosen to follow the (g, b) tokens just taken; `given` has a row for each group."""
         k, b = self.log_prior.shape[1], tokens.shape[1]
         states = self.steps(tokens.repeat_interleave(k, 0)[..., None]).view(len(tokens), k, b, -1)  # (g, k, b, h)
         size = max(1, _MAX_LOGITS // (k * b * self.model.vocabulary_size))
-        slices = zip(*(torch.split(tensor, size) for tensor in (states, self.log_prior, running)), strict=True)
-        parts = [self._best(n_generated, n, *of_groups) for of_groups in slices]
-        return Candidates(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        slices = zip(*(torch.split(tensor, size) for tensor in (states, self.log_prior, given)), strict=True)
+        parts = [self._chosen(n_generated, choose, *of_groups) for of_groups in slices]
+        return Continuations(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _best(
-        self, n_generated: int, n: int, states: Tensor, log_prior: Tensor, running: Tensor
+    def _chosen(
+        self, n_generated: int, choose: Choose, states: Tensor, log_prior: Tensor, given: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         log_p = self.model.log_probs(states)  # (g, k, b, v)
         g, k, b, v = log_p.shape
@@ -66,7 +75,7 @@ class Search:
             marginal = (log_prior.exp()[:, None] @ log_p.exp().view(g, k, b * v)).log_().view(g, b, v)
         else:
             marginal = log_p[:, 0]
-        score, index = (self._constrain(marginal, n_generated) + running[..., None]).flatten(1).topk(min(n, b * v))
+        score, index = choose(self._constrain(marginal, n_generated), given)
         of_choice = log_p.flatten(2).gather(2, index[:, None].expand(-1, k, -1))  # (g, k, n)
         return score, index // v, index % v, of_choice.transpose(1, 2)
 
@@ -80,7 +89,7 @@ class Search:
             log_p = torch.full_like(log_p, -torch.inf)
             log_p[..., forced] = 0.0
         elif n_generated < settings.min_new_tokens:
-            log_p = log_p.index_fill(-1, torch.tensor(special.eos, device=log_p.device), -torch.inf)
+            log_p = log_p.index_fill(-1, self._eos, -torch.inf)
         return log_p
 
     def keep(self, groups: Tensor) -> None:
@@ -90,47 +99,78 @@ class Search:
         self.steps.keep((groups[:, None] * k + torch.arange(k, device=groups.device)).flatten())
 
 
-def greedy_steps(search: Search) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The most probable token of each group, again and again, until each has its end or its maximum.
+def decode(search: Search, draws: Tensor | None = None) -> Hypotheses:
+    """One hypothesis per group by greedy search, or n_beams by beam search, or with (g, n, t) draws n samples."""
+    if draws is None and search.settings.n_beams > 1:
+        return beam(search)
+    g, k = search.log_prior.shape
+    out = _nothing(g, 1 if draws is None else draws.shape[1], search.settings.max_new_tokens, k, search.log_prior)
+    for position, (group, beam_, token, log_likelihood) in enumerate(steps(search, draws)):
+        out.tokens[group, beam_, position] = token
+        out.log_likelihood[group, beam_, position] = log_likelihood
+        out.length[group, beam_] += 1
+    return out
 
-    Yields (groups (a,), token (a,), log_likelihood (a, k)) for the a groups still undecided.
+
+def steps(search: Search, draws: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Token after token, never looking back: the most probable one, or with (g, n, t) draws from [0, 1) sampled ones.
+
+    Yields (group (a,), sample (a,), token (a,), log_likelihood (a, k)) of the a samples without an end so far.
     """
-    alive = torch.arange(len(search.log_prior), device=search.log_prior.device)
-    undecided = torch.ones_like(alive, dtype=torch.bool)
+    g, k = search.log_prior.shape
+    n = 1 if draws is None else draws.shape[1]
+    alive = torch.arange(g, device=search.log_prior.device)
+    undecided = torch.ones((g, n), dtype=torch.bool, device=alive.device)
     tokens = search.start()
-    for n_generated in range(search.settings.max_new_tokens):
-        best = search.continuations(tokens, torch.zeros_like(tokens, dtype=search.log_prior.dtype), n_generated, 1)
-        yield alive[undecided], best.token[undecided, 0], best.log_likelihood[undecided, 0]
-        undecided = undecided & (best.token[:, 0] != search.special.eos)
+    choose = partial(_best, 1) if draws is None else partial(_sampled, search.settings)
+    for position in range(search.settings.max_new_tokens):
+        given = torch.zeros_like(search.log_prior[:, :1]) if draws is None else draws[alive, :, position]
+        found = search.continuations(tokens, position, choose, given)
+        group, sample = undecided.nonzero(as_tuple=True)
+        yield alive[group], sample, found.token[group, sample], found.log_likelihood[group, sample]
+        undecided = undecided & ~search.ends(found.token)
         if not undecided.any():
             return
-        tokens = best.token
-        if _worth_dropping(undecided):
-            keep = undecided.nonzero()[:, 0]
+        if n > tokens.shape[1]:
+            search.steps.branch(found.beam.repeat_interleave(k, 0))
+        tokens = found.token
+        if _worth_dropping(undecided.any(1)):
+            keep = undecided.any(1).nonzero()[:, 0]
             alive, tokens, undecided = alive[keep], tokens[keep], undecided[keep]
             search.keep(keep)
 
 
-def greedy(search: Search) -> Hypotheses:
-    """One hypothesis per group."""
-    g, k = search.log_prior.shape
-    device, t = search.log_prior.device, search.settings.max_new_tokens
-    out = _nothing(g, 1, t, k, search.log_prior)
-    for position, (alive, token, log_likelihood) in enumerate(greedy_steps(search)):
-        out.tokens[alive, 0, position] = token
-        out.log_likelihood[alive, 0, position] = log_likelihood
-        out.length[alive, 0] = torch.tensor(position + 1, device=device)
-    return out
+def _best(n: int, log_p: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
+    """The n continuations with the highest running scores."""
+    scores = (log_p + running[..., None]).flatten(1)
+    score, index = scores.topk(min(n, scores.shape[1]))
+    return score, index
+
+
+def _sampled(settings: GenerationSettings, log_p: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """One continuation of each of n beams by its draw, from the most probable tokens that hold top_p together."""
+    n, v = draws.shape[1], log_p.shape[-1]
+    p, token = (log_p / settings.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    reached = p.cumsum(-1)
+    n_kept = (reached - p < settings.top_p).sum(-1, keepdim=True)  # (g, b, 1)
+    target = reached.gather(-1, n_kept - 1).expand(-1, n, -1) * draws[..., None]
+    place = torch.searchsorted(reached.expand(-1, n, -1).contiguous(), target, right=True)
+    choice = token.expand(-1, n, -1).gather(-1, torch.minimum(place, n_kept - 1))[..., 0]  # (g, n)
+    beams = torch.arange(log_p.shape[1], device=log_p.device).expand(len(log_p), n)
+    index = beams * v + choice
+    return log_p.flatten(1).gather(1, index), index
 
 
 def beam(search: Search) -> Hypotheses:
     """The b hypotheses of each group with the highest score / length ** length_penalty.
 
-    As in transformers: the top 2b continuations of a step are looked at; an ended one is accepted only if it ranks
-    among the top b; a group is decided when its best running beam, normalised at its present length, is no better than
-    the worst of b accepted hypotheses, or with `early_stopping` as soon as there are b.
+    As in transformers: the top 2b continuations of a step are looked at, or (1 + e) * b with e end-of-sequence tokens,
+    so that b can go on; an ended one is accepted only if it ranks among the top b; a group is decided when its best
+    running beam, normalised at its present length, is no better than the worst of b accepted hypotheses, or with
+    `early_stopping` as soon as there are b.
     """
-    settings, b = search.settings, search.n_beams
+    settings, b = search.settings, search.settings.n_beams
+    choose = partial(_best, (1 + len(search.special.eos)) * b)
     g, k = search.log_prior.shape
     done = _nothing(g, b, settings.max_new_tokens, k, search.log_prior)
     done_score = done.log_likelihood.new_full((g, b), -torch.inf)
@@ -140,9 +180,9 @@ def beam(search: Search) -> Hypotheses:
     tokens = search.start()
     running = torch.zeros_like(tokens, dtype=search.log_prior.dtype)
     for n_generated in range(settings.max_new_tokens):
-        found = search.continuations(tokens, running, n_generated, 2 * b)
+        found = search.continuations(tokens, n_generated, choose, running)
         grown = _grow(run, found, n_generated)
-        ended = (found.token == search.special.eos) | (n_generated + 1 == settings.max_new_tokens)
+        ended = search.ends(found.token) | (n_generated + 1 == settings.max_new_tokens)
 
         accepted = ended & (torch.arange(ended.shape[1], device=ended.device) < b) & undecided[:, None]
         normaliser = (n_generated + 1) ** settings.length_penalty
@@ -185,8 +225,8 @@ def _fields(hypotheses: Hypotheses) -> tuple[Tensor, Tensor, Tensor]:
     return hypotheses.tokens, hypotheses.length, hypotheses.log_likelihood
 
 
-def _grow(run: Hypotheses, found: Candidates, position: int) -> Hypotheses:
-    """The candidates as hypotheses: the beam each continues, and its token."""
+def _grow(run: Hypotheses, found: Continuations, position: int) -> Hypotheses:
+    """The continuations as hypotheses: the beam each continues, and its token."""
     grown = Hypotheses(*(_pick(field, found.beam) for field in _fields(run)))
     grown.tokens[:, :, position] = found.token
     grown.log_likelihood[:, :, position] = found.log_likelihood

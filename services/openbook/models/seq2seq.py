@@ -36,7 +36,7 @@ class SpecialTokens:
     """Token ids that steer decoding; None where the model has none."""
 
     decoder_start: int
-    eos: int
+    eos: tuple[int, ...]  # any of them ends an answer
     pad: int
     forced_bos: int | None = None
     forced_eos: int | None = None
@@ -46,7 +46,7 @@ class SpecialTokens:
         """As the model's generation config says, or else its config.
 
         Raises:
-            InvalidModel: there is no decoder start, or not exactly one end-of-sequence token.
+            InvalidModel: there is no decoder start, or no end-of-sequence token.
         """
 
         def first(*names: str) -> Any:
@@ -57,14 +57,19 @@ class SpecialTokens:
                         return value
             return None
 
-        start, eos, pad = first("decoder_start_token_id", "bos_token_id"), first("eos_token_id"), first("pad_token_id")
-        if isinstance(eos, list) and len(eos) == 1:
-            eos = eos[0]
-        if not isinstance(start, int) or not isinstance(eos, int):
-            raise InvalidModel(
-                f"the generator needs one decoder_start_token_id and one eos_token_id, got {start}, {eos}"
-            )
-        return cls(start, eos, eos if pad is None else pad, first("forced_bos_token_id"), first("forced_eos_token_id"))
+        def several(name: str) -> tuple[int, ...]:
+            value = first(name)
+            return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+        start, eos, pad = (
+            first("decoder_start_token_id", "bos_token_id"),
+            several("eos_token_id"),
+            first("pad_token_id"),
+        )
+        if not isinstance(start, int) or not eos:
+            raise InvalidModel(f"the generator needs decoder_start_token_id and eos_token_id, got {start} and {eos}")
+        forced = (several(f"forced_{name}_token_id")[:1] for name in ("bos", "eos"))
+        return cls(start, eos, eos[0] if pad is None else pad, *(token[0] if token else None for token in forced))
 
 
 @dataclass(frozen=True, slots=True)

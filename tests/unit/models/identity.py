@@ -96,7 +96,7 @@ def _settings(number: int) -> tuple[GenerationSettings, SpecialTokens]:
         min_new_tokens=0 if forced_bos else 2,
     )
     bos, eos = tiny.BOS if forced_bos else None, tiny.EOS if forced_eos else None
-    return settings, SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD, bos, eos)
+    return settings, SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD, bos, eos)
 
 
 @cache
@@ -152,7 +152,7 @@ def arguments(settings: GenerationSettings, special: SpecialTokens) -> dict[str,
         "max_new_tokens": settings.max_new_tokens,
         "decoder_start_token_id": special.decoder_start,
         "pad_token_id": special.pad,
-        "eos_token_id": special.eos,
+        "eos_token_id": list(special.eos),
         "forced_bos_token_id": special.forced_bos,
         "forced_eos_token_id": special.forced_eos,
     }

@@ -26,7 +26,7 @@ from openbook.models.decoding import (
     stream,
 )
 
-SPECIAL = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD)
+SPECIAL = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD)
 ARCHITECTURES = [tiny.bart, tiny.mbart, tiny.pegasus, tiny.t5, tiny.bert2bert]
 Tokens = tuple[int, ...]
 
@@ -52,19 +52,19 @@ def _search(log_p: Callable[[Tokens], Any], settings: GenerationSettings, specia
         if forced is not None:
             return np.where(np.arange(len(values)) == forced, 0.0, -np.inf)
         if len(tokens) < settings.min_new_tokens:
-            values[special.eos] = -np.inf
+            values[list(special.eos)] = -np.inf
         return values
 
     if settings.n_beams == 1:
         answer: Tokens = ()
-        while len(answer) < settings.max_new_tokens and answer[-1:] != (special.eos,):
+        while len(answer) < settings.max_new_tokens and not set(answer[-1:]) & set(special.eos):
             answer += (int(steered(answer).argmax()),)
         return [answer]
     b, running, done = settings.n_beams, [(0.0, ())], []
     for length in range(1, settings.max_new_tokens + 1):
         grown = [(s + v, (*y, t)) for s, y in running for t, v in enumerate(steered(y)) if v > -np.inf]
-        ranked = sorted(grown, key=lambda pair: -pair[0])[: 2 * b]
-        ended = [length == settings.max_new_tokens or y[-1] == special.eos for _, y in ranked]
+        ranked = sorted(grown, key=lambda pair: -pair[0])[: (1 + len(special.eos)) * b]
+        ended = [length == settings.max_new_tokens or y[-1] in special.eos for _, y in ranked]
         norm = length**settings.length_penalty
         done += [(s / norm, y) for (s, y), end in zip(ranked[:b], ended, strict=False) if end]
         done = sorted(done, key=lambda pair: -pair[0])[:b]
@@ -127,7 +127,9 @@ def _cases(n: int) -> Any:
             min_new_tokens=case // 2 % 2,
         )
         forced_bos = tiny.BOS if case % 5 == 0 else None
-        yield case, settings, replace(SPECIAL, forced_bos=forced_bos, forced_eos=tiny.EOS if case % 7 == 0 else None)
+        forced_eos = tiny.EOS if case % 7 == 0 else None
+        eos = (tiny.EOS, 7, 8, 9) if case % 4 == 1 else (tiny.EOS,)
+        yield case, settings, replace(SPECIAL, eos=eos, forced_bos=forced_bos, forced_eos=forced_eos)
 
 
 @pytest.mark.parametrize("build", ARCHITECTURES)
@@ -339,8 +341,25 @@ def test_special_tokens_come_from_the_model() -> None:
     model.generation_config.forced_bos_token_id = tiny.BOS
     assert SpecialTokens.of(model) == replace(SPECIAL, forced_bos=tiny.BOS)
     model.generation_config.eos_token_id = [2, 3]
-    with pytest.raises(InvalidModel, match=r"one eos_token_id, got 2, \[2, 3\]"):
+    assert SpecialTokens.of(model).eos == (2, 3)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    with pytest.raises(InvalidModel, match=r"needs decoder_start_token_id and eos_token_id, got 2 and \(\)"):
         SpecialTokens.of(model)
+
+
+@pytest.mark.parametrize("n_beams", [1, 4])
+def test_any_of_several_ends_ends_an_answer_as_in_transformers(n_beams: int) -> None:
+    model = tiny.bart()
+    eos, ended = [tiny.EOS, *range(30, 40)], set()
+    for seed in range(12):
+        ids, mask = tiny.contexts(seed, 1)
+        options = {"num_beams": n_beams, "max_new_tokens": 6, "eos_token_id": eos, "pad_token_id": tiny.PAD}
+        [theirs] = model.generate(ids, attention_mask=mask, decoder_start_token_id=tiny.EOS, **options).tolist()
+        settings = GenerationSettings(Formulation.TOKEN, n_beams=n_beams, max_new_tokens=6)  # by the beam's own score
+        [ours] = generate(model, ids, mask, torch.zeros(1, 1), settings, replace(SPECIAL, eos=tuple(eos)))
+        assert list(ours.token_ids) == [token for token in theirs[1:] if token != tiny.PAD]
+        ended.add(ours.token_ids[-1])
+    assert len(ended & set(eos)) > 2
 
 
 @pytest.mark.parametrize(

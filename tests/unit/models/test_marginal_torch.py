@@ -149,7 +149,7 @@ def test_labels_of_one_token_have_the_same_probability_under_both_formulations(f
     ids, mask = tiny.contexts(10, 6)
     scores = tiny.scores(10, 2, 3)
     scores[1, 2] = -torch.inf
-    special = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD, forced_bos)
+    special = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD, forced_bos)
     got = marginal.label_log_likelihood(model, ids, mask, scores, labels, special)
     for c, label in enumerate(labels):
         if forced_bos is None:

@@ -28,7 +28,7 @@ from openbook.models.formats import RagFormat
 from openbook.models.generator import RagGenerator
 from openbook.models.seq2seq import SpecialTokens
 
-SPECIAL = SpecialTokens(tiny.EOS, tiny.EOS, tiny.PAD)
+SPECIAL = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD)
 SEQUENCE, TOKEN = Formulation.SEQUENCE, Formulation.TOKEN
 HOW = GenerationSettings(n_beams=2, max_new_tokens=6, min_new_tokens=2)
 KINDS = {SEQUENCE: RagSequenceForGeneration, TOKEN: RagTokenForGeneration}
@@ -155,7 +155,7 @@ def test_rag_token_samples_one_sequence_however_many_are_asked_for() -> None:
     model, inputs = tiny.bart(), _inputs(5, 1, 2)
     rag, settings = tiny.rag(RagTokenForGeneration, model, 2), replace(HOW, formulation=TOKEN, n_beams=1)
     assert len(_generate(rag, inputs, settings, do_sample=True, num_return_sequences=3)) == 1
-    [several] = generate_several(model, *inputs, replace(settings, n_beams=3), 3)
+    [several] = generate_several(model, *inputs, replace(settings, temperature=1.0), 3)
     assert len({answer.token_ids for answer in several}) == 3
 
 
