@@ -170,3 +170,19 @@ class TokenDelta:
     text: str  # what it adds to the text so far
     log_likelihood: float  # log p(y_t|x,y_<t)
     log_posterior: Float64  # (k,) log p(z|x,y_<=t)
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What the model thinks of each of c labels as the answer. All logs are natural."""
+
+    labels: tuple[str, ...]  # c
+    log_likelihood: Float64  # (c,) log p(label|x) among all answers there are
+    log_probability: Float64  # (c,) the same among these labels: sums to 1
+    log_prior: Float64  # (k,) log p(z|x)
+    log_posterior: Float64  # (c, k) log p(z|x,label)
+
+    @property
+    def label(self) -> str:
+        """The most probable one."""
+        return self.labels[int(self.log_probability.argmax())]

@@ -18,13 +18,22 @@ import torch
 from torch import Tensor
 
 from openbook.core import marginal
-from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings
+from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings, Int64
 from openbook.errors import InvalidRequest
 from openbook.models.candidates import Candidates
 from openbook.models.search import Search, decode, steps
-from openbook.models.seq2seq import Seq2Seq, SpecialTokens
+from openbook.models.seq2seq import Contexts, Seq2Seq, SpecialTokens
 
-__all__ = ["Decoded", "DecodedToken", "Seq2Seq", "SpecialTokens", "generate", "generate_several", "stream"]
+__all__ = [
+    "Decoded",
+    "DecodedToken",
+    "Seq2Seq",
+    "SpecialTokens",
+    "generate",
+    "generate_several",
+    "score_answers",
+    "stream",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,41 @@ def stream(
     yield _decoded_token(log_prior[0], token_ids, np.stack(likelihoods))
 
 
+@torch.no_grad()
+def score_answers(
+    model: Any,
+    context_ids: Tensor,
+    context_mask: Tensor,
+    scores: Tensor,
+    answers: Sequence[Sequence[int]],
+    formulation: Formulation,
+    special: SpecialTokens | None = None,
+) -> list[list[Decoded]]:
+    """What the model thinks of each of c given answers to each of n questions: (n, c). Contexts are encoded once.
+
+    answers are token ids as decoding gives them, one or more each; all of their tokens count. One that lacks a BOS that
+    the model forces is read after it, and BOS does not count. Labels of one token without end-of-sequence are the
+    paper's classification, where both formulations agree. Other arguments and errors as in `generate`.
+    """
+    reader = Seq2Seq.of(model, special)
+    log_prior = _check(context_ids, context_mask, scores)
+    contexts, owner, slot = _encoded(reader, context_ids, context_mask, log_prior)
+    bos, device = reader.special.forced_bos, reader.device
+    decoded: list[list[Decoded]] = [[] for _ in log_prior]
+    for answer in map(tuple, answers):
+        read = torch.tensor([bos, *answer] if bos not in (None, answer[0]) else answer, device=device)
+        counted = torch.arange(len(read), device=device) >= len(read) - len(answer)
+        inputs = read.expand(len(owner), 1, -1), counted.expand(len(owner), 1, -1)
+        likelihood: Float64 = np.full((*log_prior.shape, len(answer)), -np.inf)
+        likelihood[owner, slot] = _numpy(reader.score(contexts, *inputs, reader.cache(contexts))[:, 0, -len(answer) :])
+        for of_question, prior, given in zip(decoded, log_prior, likelihood, strict=True):  # given (k, t)
+            if formulation is Formulation.TOKEN:
+                of_question.append(_decoded_token(prior, answer, given.T))
+            else:
+                of_question.append(_decoded_sequence(prior, answer, given.sum(-1)))
+    return decoded
+
+
 def _token(
     reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings, n_best: int
 ) -> list[list[Decoded]]:
@@ -197,9 +241,8 @@ def _sequence(
     reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64, settings: GenerationSettings, n_best: int
 ) -> list[list[Decoded]]:
     """A search per passage, then the best of all hypotheses; or samples, each from a passage's own distribution."""
-    owner, slot = np.nonzero(~np.isneginf(log_prior))  # of each row: its question, and its place among the k
-    rows = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
-    candidates = Candidates(reader, reader.encode(ids[rows], mask[rows]), owner, slot, log_prior)
+    contexts, owner, slot = _encoded(reader, ids, mask, log_prior)
+    candidates = Candidates(reader, contexts, owner, slot, log_prior)
     if settings.temperature:
         chosen = candidates.draw(settings, _draws(settings, n_best))
     else:
@@ -212,6 +255,13 @@ def _sequence(
         [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)) for y in answers]
         for question, answers in enumerate(chosen)
     ]
+
+
+def _encoded(reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64) -> tuple[Contexts, Int64, Int64]:
+    """The contexts without those of empty slots, and of each its question and its place among the k."""
+    owner, slot = np.nonzero(~np.isneginf(log_prior))
+    rows = torch.from_numpy(owner * log_prior.shape[1] + slot).to(ids.device)
+    return reader.encode(ids[rows], mask[rows]), owner, slot
 
 
 def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likelihood: Float64) -> Decoded:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from openbook.config import GeneratorSettings
-from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
+from openbook.core.types import Classification, Formulation, Generation, GenerationSettings, Retrieved, TokenDelta
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place
@@ -65,6 +66,32 @@ class RagGenerator:
             else:
                 yield self._generation(item, len(retrieved.passages))
 
+    def classify(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], labels: Sequence[str], formulation: Formulation
+    ) -> list[Classification]:
+        """The probability of each label as the answer to each question, from its own passages (sections 2.3 and 3.4).
+
+        Labels of one token each are scored without end-of-sequence, as in the paper, where both formulations agree;
+        as soon as one has more, end-of-sequence is part of all of them.
+
+        Raises:
+            InvalidRequest: there is no label, one is empty or is there twice; and as `generate`.
+        """
+        answers = self._labels(labels)
+        if not questions:
+            return []
+        inputs = self._inputs(questions, retrieved)
+        scored = decoding.score_answers(self._model, *inputs, answers, formulation)
+        return [_classification(labels, each, len(r.passages)) for each, r in zip(scored, retrieved, strict=True)]
+
+    def _labels(self, labels: Sequence[str]) -> list[list[int]]:
+        answers = [list(self._tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
+        if not labels or not all(answers) or len(set(map(tuple, answers))) < len(labels):
+            raise InvalidRequest(f"labels must be one or more different texts, none empty, got {list(labels)}")
+        if max(map(len, answers)) > 1:
+            answers = [[*answer, self._model.special.eos[0]] for answer in answers]
+        return answers
+
     def _inputs(self, questions: Sequence[str], retrieved: Sequence[Retrieved]) -> tuple[Tensor, Tensor, Tensor]:
         """Context ids and mask (n * k, l) and scores (n, k), k and l those of the largest; what is missing is empty."""
         k = max(len(each.passages) for each in retrieved)
@@ -105,3 +132,14 @@ class RagGenerator:
         """Of the tokens so far. With one more token it only grows: half a character at the end is left out for now."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
+
+
+def _classification(labels: Sequence[str], scored: Sequence[Decoded], n_hits: int) -> Classification:
+    log_likelihood = np.array([each.log_likelihood for each in scored])
+    return Classification(
+        tuple(labels),
+        log_likelihood,
+        log_likelihood - np.logaddexp.reduce(log_likelihood),
+        scored[0].log_prior[:n_hits],
+        np.stack([each.log_posterior[:n_hits] for each in scored]),
+    )

@@ -23,8 +23,10 @@ from openbook.models.decoding import (
     SpecialTokens,
     generate,
     generate_several,
+    score_answers,
     stream,
 )
+from openbook.models.marginal import label_log_likelihood
 
 SPECIAL = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD)
 ARCHITECTURES = [tiny.bart, tiny.mbart, tiny.pegasus, tiny.t5, tiny.bert2bert]
@@ -300,6 +302,33 @@ def test_forced_tokens_count_with_the_probability_the_model_gives_them() -> None
     assert got.token_ids == (7, tiny.EOS)
     assert got.log_likelihood == pytest.approx(log_p(())[7] + log_p((7,))[tiny.EOS])
     assert got.log_likelihood < -1.0
+
+
+@pytest.mark.parametrize("formulation", list(Formulation))
+@pytest.mark.parametrize("forced_bos", [None, tiny.BOS])
+def test_given_answers_are_scored_as_if_they_had_been_generated(
+    formulation: Formulation, forced_bos: int | None
+) -> None:
+    model, ids, mask, scores = tiny.bart(), *tiny.contexts(16, 6), tiny.scores(16, 2, 3)
+    special = replace(SPECIAL, forced_bos=forced_bos)
+    settings = GenerationSettings(formulation=formulation, n_beams=4, max_new_tokens=4)
+    for question, answers in enumerate(generate_several(model, ids, mask, scores, settings, 3, special)):
+        scored = score_answers(model, ids, mask, scores, [y.token_ids for y in answers], formulation, special)
+        for got, wanted in zip(scored[question], answers, strict=True):
+            _assert_same(got, wanted)
+
+
+def test_given_answers_without_the_forced_bos_are_read_after_it() -> None:
+    model, ids, mask, scores = tiny.bart(), *tiny.contexts(17, 6), tiny.scores(17, 2, 3)
+    scores[1, 2] = -torch.inf
+    special = replace(SPECIAL, forced_bos=tiny.BOS)
+    labels = torch.tensor([11, 12])
+    wanted = label_log_likelihood(model, ids, mask, scores, labels, special).tolist()
+    for formulation in Formulation:
+        scored = score_answers(model, ids, mask, scores, labels[:, None].tolist(), formulation, special)
+        for question, of_question in enumerate(scored):
+            assert [y.log_likelihood for y in of_question] == pytest.approx(wanted[question], abs=1e-9)
+            assert [y.token_ids for y in of_question] == [(11,), (12,)]
 
 
 def test_streaming_gives_the_tokens_and_numbers_of_the_whole() -> None:

@@ -195,3 +195,34 @@ def _assert_equal(ours: Sequence[Generation], theirs: Sequence[Generation]) -> N
         assert one.log_likelihood == pytest.approx(other.log_likelihood, abs=1e-4)
         assert one.log_prior == pytest.approx(other.log_prior)
         assert one.log_posterior == pytest.approx(other.log_posterior, abs=1e-4)
+
+
+@pytest.mark.parametrize("formulation", list(Formulation))
+def test_labels_are_weighed_against_each_other(formulation: Formulation) -> None:
+    labels = ["alexander graham bell", "marie curie", "warsaw"]
+    questions, retrieved = zip(TELEPHONE, BIRTH, strict=True)
+    telephone, birth = _reader().classify(questions, retrieved, labels, formulation)
+    assert (telephone.label, birth.label) == ("alexander graham bell", "warsaw")
+    for classification, each in zip((telephone, birth), retrieved, strict=True):
+        assert classification.labels == tuple(labels)
+        assert np.exp(classification.log_probability).sum() == pytest.approx(1)
+        np.testing.assert_allclose(np.ptp(classification.log_likelihood - classification.log_probability), 0, atol=1e-9)
+        np.testing.assert_allclose(np.exp(classification.log_posterior).sum(1), 1)
+        np.testing.assert_allclose(classification.log_prior, log_prior(each.scores[None].astype(np.float64))[0])
+    generated = _reader().generate(*zip(BIRTH, strict=True), GREEDY_TOKEN)[0]
+    if formulation is Formulation.TOKEN:  # it is the answer that greedy decoding found
+        assert birth.log_likelihood[2] == pytest.approx(generated.log_likelihood, abs=1e-4)
+
+
+def test_labels_of_one_token_have_no_end_of_sequence() -> None:
+    one, several = (
+        _reader().classify([BIRTH[0]], [BIRTH[1]], labels, Formulation.SEQUENCE)[0]
+        for labels in (["warsaw", "paris"], ["warsaw", "new york"])
+    )
+    assert one.log_likelihood[0] > several.log_likelihood[0]
+
+
+@pytest.mark.parametrize("labels", [[], ["yes", ""], ["yes", "yes"]])
+def test_labels_that_cannot_be_told_apart_are_refused(labels: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="labels must be one or more different texts"):
+        _reader().classify([BIRTH[0]], [BIRTH[1]], labels, Formulation.TOKEN)
