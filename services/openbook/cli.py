@@ -163,6 +163,9 @@ def ask(
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
     decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
     beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0 the answer is sampled.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the tokens that hold so much together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds within which the answer is worth having.")] = 30.0,
     min_coverage: Annotated[
         float | None, typer.Option(help="Answer if this share of the passages can be searched; 1 is all or nothing.")
@@ -174,7 +177,15 @@ def ask(
 
     with Client(server, timeout) as client:
         response = client.answer(
-            question, k=k, formulation=formulation, decoding=decoding, n_beams=beams, min_coverage=min_coverage
+            question,
+            k=k,
+            formulation=formulation,
+            decoding=decoding,
+            n_beams=beams,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            min_coverage=min_coverage,
         )
         print_answer(question, response)
 

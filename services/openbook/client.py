@@ -1,19 +1,46 @@
 """A gRPC client of the endpoint, for Python. Needs neither torch nor Ray; other languages start from protos/."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import grpc
 
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest, from_grpc_code
+from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
-from openbook.v1.answer_pb2 import Decoding as WireDecoding
-from openbook.v1.answer_pb2 import Formulation as WireFormulation
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 
 GRACE_S = 1.0
 """How much longer than the server we wait, so that its own, better explained refusal comes first."""
+
+
+_ENUMS = {"formulation": answer_pb2.Formulation, "decoding": answer_pb2.Decoding}
+R = TypeVar("R", AnswerRequest, RetrieveRequest)
+
+
+class RetrieveOptions(TypedDict, total=False):
+    """What a request may ask for; what is left out, or None, takes the server's default."""
+
+    k: int | None
+    min_coverage: float | None
+    request_id: str
+
+
+class AnswerOptions(RetrieveOptions, total=False):
+    """The fields of AnswerRequest in answer.proto, which says what they mean."""
+
+    formulation: Formulation | None
+    decoding: Decoding | None
+    n_beams: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    length_penalty: float | None
+    early_stopping: bool | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
 
 
 class Client:
@@ -24,56 +51,26 @@ class Client:
         self._stub = AnswerServiceStub(self._channel)
         self._timeout_s = timeout_s
 
-    def answer(
-        self,
-        question: str,
-        *,
-        k: int | None = None,
-        formulation: Formulation | None = None,
-        decoding: Decoding | None = None,
-        n_beams: int | None = None,
-        max_new_tokens: int | None = None,
-        length_penalty: float | None = None,
-        min_coverage: float | None = None,
-        request_id: str = "",
-    ) -> AnswerResponse:
+    def answer(self, question: str, **options: Unpack[AnswerOptions]) -> AnswerResponse:
         """The answer with its evidence.
 
         Raises:
             OpenbookError: the one that the server raised.
         """
-        request = self._request(
-            question, k, formulation, decoding, n_beams, max_new_tokens, length_penalty, min_coverage, request_id
-        )
         with _our_errors():
-            return self._stub.Answer(request, timeout=self._timeout_s + GRACE_S)
+            return self._stub.Answer(self._request(question, options), timeout=self._timeout_s + GRACE_S)
 
-    def stream(
-        self,
-        question: str,
-        *,
-        k: int | None = None,
-        max_new_tokens: int | None = None,
-        min_coverage: float | None = None,
-        request_id: str = "",
-    ) -> Iterator[AnswerEvent]:
-        """Greedy RAG-Token: the passages, each token as it is decided, the answer. Raises as `answer`."""
-        request = self._request(question, k, Formulation.TOKEN, None, 1, max_new_tokens, None, min_coverage, request_id)
+    def stream(self, question: str, **options: Unpack[AnswerOptions]) -> Iterator[AnswerEvent]:
+        """The passages, each token as it is decided, the answer: RAG-Token, greedy or sampled. Raises as `answer`."""
+        one_by_one: AnswerOptions = {"formulation": Formulation.TOKEN, "n_beams": 1}
         with _our_errors():
+            request = self._request(question, {**options, **one_by_one})
             yield from self._stub.AnswerStream(request, timeout=self._timeout_s + GRACE_S)
 
-    def retrieve(
-        self, question: str, *, k: int | None = None, min_coverage: float | None = None, request_id: str = ""
-    ) -> RetrieveResponse:
+    def retrieve(self, question: str, **options: Unpack[RetrieveOptions]) -> RetrieveResponse:
         """The passages and their prior alone. Raises as `answer`."""
         with _our_errors():
-            request = RetrieveRequest(
-                question=question,
-                k=_unsigned("k", k),
-                timeout_s=self._timeout_s,
-                min_coverage=min_coverage,
-                request_id=request_id,
-            )
+            request = _filled(RetrieveRequest(question=question, timeout_s=self._timeout_s), options)
             return self._stub.Retrieve(request, timeout=self._timeout_s + GRACE_S)
 
     def close(self) -> None:
@@ -86,36 +83,25 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _request(
-        self,
-        question: str,
-        k: int | None,
-        formulation: Formulation | None,
-        decoding: Decoding | None,
-        n_beams: int | None,
-        max_new_tokens: int | None,
-        length_penalty: float | None,
-        min_coverage: float | None,
-        request_id: str,
-    ) -> AnswerRequest:
-        return AnswerRequest(
-            question=question,
-            k=_unsigned("k", k),
-            formulation=WireFormulation.Value(f"FORMULATION_{formulation.name if formulation else 'UNSPECIFIED'}"),
-            decoding=WireDecoding.Value(f"DECODING_{decoding.name if decoding else 'UNSPECIFIED'}"),
-            n_beams=_unsigned("n_beams", n_beams),
-            max_new_tokens=_unsigned("max_new_tokens", max_new_tokens),
-            length_penalty=length_penalty,
-            min_coverage=min_coverage,
-            timeout_s=self._timeout_s,
-            request_id=request_id,
-        )
+    def _request(self, question: str, options: AnswerOptions) -> AnswerRequest:
+        return _filled(AnswerRequest(question=question, timeout_s=self._timeout_s), options)
 
 
-def _unsigned(name: str, value: int | None) -> int | None:
-    if value is not None and not 0 <= value < 2**32:
-        raise InvalidRequest(f"{name} must be 0..{2**32 - 1}, got {value}")
-    return value
+def _filled(request: R, options: Mapping[str, Any]) -> R:
+    """The request with the options that have a value.
+
+    Raises:
+        InvalidRequest: a number does not fit in its field.
+    """
+    for name, value in options.items():
+        if isinstance(value, Formulation | Decoding):
+            value = _ENUMS[name].Value(f"{name.upper()}_{value.name}")
+        if value is not None:
+            try:
+                setattr(request, name, value)
+            except ValueError as error:
+                raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value}") from None
+    return request
 
 
 @contextmanager

@@ -94,7 +94,9 @@ def test_both_protocols_give_the_same(client: Client, http: httpx.Client) -> Non
         client.answer(QUESTION, k=2), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     for evidence in over_grpc["evidence"]:
-        evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes int64 as text
+        evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes 64 bits as text
+    for name in ("rows_searched", "rows_total"):
+        over_grpc["coverage"][name] = int(over_grpc["coverage"][name])
     for name in ("formulation", "decoding"):
         over_grpc[name] = over_grpc[name].split("_")[-1].lower()
     assert set(over_http) == set(over_grpc)
@@ -135,6 +137,9 @@ GRPC_REFUSALS = [
     ({"question": "x", "n_beams": 1000}, r"n_beams must be 1\.\.32, got 1000"),
     ({"question": "x", "max_new_tokens": 0}, r"max_new_tokens must be 1\.\.512, got 0"),
     ({"question": "x", "length_penalty": math.nan}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
+    ({"question": "x", "temperature": -1}, r"temperature must be 0\.0\.\.10\.0, got -1"),
+    ({"question": "x", "top_p": 0}, r"top_p must be 1e-06\.\.1\.0, got 0"),
+    ({"question": "x", "min_new_tokens": 33}, r"min_new_tokens must be 0\.\.32, got 33"),
     ({"question": "x", "timeout_s": -1}, r"timeout_s must be above 0 .*300.*, got -1"),
     ({"question": "x", "timeout_s": math.nan}, r"timeout_s must be above 0 .*, got nan"),
     ({"question": "x", "request_id": "a\nb"}, r"request_id must have 1\.\.128 printable ASCII"),

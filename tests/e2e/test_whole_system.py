@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from openbook.cache.server import free_port
+from openbook.client import Client
+from openbook.core.types import Formulation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -176,6 +178,16 @@ def test_every_way_in_gives_the_same_answer_with_the_same_evidence(
     assert asked.returncode == 0, asked.stderr
     assert str(over_http["answer"]) in asked.stdout
     assert f"{evidence(over_http)[0][1]:.4f}" in asked.stdout
+
+
+def test_a_seed_names_a_sample_whichever_the_way_in(system: System) -> None:
+    sampling = {"formulation": "token", "temperature": 3.0, "max_new_tokens": 6}
+    answers = [post(system, question=QUESTION, seed=seed, **sampling)[1] for seed in (0, 1, 2, 0)]
+    assert answers[0]["answer"] == answers[3]["answer"]
+    assert len({str(answer["answer"]) for answer in answers}) == 3
+    with Client(system.grpc) as client:
+        over_grpc = client.answer(QUESTION, formulation=Formulation.TOKEN, temperature=3.0, max_new_tokens=6, seed=1)
+    assert over_grpc.answer == answers[1]["answer"]
 
 
 def test_bad_questions_are_refused_in_one_line(system: System) -> None:

@@ -40,7 +40,12 @@ class AnswerRequest(RetrieveRequest):
     decoding: Annotated[Decoding | None, Field(description="How RAG-Sequence scores its candidates.")] = None
     n_beams: Annotated[int | None, Field(strict=True, description="1 is greedy.")] = None
     max_new_tokens: Annotated[int | None, Field(strict=True)] = None
-    length_penalty: Annotated[float | None, Field()] = None
+    min_new_tokens: Annotated[int | None, Field(strict=True)] = None
+    length_penalty: float | None = None
+    early_stopping: Annotated[bool | None, Field(strict=True)] = None
+    temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
+    top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
+    seed: Annotated[int | None, Field(strict=True, description="Equal seeds give equal answers.")] = None
 
 
 class _Response(BaseModel):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from openbook.config import Settings
 from openbook.core.deadline import Deadline
@@ -83,7 +83,7 @@ class AnswerService:
         return Deadline.after(min(timeout_s, limit_s))
 
     def _generation_settings(self, request: AnswerRequest) -> GenerationSettings:
-        names = ("formulation", "decoding", "n_beams", "max_new_tokens", "length_penalty")
+        names = (field.name for field in fields(GenerationSettings))
         asked = {name: value for name in names if (value := getattr(request, name)) is not None}
         return replace(self._defaults.generation(), **asked)
 

@@ -79,6 +79,11 @@ class AnswerRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MIN_COVERAGE_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     """Passages to retrieve."""
@@ -95,6 +100,13 @@ class AnswerRequest(_message.Message):
     """Above 0, at most 1: answer although index servers are gone if at least this share of all passages was searched.
     1: of all or not at all.
     """
+    min_new_tokens: _builtins.int
+    early_stopping: _builtins.bool
+    temperature: _builtins.float
+    """Above 0 tokens are sampled, and beams do not count. Equal seeds give equal answers."""
+    top_p: _builtins.float
+    """Sampled are the most probable tokens that hold so much probability together."""
+    seed: _builtins.int
     def __init__(
         self,
         *,
@@ -108,11 +120,18 @@ class AnswerRequest(_message.Message):
         timeout_s: _builtins.float | None = ...,
         request_id: _builtins.str = ...,
         min_coverage: _builtins.float | None = ...,
+        min_new_tokens: _builtins.int | None = ...,
+        early_stopping: _builtins.bool | None = ...,
+        temperature: _builtins.float | None = ...,
+        top_p: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "n_beams", b"n_beams", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_n_beams", b"_n_beams", "_timeout_s", b"_timeout_s", "decoding", b"decoding", "formulation", b"formulation", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "formulation", b"formulation", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
+    _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
@@ -121,10 +140,20 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_coverage: _TypeAlias = _typing.Literal["min_coverage"]  # noqa: Y015
     _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n_beams: _TypeAlias = _typing.Literal["n_beams"]  # noqa: Y015
     _WhichOneofArgType__n_beams: _TypeAlias = _typing.Literal["_n_beams", b"_n_beams"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping) -> _WhichOneofReturnType__early_stopping | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
@@ -134,9 +163,17 @@ class AnswerRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_coverage) -> _WhichOneofReturnType__min_coverage | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_beams) -> _WhichOneofReturnType__n_beams | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___AnswerRequest: _TypeAlias = AnswerRequest  # noqa: Y015
 
