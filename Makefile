@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: bench-index bench-routing demo test unit check lint protos bench-decode bench-loss identity clean help
+.PHONY: bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -32,6 +32,9 @@ protos: $(VENV)/.dev  ## Generate services/openbook/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 	  --python_out=services --grpc_python_out=services --mypy_out=services --mypy_grpc_out=services \
 	  protos/openbook/v1/*.proto
+
+bench-scale: $(VENV)/.dev  ## A snapshot of 5 million vectors, built, served, searched; needs 25 GB of disk
+	$(BIN)/python benchmarks/bench_scale.py
 
 bench-loss: $(VENV)/.dev  ## Loss and gradients beside transformers: time and memory
 	$(BIN)/python benchmarks/bench_loss.py

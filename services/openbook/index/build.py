@@ -53,7 +53,7 @@ def build_snapshot(
 
     Args:
         passages: with ids 0..N-1, in order.
-        vectors: (N, d) float32, or a memory map of them: row i belongs to passage i.
+        vectors: (N, d) float32, a memory map of them, or what makes them when it is sliced: row i belongs to passage i.
         out: must not exist.
         n_shards: contiguous ranges of nearly equal length; with more shards than passages, some are empty.
         factory: what FAISS builds each shard with, such as "Flat", "HNSW32" or "IVF256,SQ8".
@@ -141,7 +141,7 @@ def _write_vectors(path: Path, vectors: Float32, rows: range, on_progress: OnPro
 def _training_sample(vectors: Float32) -> Float32:
     """All vectors, or as many as training needs: the same ones every time."""
     if len(vectors) <= TRAINING_ROWS:
-        return np.ascontiguousarray(vectors)
+        return np.ascontiguousarray(vectors[:])
     rows = np.random.default_rng(0).choice(len(vectors), TRAINING_ROWS, replace=False)
     return np.ascontiguousarray(vectors[np.sort(rows)])
 

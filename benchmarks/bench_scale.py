@@ -1,0 +1,220 @@
+"""A large snapshot of generated vectors: built, served by real index servers, and searched.
+
+    python benchmarks/bench_scale.py [--vectors 5000000] [--factory IVF4096,SQ8] [--shards 1] [--folder var/bench-scale]
+
+The vectors are unit length: one of many centres (themselves random directions, of Zipf-like popularity) plus noise of
+0.7 of its length. Real ones are harder. Nothing of them is held: blocks are made when the build asks for them. Queries
+are vectors nobody stored, made alike. A finished snapshot is used again. Prints a table, and one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Passage
+from openbook.index.build import build_snapshot
+from openbook.index.sharded import ShardedIndex
+from openbook.index.snapshot import Manifest, Snapshot
+
+DIMENSION, BLOCK, NOISE = 768, 8192, 0.7
+OPENBOOK = (sys.executable, "-m", "openbook.cli")
+
+
+class Generated:
+    """(N, 768) float32 vectors that exist only while somebody looks at them: as `build_snapshot` reads them."""
+
+    ndim, dtype = 2, np.dtype(np.float32)
+
+    def __init__(self, n_vectors: int, seed: int = 0) -> None:
+        self.shape = (n_vectors, DIMENSION)
+        self._seed = seed
+        centres = np.random.default_rng(0).standard_normal(
+            (max(16, min(50_000, n_vectors // 50)), DIMENSION), np.float32
+        )
+        self._centres = centres / np.linalg.norm(centres, axis=1, keepdims=True)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Float32:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        blocks = rows // BLOCK
+        parts = [self._block(block)[rows[blocks == block] % BLOCK] for block in np.unique(blocks).tolist()]
+        return np.concatenate(parts)
+
+    def _block(self, block: int) -> Float32:
+        rng = np.random.default_rng((self._seed, block))
+        n = len(self._centres)
+        which = (n ** rng.random(BLOCK)).astype(np.int64) - 1  # p(i) about 1 / i
+        noise = rng.standard_normal((BLOCK, DIMENSION), np.float32) * np.float32(NOISE / DIMENSION**0.5)
+        vectors = self._centres[which] + noise
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
+
+
+class Texts(Sequence[Passage]):
+    """A passage of some hundred characters for each id."""
+
+    def __init__(self, n_passages: int) -> None:
+        self._n = n_passages
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: Any) -> Any:
+        return Passage(i, f"document-{i // 5}", f"Title {i // 5}", f"Passage {i} of a generated corpus. " * 8)
+
+
+def main() -> None:
+    """Build, serve, search."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=5_000_000)
+    parser.add_argument("--factory", default="IVF4096,SQ8")
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--folder", type=Path, default=Path("var/bench-scale"))
+    args = parser.parse_args()
+    out = args.folder / f"{args.vectors}-{args.factory.replace(',', '-')}-{args.shards}"
+    found: dict[str, Any] = {} if out.exists() else {"build": build(out, args)}
+    manifest = Snapshot.open(out).manifest
+    found["files_bytes"] = {
+        name: sum(file.size_bytes for shard in manifest.shards for file in shard.files if file.name == name)
+        for name in {file.name for shard in manifest.shards for file in shard.files}
+    }
+    found["recall"] = manifest.recall.model_dump() if manifest.recall else None
+    with servers(out, args.shards) as (addresses, processes, start_s):
+        found["start_s"] = start_s
+        found["searches"] = asyncio.run(searches(addresses, args))
+        found["private_mb"] = [private_mb(process.pid) for process in processes]
+    _report(found, manifest, args)
+
+
+def build(out: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds by stage, CPU seconds, and the most private memory seen."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    started, cpu = time.monotonic(), time.process_time()
+    with Progress(console=Console(stderr=True)) as progress, most_private_memory() as peak_mb:
+        tasks: dict[str, Any] = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            now = time.monotonic()
+            began.setdefault(stage, now)
+            ended[stage] = now
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done)
+
+        vectors: Any = Generated(args.vectors)
+        texts = Texts(args.vectors)
+        build_snapshot(texts, vectors, out, args.shards, args.factory, "generated", "generated", on_progress)
+    finished = time.monotonic()
+    return {
+        "wall_s": {
+            "write": ended["write"] - started,
+            "train": began["index"] - ended["write"],
+            "index": ended["index"] - began["index"],
+            "digest_and_certify": finished - ended["index"],
+            "all": finished - started,
+        },
+        "cpu_s": time.process_time() - cpu,
+        "peak_private_mb": peak_mb[0],
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+@contextmanager
+def servers(snapshot: Path, n_shards: int) -> Iterator[tuple[list[str], list[subprocess.Popen[str]], float]]:
+    """One index server per shard; the seconds until all of them listen."""
+    started = time.monotonic()
+    commands = [[*OPENBOOK, "index", "serve", str(snapshot), "--shard", str(shard)] for shard in range(n_shards)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    try:
+        with ThreadPoolExecutor(n_shards) as pool:
+            addresses = list(pool.map(lambda process: process.stdout.readline().strip(), processes))
+        if not all(addresses):
+            sys.exit("an index server did not start; its log says why")
+        yield addresses, processes, time.monotonic() - started
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(60)
+
+
+async def searches(addresses: list[str], args: argparse.Namespace) -> list[dict[str, float]]:
+    """Milliseconds per call of the real client, one at a time, for batches of 1, 16 and 64."""
+    queries = Generated(BLOCK, seed=1)[:BLOCK]
+    index, found = ShardedIndex(addresses, timeout_s=60.0), []
+    await index.connect()
+    try:
+        for batch in (1, 16, 64):
+            taken = []
+            for i in range(args.rounds + 5):
+                start = (i * batch) % (BLOCK - batch)
+                began = time.perf_counter()
+                await index.search(queries[start : start + batch], 10, Deadline.after(60))
+                taken.append(1000 * (time.perf_counter() - began))
+            p50, p99 = np.percentile(taken[5:], [50, 99])
+            found.append({"batch": batch, "p50_ms": p50, "p99_ms": p99})
+    finally:
+        await index.close()
+    return found
+
+
+@contextmanager
+def most_private_memory() -> Iterator[list[float]]:
+    """The most that this process has had of it, in MB, looked at ten times a second."""
+    peak, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            peak[0] = max(peak[0], private_mb(os.getpid()))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+def private_mb(pid: int) -> float:
+    """Memory that is not backed by a file (RssAnon)."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+
+
+def _report(found: dict[str, Any], manifest: Manifest, args: argparse.Namespace) -> None:
+    table = Table("what", "seen", title=f"{manifest.n_passages:,} vectors, {manifest.factory}, {args.shards} shards")
+    for name, value in found.items():
+        table.add_row(name, json.dumps(value, indent=1, default=float))
+    Console().print(table)
+    settings = {**vars(args), "folder": str(args.folder)}
+    print(
+        json.dumps({"benchmark": "scale", "settings": settings, **found, "machine": platform.machine()}, default=float)
+    )
+
+
+if __name__ == "__main__":
+    main()
