@@ -22,7 +22,7 @@ from openbook.errors import (
 from openbook.index import engine
 from openbook.index.build import build_snapshot
 from openbook.index.shard import Shard
-from openbook.index.snapshot import FILES, MANIFEST, Manifest, Snapshot
+from openbook.index.snapshot import FILES, MANIFEST, Manifest, Snapshot, verify_apart
 
 N, D = 60, 8
 PASSAGES = [Passage(i, f"doc-{i // 4}", f"title {i}", f"text {i}") for i in range(N)]
@@ -137,6 +137,16 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: Callable[[Path],
     with pytest.raises(InvalidSnapshot, match=f"{path}: .*{message}"):
         Shard(copy, 1)
     assert Shard(copy, 0).n_passages == 30  # the other shard is none the worse for it
+
+
+@pytest.mark.parametrize("apart_from", [0, 1 << 25])
+def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch, apart_from: int) -> None:
+    monkeypatch.setattr("openbook.index.snapshot._APART_FROM", apart_from)
+    verify_apart(copy, 0)
+    path = copy / "shard-0000" / "vectors.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(InvalidSnapshot, match=r"vectors\.npy: was altered"):
+        verify_apart(copy, 0)
 
 
 @pytest.mark.parametrize(
