@@ -15,6 +15,7 @@ from openbook.core.types import GenerationSettings
 from openbook.models.seq2seq import Contexts, Seq2Seq, Steps
 
 _MAX_LOGITS = 1 << 25  # log-probabilities of one step held at once: 128 MiB in float32
+_COLDEST = 1e-6  # what is asked below it means the same, and would divide by zero in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _best(n: int, log_p: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
 def _sampled(settings: GenerationSettings, log_p: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     """One continuation of each of n beams by its draw, from the most probable tokens that hold top_p together."""
     n, v = draws.shape[1], log_p.shape[-1]
-    p, token = (log_p / settings.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    p, token = (log_p / max(settings.temperature, _COLDEST)).softmax(-1).sort(dim=-1, descending=True, stable=True)
     reached = p.cumsum(-1)
     n_kept = (reached - p < settings.top_p).sum(-1, keepdim=True)  # (g, b, 1)
     target = reached.gather(-1, n_kept - 1).expand(-1, n, -1) * draws[..., None]

@@ -62,11 +62,14 @@ def test_samples_have_the_probabilities_of_the_model(model: Any, formulation: Fo
 
 
 @BOTH
-def test_a_low_temperature_is_greedy(model: Any, formulation: Formulation) -> None:
-    settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=5)
+@pytest.mark.parametrize("temperature", [1e-4, 5e-324])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_low_temperature_is_greedy(formulation: Formulation, temperature: float, dtype: torch.dtype) -> None:
+    settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=5, min_new_tokens=2)
     inputs = _question(k=1)  # of several passages RAG-Sequence would draw one
+    model = tiny.bart().to(dtype)
     greedy = generate(model, *inputs, settings)[0]
-    [samples] = generate_several(model, *inputs, replace(settings, temperature=1e-4), 5)
+    [samples] = generate_several(model, *inputs, replace(settings, temperature=temperature), 5)
     assert {sample.token_ids for sample in samples} == {greedy.token_ids}
 
 
