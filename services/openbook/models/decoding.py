@@ -20,6 +20,7 @@ from torch import Tensor
 from openbook.core import marginal
 from openbook.core.types import Decoding, Float64, Formulation, GenerationSettings, Int64
 from openbook.errors import InvalidRequest
+from openbook.models.answers import answer_log_probs
 from openbook.models.candidates import Candidates
 from openbook.models.search import Search, decode, steps
 from openbook.models.seq2seq import Contexts, Seq2Seq, SpecialTokens
@@ -167,20 +168,14 @@ def score_answers(
     reader = Seq2Seq.of(model, special)
     log_prior = _check(context_ids, context_mask, scores)
     contexts, owner, slot = _encoded(reader, context_ids, context_mask, log_prior)
-    bos, device = reader.special.forced_bos, reader.device
-    decoded: list[list[Decoded]] = [[] for _ in log_prior]
-    for answer in map(tuple, answers):
-        read = torch.tensor([bos, *answer] if bos not in (None, answer[0]) else answer, device=device)
-        counted = torch.arange(len(read), device=device) >= len(read) - len(answer)
-        inputs = read.expand(len(owner), 1, -1), counted.expand(len(owner), 1, -1)
-        likelihood: Float64 = np.full((*log_prior.shape, len(answer)), -np.inf)
-        likelihood[owner, slot] = _numpy(reader.score(contexts, *inputs, reader.cache(contexts))[:, 0, -len(answer) :])
-        for of_question, prior, given in zip(decoded, log_prior, likelihood, strict=True):  # given (k, t)
-            if formulation is Formulation.TOKEN:
-                of_question.append(_decoded_token(prior, answer, given.T))
-            else:
-                of_question.append(_decoded_sequence(prior, answer, given.sum(-1)))
-    return decoded
+    scored = _numpy(answer_log_probs(reader, contexts, answers))  # (rows, c, t)
+    likelihood: Float64 = np.full((*log_prior.shape, *scored.shape[1:]), -np.inf)
+    likelihood[owner, slot] = scored
+    one = _decoded_token if formulation is Formulation.TOKEN else _decoded_sequence
+    return [
+        [one(prior, tuple(y), given[:, c, : len(y)].T) for c, y in enumerate(answers)]
+        for prior, given in zip(log_prior, likelihood, strict=True)
+    ]
 
 
 def _token(
@@ -252,7 +247,7 @@ def _sequence(
         chosen = [candidates.best(question, n_best) for question in range(len(log_prior))]
     candidates.score(chosen)  # fast is fast in the choice alone: what is reported is exact
     return [
-        [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)) for y in answers]
+        [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)[None]) for y in answers]
         for question, answers in enumerate(chosen)
     ]
 
@@ -265,8 +260,8 @@ def _encoded(reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64) -> 
 
 
 def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likelihood: Float64) -> Decoded:
-    """RAG-Sequence's numbers of one answer from log p(y|x,z), (k,)."""
-    whole = (log_prior[None], log_likelihood[None, :, None], np.ones((1, 1)))  # the answer as one token
+    """RAG-Sequence's numbers of one answer from log p(y_t|x,z,y_<t), (t, k), or log p(y|x,z), (1, k)."""
+    whole = (log_prior[None], log_likelihood.T[None], np.ones((1, len(log_likelihood))))
     log_marginal, posterior = marginal.sequence_log_marginal(*whole), marginal.sequence_log_posterior(*whole)
     return Decoded(token_ids, float(log_marginal[0]), log_prior, posterior[0])
 

@@ -179,16 +179,12 @@ class Seq2Seq:
         return self._vocabulary.log_probs(states.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
-        """(m,) log p of each of the (m,) targets after the (m, h) states."""
+        """(m,) log p of each of the (m,) targets after the (m, h) states, or (m, j) of j targets each."""
         return self._vocabulary.token_log_probs(states, targets)
 
-    def score(self, contexts: Contexts, targets: Tensor, mask: Tensor, past: EncoderDecoderCache | None) -> Tensor:
-        """(r, c, t) log p(y_t|x,z,y_<t) of c targets per row, in one teacher-forced pass; 0 where mask is false."""
-        start = targets.new_full((*targets.shape[:2], 1), self.special.decoder_start)
-        inputs = torch.cat([start, targets[..., :-1]], -1)
-        states = self.states(contexts, inputs, past)
-        known = self.token_log_probs(states[mask], targets[mask])
-        return torch.zeros(targets.shape, dtype=known.dtype, device=known.device).masked_scatter(mask, known)
+    def mean_log_probs(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        """(m,) mean over all tokens of log sum_k w_k p(token), from (m, k, h) states and (m, k) log weights."""
+        return self._vocabulary.mean_log_probs(states, log_weights)
 
 
 class Steps:

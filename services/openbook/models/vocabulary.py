@@ -4,7 +4,7 @@ A large vocabulary is much of a decoder's arithmetic, and its logits are the lar
 in the processor's caches, and in memory that is not asked for anew at every step, they cost half the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +36,33 @@ class Vocabulary:
         return torch.log_softmax(logits, -1, out=logits)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
-        """(m,) log p of each of the (m,) targets after its (m, h) state; no (m, v) tensor is held.
+        """(m,) log p of each of the (m,) targets after its (m, h) state, or (m, j) of j targets each.
 
-        With gradients each slice is computed again in the backward pass.
+        No (m, v) tensor is held. With gradients each slice is computed again in the backward pass.
         """
+        if targets.ndim == 1:
+            return self.token_log_probs(states, targets[:, None])[:, 0]
         if self._output is not None and not torch.is_grad_enabled():
-            slices = zip(torch.split(states, _TILE[0]), torch.split(targets, _TILE[0]), strict=True)
+            size = max(1, _TILE[0] // targets.shape[1])
+            slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
             return torch.cat([self._tiled(self._output, s, t) for s, t in slices])
 
         def one(states: Tensor, targets: Tensor) -> Tensor:
-            return self.log_probs(states).gather(-1, targets[:, None])[:, 0]
+            return self.log_probs(states).gather(-1, targets)
 
-        size = max(1, _MAX_LOGITS // self.size)
-        slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
-        return torch.cat([checkpoint(one, s, t, use_reentrant=False) for s, t in slices])
+        return _in_slices(one, _MAX_LOGITS // self.size, states, targets)
+
+    def mean_log_probs(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        """(m,) mean over all tokens of log sum_k w_k p(token | state k), from (m, k, h) states and (m, k) log weights.
+
+        Held and computed again as in `token_log_probs`.
+        """
+
+        def one(states: Tensor, log_weights: Tensor) -> Tensor:
+            log_p = self.log_probs(states.flatten(0, 1)).view(*log_weights.shape, -1)
+            return torch.logsumexp(log_weights[..., None] + log_p, 1).mean(-1)
+
+        return _in_slices(one, _MAX_LOGITS // (self.size * log_weights.shape[1]), states, log_weights)
 
     def _tiled(self, output: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
         normalisers = []
@@ -59,8 +72,8 @@ class Vocabulary:
             highest = logits.amax(-1, keepdim=True)
             normalisers.append(logits.sub_(highest).exp_().sum(-1).log_() + highest[:, 0])
         bias = self._bias(output)[targets].to(self._dtype)
-        logit = (states.to(self._dtype) * output.weight[targets].to(self._dtype)).sum(-1) + bias
-        log_p: Tensor = logit - torch.stack(normalisers).logsumexp(0)
+        logits = (states[:, None].to(self._dtype) * output.weight[targets].to(self._dtype)).sum(-1) + bias
+        log_p: Tensor = logits - torch.stack(normalisers).logsumexp(0)[:, None]
         return log_p
 
     def _room(self, states: Tensor, n_logits: int) -> Tensor:
@@ -83,6 +96,12 @@ class Vocabulary:
         for term in (output.bias, self._more_bias):
             bias = bias if term is None else bias + term
         return bias
+
+
+def _in_slices(function: Callable[[Tensor, Tensor], Tensor], size: int, *tensors: Tensor) -> Tensor:
+    """The function of so many rows at a time, none of its intermediate results kept for the backward pass."""
+    slices = zip(*(torch.split(tensor, max(1, size)) for tensor in tensors), strict=True)
+    return torch.cat([checkpoint(function, *each, use_reentrant=False) for each in slices])
 
 
 def _into(logits: Tensor, states: Tensor, weight: Tensor, bias: Tensor) -> None:

@@ -322,10 +322,10 @@ def test_given_answers_without_the_forced_bos_are_read_after_it() -> None:
     model, ids, mask, scores = tiny.bart(), *tiny.contexts(17, 6), tiny.scores(17, 2, 3)
     scores[1, 2] = -torch.inf
     special = replace(SPECIAL, forced_bos=tiny.BOS)
-    labels = torch.tensor([11, 12])
-    wanted = label_log_likelihood(model, ids, mask, scores, labels, special).tolist()
+    labels = [[11], [12]]
     for formulation in Formulation:
-        scored = score_answers(model, ids, mask, scores, labels[:, None].tolist(), formulation, special)
+        wanted = label_log_likelihood(model, ids, mask, scores, labels, formulation, special).tolist()
+        scored = score_answers(model, ids, mask, scores, labels, formulation, special)
         for question, of_question in enumerate(scored):
             assert [y.log_likelihood for y in of_question] == pytest.approx(wanted[question], abs=1e-9)
             assert [y.token_ids for y in of_question] == [(11,), (12,)]

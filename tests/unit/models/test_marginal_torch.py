@@ -14,6 +14,7 @@ from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
 from openbook.models import marginal
 from openbook.models.seq2seq import Seq2Seq, SpecialTokens
+from openbook.models.vocabulary import Vocabulary
 
 
 def _labels(seed: int, n: int, t: int, shortest: int = 0) -> Tensor:
@@ -52,8 +53,9 @@ def test_values_are_those_of_the_numpy_file(build: Any, formulation: Formulation
     np.testing.assert_allclose(ours.detach().numpy(), theirs, atol=1e-12)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("formulation", Formulation)
-def test_gradients_agree_with_finite_differences(formulation: Formulation) -> None:
+def test_gradients_agree_with_finite_differences(formulation: Formulation, smoothing: float) -> None:
     model = tiny.bart()
     ids, mask = tiny.contexts(2, 6)
     labels = _labels(2, 2, 4)
@@ -65,7 +67,7 @@ def test_gradients_agree_with_finite_differences(formulation: Formulation) -> No
         with torch.no_grad():
             for weight, value in zip(weights, changed, strict=True):
                 weight.copy_(value)
-        return -marginal.log_likelihood(model, ids, mask, scores, labels, formulation).sum()
+        return marginal.loss(model, ids, mask, scores, labels, formulation, label_smoothing=smoothing).sum()
 
     start = [weight.detach().clone() for weight in weights]
     loss(scores, *start).backward()
@@ -80,6 +82,98 @@ def test_gradients_agree_with_finite_differences(formulation: Formulation) -> No
             values[index].view(-1)[element] -= 2 * step
             down = loss(*values).item()
             assert flat[element].item() == pytest.approx((up - down) / (2 * step), abs=1e-6)
+
+
+def _smoothed(model: Any, ids: Tensor, mask: Tensor, scores: Tensor, y: list[int], formulation: Any, eps: float) -> Any:
+    """The loss of one question written out, with all distributions in memory. No tensor of ours takes part."""
+    inputs = torch.tensor([[tiny.EOS, *y[:-1]]]).expand(len(ids), -1)
+    log_p = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits.log_softmax(-1)  # (k, t, v)
+    log_weights, total = scores.log_softmax(-1), torch.zeros((), dtype=torch.float64)
+    for t, token in enumerate(y):
+        following = (log_weights[:, None] + log_p[:, t]).logsumexp(0)  # (v,)
+        total = total - (1 - eps) * following[token] - eps * following.mean()
+        if formulation is Formulation.SEQUENCE:
+            log_weights = (log_weights + log_p[:, t, token]).log_softmax(0)
+    return total
+
+
+@pytest.mark.parametrize("build", [tiny.bart, tiny.t5, tiny.bert2bert])
+@pytest.mark.parametrize("formulation", Formulation)
+def test_smoothed_losses_are_cross_entropies_with_the_next_token_distribution(build: Any, formulation: Any) -> None:
+    model, n, k = build(), 3, 3
+    ids, mask = tiny.contexts(11, n * k)
+    labels = _labels(11, n, 5, shortest=1)
+    scores = tiny.scores(11, n, k)
+    scores[1, 2] = -torch.inf
+    scores.requires_grad_()
+    got = marginal.loss(model, ids, mask, scores, labels, formulation, label_smoothing=0.3)
+    wanted = []
+    for question, row in enumerate(labels):
+        real = torch.arange(k)[: 2 if question == 1 else k]
+        rows, y = real + question * k, row[row != marginal.IGNORED].tolist()
+        wanted.append(_smoothed(model, ids[rows], mask[rows], scores[question, real], y, formulation, 0.3))
+    torch.testing.assert_close(got, torch.stack(wanted), atol=1e-9, rtol=1e-9)
+    inputs = [scores, model.get_encoder().get_input_embeddings().weight, model.get_output_embeddings().weight]
+    ours = torch.autograd.grad(got.sum(), inputs)
+    for one, other in zip(ours, torch.autograd.grad(torch.stack(wanted).sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)  # T5 norms in float32
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_with_one_passage_the_loss_is_the_cross_entropy_of_torch(formulation: Formulation, smoothing: float) -> None:
+    """Whatever the passage's score: the prior of one is 1."""
+    model = tiny.bart()
+    ids, mask = tiny.contexts(12, 3)
+    labels = _labels(12, 3, 5, shortest=1)
+    inputs = torch.nn.functional.pad(labels.clamp(min=tiny.PAD), (1, -1), value=tiny.EOS)
+    logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
+    cross_entropy = torch.nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing)
+    wanted = cross_entropy(logits.transpose(1, 2), labels).sum(-1)
+    scores = tiny.scores(12, 3, 1)
+    got = marginal.loss(model, ids, mask, scores, labels, formulation, label_smoothing=smoothing)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_a_loss_without_smoothing_is_minus_the_log_likelihood(formulation: Formulation) -> None:
+    arguments = (tiny.bart(), *tiny.contexts(13, 6), tiny.scores(13, 2, 3), _labels(13, 2, 4), formulation)
+    assert torch.equal(marginal.loss(*arguments), -marginal.log_likelihood(*arguments))
+    nearly = marginal.loss(*arguments, label_smoothing=1e-9)
+    torch.testing.assert_close(nearly, -marginal.log_likelihood(*arguments), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_the_smoothed_loss_holds_few_logits_and_spares_answers_without_tokens(
+    formulation: Formulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.bart()
+    ids, mask = tiny.contexts(14, 6)
+    labels = _labels(14, 2, 5, shortest=4)
+    labels[1] = marginal.IGNORED
+    most, results, log_probs = [], [], Vocabulary.log_probs
+
+    def measuring(self: Vocabulary, states: Tensor) -> Tensor:
+        most.append(states.shape[0] * self.size)
+        return log_probs(self, states)
+
+    monkeypatch.setattr(Vocabulary, "log_probs", measuring)
+    for limit in (1 << 24, 3 * tiny.VOCABULARY):
+        monkeypatch.setattr("openbook.models.vocabulary._MAX_LOGITS", limit)
+        most.clear()
+        scores = tiny.scores(14, 2, 3).requires_grad_()
+        value = marginal.loss(model, ids, mask, scores, labels, formulation, label_smoothing=0.2)
+        results.append((value.detach(), *torch.autograd.grad(value.sum(), (scores, model.model.shared.weight))))
+        assert max(most) <= limit
+    torch.testing.assert_close(*results)
+    assert results[0][0][1] == 0.0
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
+def test_smoothing_out_of_range_is_refused(smoothing: float) -> None:
+    arguments = (tiny.bart(), *tiny.contexts(13, 6), tiny.scores(13, 2, 3), _labels(13, 2, 4), Formulation.TOKEN)
+    with pytest.raises(InvalidRequest, match=f"label_smoothing must be 0.0..1.0, got {smoothing}"):
+        marginal.loss(*arguments, label_smoothing=smoothing)
 
 
 @pytest.mark.parametrize("formulation", Formulation)
@@ -143,27 +237,81 @@ def test_an_answer_without_tokens_has_probability_one(formulation: Formulation) 
     assert torch.isfinite(scores.grad).all()
 
 
-@pytest.mark.parametrize("forced_bos", [None, tiny.BOS])
-def test_labels_of_one_token_have_the_same_probability_under_both_formulations(forced_bos: int | None) -> None:
-    model, labels = tiny.bart(), torch.tensor([11, 12, 13])
+ONE_TOKEN = [[11], [12], [13]]
+SEVERAL = [[11, 12, tiny.EOS], [11, tiny.EOS], [11, 12, 14, tiny.EOS], [13, 12, tiny.EOS], [13]]
+
+
+@pytest.mark.parametrize("build", [tiny.bart, tiny.t5, tiny.bert2bert])
+@pytest.mark.parametrize("labels", [ONE_TOKEN, SEVERAL])
+@pytest.mark.parametrize("formulation", Formulation)
+def test_labels_have_the_probability_of_each_by_itself(build: Any, labels: Any, formulation: Formulation) -> None:
+    """As the NumPy file says, and with the gradients that `log_likelihood` has."""
+    model, n, k = build(), 2, 3
+    ids, mask = tiny.contexts(10, n * k)
+    scores = tiny.scores(10, n, k).requires_grad_()
+    got = marginal.label_log_likelihood(model, ids, mask, scores, labels, formulation)
+    assert got.shape == (n, len(labels))
+    inputs = [scores, model.get_encoder().get_input_embeddings().weight, model.get_output_embeddings().weight]
+    for c, label in enumerate(labels):
+        answers = torch.tensor([label] * n)
+        likelihoods = _likelihoods(model, ids, mask, answers)
+        prior = paper.log_prior(scores.detach().numpy())
+        wanted = NUMPY[formulation](prior, likelihoods, np.ones(answers.shape))
+        np.testing.assert_allclose(got[:, c].detach().numpy(), wanted, atol=1e-10)
+        alone = marginal.log_likelihood(model, ids, mask, scores, answers, formulation)
+        ours = torch.autograd.grad(got[:, c].sum(), inputs, retain_graph=True)
+        for one, other in zip(ours, torch.autograd.grad(alone.sum(), inputs), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)  # T5 norms in float32
+        if labels is ONE_TOKEN:
+            np.testing.assert_allclose(wanted, paper.label_log_marginal(prior, likelihoods)[:, 0])
+
+
+@pytest.mark.parametrize("labels", [ONE_TOKEN, SEVERAL])
+def test_what_labels_begin_with_alike_is_read_once(labels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_read, token_log_probs = [], Seq2Seq.token_log_probs
+
+    def counting(self: Seq2Seq, states: Tensor, targets: Tensor) -> Tensor:
+        n_read.append(len(states))
+        return token_log_probs(self, states, targets)
+
+    monkeypatch.setattr(Seq2Seq, "token_log_probs", counting)
+    ids, mask = tiny.contexts(10, 2)
+    marginal.label_log_likelihood(tiny.bart(), ids, mask, torch.zeros(1, 2), labels, Formulation.TOKEN)
+    beginnings = {tuple(label[:i]) for label in labels for i in range(len(label))}
+    assert sum(n_read) == 2 * len(beginnings)  # of two passages
+
+
+@pytest.mark.parametrize("labels", [ONE_TOKEN, SEVERAL])
+def test_a_few_rows_at_a_time_score_labels_alike(labels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (tiny.bart(), *tiny.contexts(10, 6), tiny.scores(10, 2, 3), labels, Formulation.SEQUENCE)
+    together = marginal.label_log_likelihood(*arguments)
+    monkeypatch.setattr(Seq2Seq, "tokens_at_once", 1)
+    torch.testing.assert_close(marginal.label_log_likelihood(*arguments), together)
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_labels_are_read_after_a_forced_bos_that_does_not_count(formulation: Formulation) -> None:
+    model = tiny.bart()
     ids, mask = tiny.contexts(10, 6)
     scores = tiny.scores(10, 2, 3)
     scores[1, 2] = -torch.inf
-    special = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD, forced_bos)
-    got = marginal.label_log_likelihood(model, ids, mask, scores, labels, special)
-    for c, label in enumerate(labels):
-        if forced_bos is None:
-            for formulation in Formulation:
-                answer = torch.full((2, 1), int(label))
-                wanted = marginal.log_likelihood(model, ids, mask, scores, answer, formulation, special)
-                torch.testing.assert_close(got[:, c], wanted)
-        else:
-            inputs = torch.tensor([[tiny.EOS, forced_bos]]).expand(6, -1)
-            with torch.no_grad():
-                logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits[:, -1]
-            likelihood = logits.log_softmax(-1)[:, label].view(2, 3, 1).numpy()
-            wanted = paper.label_log_marginal(paper.log_prior(scores.numpy()), likelihood)[:, 0]
-            np.testing.assert_allclose(got[:, c].detach().numpy(), wanted)
+    special = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD, tiny.BOS)
+    got = marginal.label_log_likelihood(model, ids, mask, scores, ONE_TOKEN, formulation, special)
+    inputs = torch.tensor([[tiny.EOS, tiny.BOS]]).expand(6, -1)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits[:, -1]
+    likelihood = logits.log_softmax(-1)[:, [11, 12, 13]].view(2, 3, 3).numpy()
+    wanted = paper.label_log_marginal(paper.log_prior(scores.numpy()), likelihood)
+    np.testing.assert_allclose(got.detach().numpy(), wanted)
+    counted = marginal.label_log_likelihood(model, ids, mask, scores, [[tiny.BOS, 11]], formulation, special)
+    assert (counted < got[:, :1] - 0.1).all()
+
+
+@pytest.mark.parametrize("labels", [[], [[11], []]])
+def test_labels_without_tokens_are_refused(labels: Any) -> None:
+    ids, mask = tiny.contexts(10, 2)
+    with pytest.raises(InvalidRequest, match="answers must be one or more, of one token or more each"):
+        marginal.label_log_likelihood(tiny.bart(), ids, mask, torch.zeros(1, 2), labels, Formulation.TOKEN)
 
 
 def test_the_vocabulary_is_projected_in_slices_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,5 +347,7 @@ def test_the_mode_of_the_model_is_kept_and_the_model_left_as_it_was() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     ids, mask = tiny.contexts(8, 4)
-    with pytest.raises(InvalidRequest, match=r"labels \(n, t\), got .*\(3, 2\)"):
+    with pytest.raises(InvalidRequest, match=r"labels must be \(2, t\), got \(3, 2\)"):
         marginal.log_likelihood(tiny.bart(), ids, mask, torch.zeros(2, 2), torch.zeros(3, 2), Formulation.TOKEN)
+    with pytest.raises(InvalidRequest, match=r"scores \(n, k\), got \(4, 12\), \(4, 12\), \(2, 3\)"):
+        marginal.log_likelihood(tiny.bart(), ids, mask, torch.zeros(2, 3), torch.zeros(2, 2), Formulation.TOKEN)

@@ -79,8 +79,8 @@ def test_top_p_leaves_out_the_tail(model: Any, formulation: Formulation) -> None
     inputs = _question(k=1)
     settings = GenerationSettings(formulation=formulation, max_new_tokens=1, temperature=1.0, top_p=0.6)
     with torch.no_grad():
-        labels = torch.arange(tiny.VOCABULARY)
-        p = marginal.label_log_likelihood(Seq2Seq(model), *inputs, labels)[0].exp()
+        labels = [[token] for token in range(tiny.VOCABULARY)]
+        p = marginal.label_log_likelihood(Seq2Seq(model), *inputs, labels, formulation)[0].exp()
     order = p.argsort(descending=True)
     kept = order[: int((p[order].cumsum(0) < 0.6).sum()) + 1].tolist()
     [samples] = generate_several(model, *inputs, settings, 500)
