@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -90,14 +91,16 @@ class Seq2Seq:
     """One encoder-decoder. Shares the weights of `model` and leaves `model` itself untouched.
 
     Building one takes milliseconds; keep it where the same model is called often. It computes in evaluation mode,
-    unless it is told to keep the mode (dropout) that `model` is in.
+    unless it is told to keep the mode (dropout) that `model` is in. With `recompute` the encoder runs again in the
+    backward pass instead of keeping what it computed, which is nearly all the memory that a loss takes.
     """
 
-    def __init__(self, model: Any, *, keep_mode: bool = False, fold: bool = True) -> None:
+    def __init__(self, model: Any, *, keep_mode: bool = False, fold: bool = True, recompute: bool = False) -> None:
         output = model.get_output_embeddings()
         decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
         self.folds: bool = fold and known and type(output) is nn.Linear  # an adapter around it would be passed over
+        self._recompute = recompute
         self.special = SpecialTokens.of(model)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
@@ -145,11 +148,21 @@ class Seq2Seq:
         for rows in _runs(order, lengths.tolist(), self.tokens_at_once):
             length = int(lengths[rows[-1]])
             some, real = ids[rows, :length], mask[rows, :length].long()
-            encoded = self._twin.get_encoder()(input_ids=some, attention_mask=real).last_hidden_state
+            encoded = self._encoded(some, real)
             for row, each in zip(rows, F.pad(encoded, (0, 0, 0, longest - length)), strict=True):
                 hidden[row] = each
         mask = mask[:, :longest]
         return Contexts(torch.stack(hidden), None if bool(mask.all()) else mask, DynamicCache())
+
+    def _encoded(self, ids: Tensor, mask: Tensor) -> Tensor:
+        def run(ids: Tensor, mask: Tensor) -> Tensor:
+            hidden: Tensor = self._twin.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+            return hidden
+
+        if not (self._recompute and torch.is_grad_enabled()):
+            return run(ids, mask)
+        hidden: Tensor = checkpoint(run, ids, mask, use_reentrant=False)
+        return hidden
 
     def cache(self, contexts: Contexts) -> EncoderDecoderCache:
         """An empty past for `states`, on the contexts' shared keys and values."""

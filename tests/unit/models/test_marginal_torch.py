@@ -327,6 +327,18 @@ def test_the_vocabulary_is_projected_in_slices_with_the_same_result(monkeypatch:
     torch.testing.assert_close(results[0], results[1])
 
 
+def test_recomputing_the_encoder_changes_no_gradient() -> None:
+    model, ids, mask = tiny.bart(), *tiny.contexts(5, 4)
+    labels, results = _labels(5, 2, 6, shortest=4), []
+    for recompute in (False, True):
+        scores = tiny.scores(5, 2, 2).requires_grad_()
+        reader = Seq2Seq(model, keep_mode=True, recompute=recompute)
+        value = marginal.log_likelihood(reader, ids, mask, scores, labels, Formulation.SEQUENCE).sum()
+        wanted = (scores, model.model.shared.weight, model.model.encoder.layers[0].fc1.weight)
+        results.append((value.detach(), *torch.autograd.grad(value, wanted)))
+    torch.testing.assert_close(results[0], results[1])
+
+
 def test_bfloat16_weights_give_float32_log_probabilities() -> None:
     model = tiny.bart().bfloat16()
     ids, mask = tiny.contexts(6, 2)
