@@ -166,6 +166,7 @@ def ask(
     temperature: Annotated[float | None, typer.Option(help="Above 0 the answer is sampled.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the tokens that hold so much together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give each its --label.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds within which the answer is worth having.")] = 30.0,
     min_coverage: Annotated[
         float | None, typer.Option(help="Answer if this share of the passages can be searched; 1 is all or nothing.")
@@ -185,6 +186,7 @@ def ask(
             temperature=temperature,
             top_p=top_p,
             seed=seed,
+            labels=label,
             min_coverage=min_coverage,
         )
         print_answer(question, response)

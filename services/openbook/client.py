@@ -1,6 +1,6 @@
 """A gRPC client of the endpoint, for Python. Needs neither torch nor Ray; other languages start from protos/."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -41,6 +41,7 @@ class AnswerOptions(RetrieveOptions, total=False):
     temperature: float | None
     top_p: float | None
     seed: int | None
+    labels: Sequence[str] | None
 
 
 class Client:
@@ -98,7 +99,7 @@ def _filled(request: R, options: Mapping[str, Any]) -> R:
             value = _ENUMS[name].Value(f"{name.upper()}_{value.name}")
         if value is not None:
             try:
-                setattr(request, name, value)
+                request.MergeFrom(type(request)(**{name: value}))  # unlike setattr it fills repeated fields too
             except ValueError as error:
                 raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value}") from None
     return request

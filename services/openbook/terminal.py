@@ -53,6 +53,9 @@ def print_answer(question: str, response: AnswerResponse) -> None:
         style="dim",
     )
     answer = Text(response.answer or "(empty)", style="bold green")
+    if response.labels:
+        shares = ", ".join(f"{label.text} {exp(label.log_probability):.3f}" for label in response.labels)
+        answer.append(f"   of {shares}", "dim")
     console.print(Panel(Group(answer, Text(), table, Text(), footer), title=question, title_align="left"))
 
 

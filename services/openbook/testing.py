@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from openbook.core.deadline import Deadline
-from openbook.core.marginal import log_prior
+from openbook.core.marginal import label_log_marginal, log_prior
 from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
 from openbook.core.types import (
+    Classification,
     Coverage,
     Float32,
     Formulation,
@@ -82,6 +83,8 @@ class EchoGenerator:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
     ) -> Generation:
         deadline.check("generate")
+        if settings.labels:
+            return self._choose(retrieved, settings)
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
         prior = log_prior(retrieved.scores)
         per_token = np.tile(prior, (len(words), 1)) if settings.formulation is Formulation.TOKEN else None
@@ -91,10 +94,22 @@ class EchoGenerator:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
     ) -> AsyncIterator[TokenDelta | Generation]:
         generation = await self.generate(question, retrieved, settings, deadline)
-        if settings.formulation is Formulation.TOKEN and settings.n_beams == 1:
+        one_by_one = settings.formulation is Formulation.TOKEN and (settings.n_beams == 1 or settings.temperature)
+        if one_by_one and not settings.labels:
             for i, word in enumerate(generation.text.split()):
                 yield TokenDelta(word if i == 0 else f" {word}", 0.0, generation.log_prior)
         yield generation
+
+    def _choose(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        """Every passage believes in the labels that stand in it twice as much as in the others."""
+        prior = log_prior(retrieved.scores)
+        belief = np.array([[1.0 + (label in p.text) for label in settings.labels] for p in retrieved.passages])
+        log_p = np.log(belief / belief.sum(1, keepdims=True))  # (k, c)
+        log_likelihood = label_log_marginal(prior[None], log_p[None])[0]
+        posterior = prior + log_p.T - log_likelihood[:, None]
+        found = Classification(settings.labels, log_likelihood, log_likelihood, prior, posterior)
+        best = int(log_likelihood.argmax())
+        return Generation(found.label, (best,), log_likelihood[best], prior, posterior[best], None, found)
 
 
 class ExactIndex:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 from openbook.cache.server import free_port
 from openbook.client import Client
 from openbook.core.types import Formulation
+from openbook.errors import InvalidRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -188,6 +190,21 @@ def test_a_seed_names_a_sample_whichever_the_way_in(system: System) -> None:
     with Client(system.grpc) as client:
         over_grpc = client.answer(QUESTION, formulation=Formulation.TOKEN, temperature=3.0, max_new_tokens=6, seed=1)
     assert over_grpc.answer == answers[1]["answer"]
+
+
+def test_the_answer_can_be_one_of_some_labels_whichever_the_way_in(system: System) -> None:
+    question, labels = "Where was Marie Curie born?", ["Paris", "Warsaw", "Alexander Graham Bell"]
+    _, over_http = post(system, question=question, labels=labels)
+    assert over_http["answer"] == "Warsaw"
+    with Client(system.grpc) as client:
+        over_grpc = client.answer(question, labels=labels)
+        with pytest.raises(InvalidRequest, match=r"labels must be 1\.\.256 different texts, none empty, got 2"):
+            client.answer(question, labels=["yes", "yes"])
+    assert over_grpc.answer == "Warsaw"
+    assert [label.text for label in over_grpc.labels] == labels
+    assert sum(exp(label.log_probability) for label in over_grpc.labels) == pytest.approx(1)
+    shown = ask(system, question, *(part for label in labels for part in ("--label", label))).stdout
+    assert f"Warsaw {exp(over_grpc.labels[1].log_probability):.3f}" in shown
 
 
 def test_bad_questions_are_refused_in_one_line(system: System) -> None:

@@ -1,5 +1,6 @@
 """The nouns of the system. Arrays state their shape with the letters n queries, k hits, d dimensions, t tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,8 @@ NO_HIT = -1
 """The id of an empty slot; its score is -inf."""
 MAX_SEARCH_PARAMETER = 1 << 20
 """Beyond any index's cells; keeps numbers from the wire far from what overflows in FAISS."""
+MAX_LABELS = 256
+"""That an answer can be chosen from: each of them is read by every passage."""
 
 
 class Formulation(StrEnum):
@@ -135,6 +138,7 @@ class GenerationSettings:
     temperature: float = 0.0  # 0 searches; above, tokens are sampled, and beams and their settings do not count
     top_p: float = 1.0  # sampled are the most probable tokens that hold so much probability together
     seed: int = 0
+    labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them, and nothing is searched or sampled
 
     def __post_init__(self) -> None:
         _check_range("n_beams", self.n_beams, 1, 32)
@@ -144,6 +148,8 @@ class GenerationSettings:
         _check_range("temperature", self.temperature, 0.0, 10.0)
         _check_range("top_p", self.top_p, 1e-6, 1.0)
         _check_range("seed", self.seed, 0, 2**63 - 1)
+        if self.labels:
+            check_labels(self.labels)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -151,25 +157,15 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} must be {low}..{high}, got {value}")
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Generated text and what the model thinks of it. All logs are natural."""
-
-    text: str
-    token_ids: tuple[int, ...]  # t, end-of-sequence included where it was generated, decoder start not
-    log_likelihood: float  # log p(y|x)
-    log_prior: Float64  # (k,) log p(z|x)
-    log_posterior: Float64  # (k,) log p(z|x,y)
-    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """One token of an answer in the making (RAG-Token)."""
-
-    text: str  # what it adds to the text so far
-    log_likelihood: float  # log p(y_t|x,y_<t)
-    log_posterior: Float64  # (k,) log p(z|x,y_<=t)
+def check_labels(labels: Sequence[str]) -> None:
+    """Raises InvalidRequest for texts among which no answer could be chosen."""
+    if not 1 <= len(labels) <= MAX_LABELS or len(set(labels)) < len(labels) or not all(map(str.strip, labels)):
+        shown = f"{list(labels[:5])}{' ...' if len(labels) > 5 else ''}"
+        raise InvalidRequest(f"labels must be 1..{MAX_LABELS} different texts, none empty, got {len(labels)}: {shown}")
+    try:
+        "".join(labels).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"labels must be UTF-8 text, got {error.object[error.start]!a}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +182,25 @@ class Classification:
     def label(self) -> str:
         """The most probable one."""
         return self.labels[int(self.log_probability.argmax())]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Generated text and what the model thinks of it. All logs are natural."""
+
+    text: str
+    token_ids: tuple[int, ...]  # t, end-of-sequence included where it was generated, decoder start not
+    log_likelihood: float  # log p(y|x)
+    log_prior: Float64  # (k,) log p(z|x)
+    log_posterior: Float64  # (k,) log p(z|x,y)
+    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
+    classification: Classification | None = None  # of the labels, where it is one of them
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """One token of an answer in the making (RAG-Token)."""
+
+    text: str  # what it adds to the text so far
+    log_likelihood: float  # log p(y_t|x,y_<t)
+    log_posterior: Float64  # (k,) log p(z|x,y_<=t)

@@ -158,6 +158,7 @@ def score_answers(
     answers: Sequence[Sequence[int]],
     formulation: Formulation,
     special: SpecialTokens | None = None,
+    max_tokens: int | None = None,
 ) -> list[list[Decoded]]:
     """What the model thinks of each of c given answers to each of n questions: (n, c). Contexts are encoded once.
 
@@ -167,15 +168,18 @@ def score_answers(
     """
     reader = Seq2Seq.of(model, special)
     log_prior = _check(context_ids, context_mask, scores)
-    contexts, owner, slot = _encoded(reader, context_ids, context_mask, log_prior)
-    scored = _numpy(answer_log_probs(reader, contexts, answers))  # (rows, c, t)
-    likelihood: Float64 = np.full((*log_prior.shape, *scored.shape[1:]), -np.inf)
-    likelihood[owner, slot] = scored
+    k = log_prior.shape[1]
     one = _decoded_token if formulation is Formulation.TOKEN else _decoded_sequence
-    return [
-        [one(prior, tuple(y), given[:, c, : len(y)].T) for c, y in enumerate(answers)]
-        for prior, given in zip(log_prior, likelihood, strict=True)
-    ]
+    decoded = []
+    for first, last in _batches(context_mask, log_prior, max_tokens):
+        rows, prior = slice(first * k, last * k), log_prior[first:last]
+        contexts, owner, slot = _encoded(reader, context_ids[rows], context_mask[rows], prior)
+        scored = _numpy(answer_log_probs(reader, contexts, answers))  # (r, c, t)
+        likelihood: Float64 = np.full((*prior.shape, *scored.shape[1:]), -np.inf)
+        likelihood[owner, slot] = scored
+        for question, given in enumerate(likelihood):  # (k, c, t)
+            decoded.append([one(prior[question], tuple(y), given[:, c, : len(y)].T) for c, y in enumerate(answers)])
+    return decoded
 
 
 def _token(

@@ -1,6 +1,7 @@
 """The generator: questions with their passages to answers, text in and text out."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor
 
 from openbook.config import GeneratorSettings
-from openbook.core.types import Classification, Formulation, Generation, GenerationSettings, Retrieved, TokenDelta
+from openbook.core.types import (
+    Classification,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Retrieved,
+    TokenDelta,
+    check_labels,
+)
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place
@@ -38,11 +47,16 @@ class RagGenerator:
     ) -> list[Generation]:
         """The best answer to each question from its own passages, of which there may be different numbers.
 
+        With labels it is the most probable one of them, weighed as in `classify`.
+
         Raises:
-            InvalidRequest: a question leaves no room for a passage in the input, or has no passage.
+            InvalidRequest: a question leaves no room for a passage in the input, or has no passage; a label has more
+                than max_new_tokens, or is refused by `classify`.
         """
         if not questions:
             return []
+        if settings.labels:
+            return self._choose(questions, retrieved, settings)
         decoded = decoding.generate(
             self._model, *self._inputs(questions, retrieved), settings, max_tokens=self._max_tokens_in_flight
         )
@@ -51,10 +65,13 @@ class RagGenerator:
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings
     ) -> Iterator[TokenDelta | Generation]:
-        """Tokens as they are decided (greedy RAG-Token only), the whole generation last. Raises as `generate`.
+        """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. Raises as `generate`.
 
         The texts of the tokens, joined, are the text of the generation.
         """
+        if settings.labels:
+            yield from self._choose([question], [retrieved], settings)
+            return
         ids, mask, scores = self._inputs([question], [retrieved])
         token_ids: list[int] = []
         text = ""
@@ -75,19 +92,45 @@ class RagGenerator:
         as soon as one has more, end-of-sequence is part of all of them.
 
         Raises:
-            InvalidRequest: there is no label, one is empty or is there twice; and as `generate`.
+            InvalidRequest: there is no label, one is empty, or two are alike to the tokenizer; and as `generate`.
         """
         answers = self._labels(labels)
         if not questions:
             return []
-        inputs = self._inputs(questions, retrieved)
-        scored = decoding.score_answers(self._model, *inputs, answers, formulation)
+        scored = self._score(questions, retrieved, answers, formulation)
         return [_classification(labels, each, len(r.passages)) for each, r in zip(scored, retrieved, strict=True)]
 
+    def _choose(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+    ) -> list[Generation]:
+        answers = self._labels(settings.labels)
+        for label, answer in zip(settings.labels, answers, strict=True):
+            if len(answer) > settings.max_new_tokens:
+                limit = f"at most max_new_tokens = {settings.max_new_tokens} tokens"
+                raise InvalidRequest(f"labels must have {limit}, got {len(answer)} in {label[:100]!r}")
+        chosen = []
+        scored = self._score(questions, retrieved, answers, settings.formulation)
+        for each, n_hits in zip(scored, (len(r.passages) for r in retrieved), strict=True):
+            classification = _classification(settings.labels, each, n_hits)
+            best = self._generation(each[settings.labels.index(classification.label)], n_hits)
+            chosen.append(replace(best, text=classification.label, classification=classification))
+        return chosen
+
+    def _score(
+        self,
+        questions: Sequence[str],
+        retrieved: Sequence[Retrieved],
+        answers: Sequence[Sequence[int]],
+        formulation: Formulation,
+    ) -> list[list[Decoded]]:
+        inputs = self._inputs(questions, retrieved)
+        return decoding.score_answers(self._model, *inputs, answers, formulation, max_tokens=self._max_tokens_in_flight)
+
     def _labels(self, labels: Sequence[str]) -> list[list[int]]:
+        check_labels(labels)
         answers = [list(self._tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
-        if not labels or not all(answers) or len(set(map(tuple, answers))) < len(labels):
-            raise InvalidRequest(f"labels must be one or more different texts, none empty, got {list(labels)}")
+        if not all(answers) or len(set(map(tuple, answers))) < len(labels):
+            raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {list(labels)}")
         if max(map(len, answers)) > 1:
             answers = [[*answer, self._model.special.eos[0]] for answer in answers]
         return answers

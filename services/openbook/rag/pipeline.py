@@ -14,6 +14,7 @@ from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
 from openbook.core.types import (
     NO_HIT,
+    Classification,
     Coverage,
     Decoding,
     Float32,
@@ -57,6 +58,15 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """One of the labels that an answer was chosen from."""
+
+    text: str
+    log_likelihood: float  # log p(label|x) among all answers there are
+    log_probability: float  # among the labels
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, what it rests on, and what made it."""
 
@@ -73,6 +83,7 @@ class Answer:
     cached: bool
     request_id: str
     timings: dict[str, float]
+    labels: tuple[Label, ...] = ()  # in the order of the request
 
 
 @dataclass(slots=True)
@@ -262,6 +273,7 @@ class Pipeline:
             cached=cached,
             request_id=request_id,
             timings=watch.read(),
+            labels=_labels(generation.classification) if generation.classification else (),
         )
 
 
@@ -283,6 +295,11 @@ def check_question(question: str, max_chars: int) -> str:
             f"question must be UTF-8 text, got {error.object[error.start]!a} at {error.start}"
         ) from None
     return question
+
+
+def _labels(found: Classification) -> tuple[Label, ...]:
+    rows = zip(found.labels, found.log_likelihood.tolist(), found.log_probability.tolist(), strict=True)
+    return tuple(Label(*row) for row in rows)
 
 
 def _evidence(retrieved: Retrieved, prior: Float64, posterior: Float64) -> tuple[Evidence, ...]:

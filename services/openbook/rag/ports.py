@@ -85,10 +85,10 @@ class Generator(Protocol):
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
     ) -> Generation:
-        """The best answer under the model.
+        """The best answer under the model; with labels the most probable of them, and what it thinks of each.
 
         Raises:
-            InvalidRequest: the question alone fills the generator's input.
+            InvalidRequest: the question alone fills the generator's input, or a label cannot be its answer.
             DeadlineExceeded, Overloaded: as in `Encoder.encode`.
         """
         ...
@@ -98,7 +98,7 @@ class Generator(Protocol):
     ) -> AsyncIterator[TokenDelta | Generation]:
         """Tokens as they are decided, the whole generation last.
 
-        Only greedy RAG-Token decides token by token; anything else yields the generation alone. Closing the
-        iterator stops the work behind it.
+        Only RAG-Token, greedy or sampled, decides token by token; anything else yields the generation alone. Closing
+        the iterator stops the work behind it.
         """
         ...

@@ -46,6 +46,7 @@ class AnswerRequest(RetrieveRequest):
     temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
     top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Annotated[int | None, Field(strict=True, description="Equal seeds give equal answers.")] = None
+    labels: Annotated[tuple[str, ...] | None, Field(description="The answer is the most probable of these.")] = None
 
 
 class _Response(BaseModel):
@@ -93,6 +94,14 @@ class RetrieveResponse(_Response):
     timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
 
 
+class LabelOut(_Response):
+    """One of the labels that the answer was chosen from. Logs are natural."""
+
+    text: str
+    log_likelihood: Annotated[float, Field(description="Among all answers there are.")]
+    log_probability: Annotated[float, Field(description="Among the labels.")]
+
+
 class AnswerResponse(_Response):
     """The answer, what it rests on, and what made it."""
 
@@ -109,6 +118,7 @@ class AnswerResponse(_Response):
     cached: bool
     request_id: str
     timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
+    labels: list[LabelOut]
 
 
 class TokenOut(_Response):
@@ -222,6 +232,10 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
         cached=answer.cached,
         request_id=answer.request_id,
         timings=_timings_to_proto(answer.timings),
+        labels=[
+            answer_pb2.Label(text=each.text, log_likelihood=each.log_likelihood, log_probability=each.log_probability)
+            for each in answer.labels
+        ],
     )
 
 

@@ -84,6 +84,7 @@ class AnswerRequest(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     """Passages to retrieve."""
@@ -107,6 +108,10 @@ class AnswerRequest(_message.Message):
     top_p: _builtins.float
     """Sampled are the most probable tokens that hold so much probability together."""
     seed: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """If any, the answer is the most probable of these texts. Of one token each, end-of-sequence is no part of them."""
+
     def __init__(
         self,
         *,
@@ -125,10 +130,11 @@ class AnswerRequest(_message.Message):
         temperature: _builtins.float | None = ...,
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "formulation", b"formulation", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
@@ -176,6 +182,35 @@ class AnswerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___AnswerRequest: _TypeAlias = AnswerRequest  # noqa: Y015
+
+@_typing.final
+class Label(_message.Message):
+    """One of the labels that the answer was chosen from. Logs are natural."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOG_LIKELIHOOD_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    log_likelihood: _builtins.float
+    """log p(label|x), among all answers there are."""
+    log_probability: _builtins.float
+    """The same among these labels: probabilities sum to 1."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        log_likelihood: _builtins.float = ...,
+        log_probability: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_likelihood", b"log_likelihood", "log_probability", b"log_probability", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Label: _TypeAlias = Label  # noqa: Y015
 
 @_typing.final
 class Evidence(_message.Message):
@@ -282,9 +317,10 @@ class AnswerResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     log_likelihood: _builtins.float
-    """log p(y|x) under the model, end-of-sequence included."""
+    """log p(y|x) under the model, end-of-sequence included but in labels of one token each."""
     formulation: Global___Formulation.ValueType
     decoding: Global___Decoding.ValueType
     snapshot_id: _builtins.str
@@ -303,6 +339,10 @@ class AnswerResponse(_message.Message):
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timing]: ...
     @_builtins.property
     def coverage(self) -> Global___Coverage: ...
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Label]:
+        """As many as were given, in their order."""
+
     def __init__(
         self,
         *,
@@ -319,10 +359,11 @@ class AnswerResponse(_message.Message):
         request_id: _builtins.str = ...,
         timings: _abc.Iterable[Global___Timing] | None = ...,
         coverage: Global___Coverage | None = ...,
+        labels: _abc.Iterable[Global___Label] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cached", b"cached", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cached", b"cached", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,7 +67,7 @@ class AnswerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AnswerStream(self, request, context):
-        """First what was retrieved, then tokens as they are decided (RAG-Token, greedy), last the answer.
+        """First what was retrieved, then tokens as they are decided (RAG-Token, greedy or sampled), last the answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

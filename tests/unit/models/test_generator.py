@@ -222,7 +222,50 @@ def test_labels_of_one_token_have_no_end_of_sequence() -> None:
     assert one.log_likelihood[0] > several.log_likelihood[0]
 
 
-@pytest.mark.parametrize("labels", [[], ["yes", ""], ["yes", "yes"]])
-def test_labels_that_cannot_be_told_apart_are_refused(labels: list[str]) -> None:
-    with pytest.raises(InvalidRequest, match="labels must be one or more different texts"):
+@pytest.mark.parametrize("formulation", list(Formulation))
+def test_generation_out_of_labels_gives_the_most_probable_one_whatever_else_is_asked(formulation: Formulation) -> None:
+    how = GenerationSettings(formulation=formulation, temperature=2.0, labels=("Alexander Graham Bell", "Warsaw"))
+    pair = zip(TELEPHONE, BIRTH, strict=True)
+    questions, retrieved = next(pair), next(pair)
+    found = _reader().generate(questions, retrieved, how)
+    assert [each.text for each in found] == [
+        "Alexander Graham Bell",
+        "Warsaw",
+    ]  # as given, not as the tokenizer spells it
+    for best, each in enumerate(found):
+        [wanted] = _reader().classify([questions[best]], [retrieved[best]], how.labels, formulation)
+        assert each.classification is not None
+        assert each.classification.labels == how.labels
+        np.testing.assert_allclose(each.classification.log_probability, wanted.log_probability, atol=1e-4)
+        assert each.log_likelihood == pytest.approx(wanted.log_likelihood[best], abs=1e-4)
+        np.testing.assert_allclose(each.log_posterior, wanted.log_posterior[best], atol=1e-4)
+        assert (each.token_log_posterior is None) == (formulation is Formulation.SEQUENCE)
+        streamed = list(_reader().stream(questions[best], retrieved[best], how))
+        assert [item.text for item in streamed] == [how.labels[best]]
+        assert isinstance(streamed[0], Generation)
+
+
+def test_a_small_bound_on_memory_changes_no_classification() -> None:
+    pair = zip(TELEPHONE, BIRTH, strict=True)
+    arguments = (next(pair), next(pair), ["bell", "warsaw"], Formulation.SEQUENCE)
+    few = RagGenerator.load(GeneratorSettings(max_tokens_in_flight=1))
+    for one, other in zip(few.classify(*arguments), _reader().classify(*arguments), strict=True):
+        np.testing.assert_allclose(one.log_likelihood, other.log_likelihood, atol=1e-4)
+
+
+def test_a_label_longer_than_an_answer_may_be_is_refused() -> None:
+    how = GenerationSettings(labels=("yes", "no " * 40), max_new_tokens=16)
+    with pytest.raises(InvalidRequest, match="labels must have at most max_new_tokens = 16 tokens, got 41 in 'no no"):
+        _reader().generate([BIRTH[0]], [BIRTH[1]], how)
+
+
+@pytest.mark.parametrize("labels", [[], ["yes", ""], ["yes", "yes"], ["yes", "\ud800"]])
+def test_labels_that_leave_no_choice_are_refused(labels: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match=r"labels must be (1..256 different texts, none empty|UTF-8 text), got"):
+        _reader().classify([BIRTH[0]], [BIRTH[1]], labels, Formulation.TOKEN)
+
+
+@pytest.mark.parametrize("labels", [["yes", "YES"], ["yes", "\N{ZERO WIDTH SPACE}"]])
+def test_labels_alike_to_the_tokenizer_are_refused(labels: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="labels must differ in their tokens, and none have none"):
         _reader().classify([BIRTH[0]], [BIRTH[1]], labels, Formulation.TOKEN)

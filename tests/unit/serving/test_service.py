@@ -5,11 +5,13 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +40,7 @@ class FastGenerator(EchoGenerator):
         echo = await super().generate(question, retrieved, settings, deadline)
         posterior = echo.log_posterior.copy()
         posterior[1:] = -math.inf
-        return Generation(echo.text, echo.token_ids, echo.log_likelihood, echo.log_prior, posterior)
+        return replace(echo, log_posterior=posterior)
 
 
 class Context:
@@ -115,6 +117,9 @@ NAMES = (
     "n_beams",
     "max_new_tokens",
     "length_penalty",
+    "temperature",
+    "seed",
+    "labels",
     "timeout_s",
     "request_id",
     "min_coverage",
@@ -127,6 +132,7 @@ VALUES = (
     | st.text(st.characters(codec=None), max_size=5)
     | st.sampled_from(["sequence", "token", "fast", "thorough"])
     | st.lists(st.integers(), max_size=2)
+    | st.lists(st.text(st.characters(codec=None), max_size=2), max_size=3)
 )
 
 
@@ -172,6 +178,39 @@ def test_an_answer_says_how_much_was_searched() -> None:
     response = asyncio.run(AnswerIngress(service(missing_shards=(0,))).Answer(wire, context))
     assert response.coverage == answer_pb2.Coverage(rows_searched=1, rows_total=2, missing_shards=[0])
     assert not response.complete
+
+
+def test_an_answer_out_of_labels_comes_with_the_probability_of_each() -> None:
+    body = {"question": "who patented the telephone", "labels": ["Curie", "Bell"]}
+    response = request("POST", "/v1/answer", json=body).json()
+    assert response["answer"] == "Bell"
+    assert [label["text"] for label in response["labels"]] == ["Curie", "Bell"]
+    assert sum(math.exp(label["log_probability"]) for label in response["labels"]) == pytest.approx(1)
+    assert response["log_likelihood"] == response["labels"][1]["log_likelihood"]
+    over_grpc, _ = answer(answer_pb2.AnswerRequest(**body).SerializeToString())
+    assert over_grpc is not None
+    assert over_grpc.answer == "Bell"
+    assert [MessageToDict(label, preserving_proto_field_name=True) for label in over_grpc.labels] == response["labels"]
+    streamed = request("POST", "/v1/answer/stream", json={**body, "formulation": "token", "n_beams": 1}).text
+    assert [line for line in streamed.splitlines() if line.startswith("event")] == ["event: retrieved", "event: answer"]
+    assert request("POST", "/v1/answer", json={"question": "who"}).json()["labels"] == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", "a"], "labels must be 1..256 different texts, none empty, got 2: ['a', 'a']"),
+        (["a", " "], "labels must be 1..256 different texts, none empty, got 2: ['a', ' ']"),
+        (list(map(str, range(257))), "labels must be 1..256 different texts, none empty, got 257: ['0', "),
+    ],
+)
+def test_labels_that_leave_no_choice_are_refused(labels: list[str], message: str) -> None:
+    body = {"question": "who", "labels": labels}
+    response = request("POST", "/v1/answer", json=body)
+    assert (response.status_code, message in response.json()["error"]["message"]) == (400, True)
+    refused, context = answer(answer_pb2.AnswerRequest(**body).SerializeToString())
+    assert (refused, context.code) == (None, grpc.StatusCode.INVALID_ARGUMENT)
+    assert message in context.details
 
 
 def test_the_requests_id_is_the_bodys_then_the_headers_then_a_new_one() -> None:
