@@ -31,7 +31,7 @@ from openbook.core.types import Formulation
 from openbook.models.marginal import log_likelihood
 from openbook.models.seq2seq import Seq2Seq
 
-OURS = {"openbook": False, "openbook, recomputing": True}
+OURS = {"openbook": True, "openbook, keeping all": False}
 """Whether the encoder runs again in the backward pass."""
 
 
