@@ -1,6 +1,5 @@
 """Searches that wait together are searched together: one FAISS call for all that ask the same of the same snapshot."""
 
-import logging
 import threading
 import time
 from collections import deque
@@ -12,12 +11,10 @@ import numpy as np
 
 from openbook.core.deadline import Clock, Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
-from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
+from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
 from openbook.index.shard import Shard
 
-log = logging.getLogger(__name__)
-
-Outcome = Hits | OpenbookError
+Outcome = Hits | Exception
 
 
 @dataclass(eq=False, slots=True)
@@ -149,11 +146,8 @@ def answer(batch: Sequence[PendingSearch]) -> None:
     try:
         latest = max((search.deadline for search in batch), key=lambda deadline: deadline.due)
         outcome = first.shard.search_checked(queries, first.k, first.parameters, latest)
-    except OpenbookError as error:
+    except Exception as error:
         outcome = error
-    except Exception:
-        log.exception("search failed")
-        outcome = OpenbookError("internal error in Search; the server's log says more")
     row = 0
     for search in batch:
         end = row + len(search.queries)

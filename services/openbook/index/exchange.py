@@ -109,18 +109,20 @@ def failing(error: Exception) -> Answer:
     return answer
 
 
+def explain(method: str, error: Exception) -> tuple[str, str]:
+    """The gRPC code and the message of what went wrong; what nobody foresaw goes into the log."""
+    if isinstance(error, OpenbookError):
+        return error.grpc_code, str(error)
+    log.error("%s failed", method, exc_info=error)
+    return "INTERNAL", f"internal error in {method}; the server's log says more"
+
+
 def _reply(number: int, method: str, answer: Answer) -> index_pb2.Reply:
     try:
         reply = answer()
-    except OpenbookError as error:
-        reply = _failure(error.grpc_code, str(error))
-    except Exception:
-        log.exception("%s failed", method)
-        reply = _failure("INTERNAL", f"internal error in {method}; the server's log says more")
+    except Exception as error:
+        code, message = explain(method, error)
+        reply = index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))
     REQUESTS.labels(method, reply.failure.code or "OK").inc()
     reply.number = number
     return reply
-
-
-def _failure(code: str, message: str) -> index_pb2.Reply:
-    return index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))

@@ -1,6 +1,5 @@
 """The gRPC face of one shard: checks, deadlines and errors; the work is the shard's."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -11,15 +10,13 @@ import grpc
 from openbook import wire
 from openbook.core.deadline import Deadline
 from openbook.core.types import Hits
-from openbook.errors import InvalidRequest, OpenbookError, Overloaded
+from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.coalesce import Coalescer, Outcome, PendingSearch, Ticket
-from openbook.index.exchange import Answer, Exchange, failing
+from openbook.index.exchange import Answer, Exchange, explain, failing
 from openbook.index.held import HeldSnapshots
 from openbook.index.shard import Shard
 from openbook.telemetry import REQUESTS
 from openbook.v1 import index_pb2, index_pb2_grpc
-
-log = logging.getLogger(__name__)
 
 Response = TypeVar("Response")
 
@@ -194,11 +191,8 @@ def answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline]
     try:
         deadline.check(f"{method} began")
         response = work(deadline)
-    except OpenbookError as error:
-        abort(method, context, error.grpc_code, str(error))
-    except Exception:
-        log.exception("%s failed", method)
-        abort(method, context, "INTERNAL", f"internal error in {method}; the server's log says more")
+    except Exception as error:
+        abort(method, context, *explain(method, error))
     REQUESTS.labels(method, "OK").inc()
     return response
 

@@ -109,11 +109,11 @@ def generate_several(
     reader = Seq2Seq.of(model, special)
     log_prior = _check(context_ids, context_mask, scores)
     k = log_prior.shape[1]
-    decode = _token if settings.formulation is Formulation.TOKEN else _sequence
+    answer = _token if settings.formulation is Formulation.TOKEN else _sequence
     answers: list[list[Decoded]] = []
     for first, last in _batches(context_mask, log_prior, max_tokens):
         rows = slice(first * k, last * k)
-        answers += decode(
+        answers += answer(
             reader, context_ids[rows], context_mask[rows].bool(), log_prior[first:last], settings, n_answers
         )
     return answers
