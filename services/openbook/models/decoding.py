@@ -22,6 +22,7 @@ from openbook.core.types import Decoding, Float64, Formulation, GenerationSettin
 from openbook.errors import InvalidRequest
 from openbook.models.answers import answer_log_probs
 from openbook.models.candidates import Candidates
+from openbook.models.marginal import check_shapes
 from openbook.models.search import Search, decode, steps
 from openbook.models.seq2seq import Contexts, Seq2Seq, SpecialTokens
 
@@ -272,12 +273,7 @@ def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likeli
 
 def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> Float64:
     """The (n, k) log prior, once everything fits."""
-    if scores.ndim != 2 or context_ids.ndim != 2 or len(context_ids) != scores.numel():
-        raise InvalidRequest(
-            f"context_ids must be (n * k, l) and scores (n, k), got {tuple(context_ids.shape)}, {tuple(scores.shape)}"
-        )
-    if context_mask.shape != context_ids.shape:
-        raise InvalidRequest(f"context_mask must be {tuple(context_ids.shape)}, got {tuple(context_mask.shape)}")
+    check_shapes(context_ids, context_mask, scores)
     log_prior = marginal.log_prior(_numpy(scores))
     empty = np.isneginf(log_prior).flatten() | _numpy(context_mask.any(1)).astype(bool)
     if not empty.all():

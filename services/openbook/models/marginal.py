@@ -140,7 +140,7 @@ class _Rows:
     def __init__(
         self, model: Any, context_ids: Tensor, context_mask: Tensor, scores: Tensor, special: SpecialTokens | None
     ) -> None:
-        _check(context_ids, context_mask, scores)
+        check_shapes(context_ids, context_mask, scores)
         self.reader = Seq2Seq.of(model, special, keep_mode=True)
         self.log_prior = log_prior(scores).to(self.reader.device)
         self._owner, self._slot = torch.nonzero(~self.log_prior.detach().isneginf(), as_tuple=True)
@@ -176,8 +176,9 @@ class _Rows:
         return zeros.index_put((self._owner, self._slot), values)
 
 
-def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> None:
+def check_shapes(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> None:
+    """Raises InvalidRequest unless they are those of n questions with k contexts each."""
     ids, mask, of_scores = (tuple(tensor.shape) for tensor in (context_ids, context_mask, scores))
     if [len(ids), len(of_scores)] != [2, 2] or ids != mask or len(context_ids) != scores.numel():
-        expected = "context_ids (n * k, l), context_mask (n * k, l) and scores (n, k)"
-        raise InvalidRequest(f"expected {expected}, got {ids}, {mask}, {of_scores}")
+        expected = "context_ids must be (n * k, l), context_mask (n * k, l) and scores (n, k)"
+        raise InvalidRequest(f"{expected}, got {ids}, {mask}, {of_scores}")
