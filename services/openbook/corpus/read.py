@@ -39,7 +39,7 @@ def read_passages(path: Path, n_words: int = WORDS_PER_PASSAGE) -> Iterator[Pass
 
 
 def _read_json_lines(path: Path) -> Iterator[Document]:
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if not line.strip():
             continue
         try:
@@ -56,7 +56,7 @@ def _read_json_lines(path: Path) -> Iterator[Document]:
 
 def _read_tsv(path: Path) -> Iterator[Document]:
     csv.field_size_limit(MAX_FIELD_CHARS)
-    rows = csv.reader((line for _, line in _lines(path)), delimiter="\t")
+    rows = csv.reader((line for _, line in lines(path)), delimiter="\t")
     for row in _parsed(path, rows):
         if rows.line_num == 1 and row == ["id", "text", "title"]:
             continue
@@ -81,7 +81,8 @@ def _document(path: Path, number: int, id: str, title: str, text: str) -> Docume
     return Document(id, title, text)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, also gzipped, numbered from 1. Raises InvalidDocuments as `read_passages`."""
     number = 0
     try:
         with _open(path) as file:

@@ -1,0 +1,70 @@
+"""Questions with their answers, from JSON lines, also gzipped: what is trained on and measured with.
+
+A line is an object with `question` (or FEVER's `claim`) and one of `answers` (any of them is right), `answer_regex` (a
+regular expression that a right answer matches, as CuratedTrec has) and `label` (the answer is this class). `id`, and
+`title` and `context` of a passage that answers it, may be there; whatever else there is, is left alone.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openbook.corpus.read import lines
+from openbook.errors import InvalidDocuments
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and what counts as its answer."""
+
+    id: str  # that of the file, or else the line's number
+    text: str
+    answers: tuple[str, ...] = ()
+    answer_regex: str | None = None
+    title: str = ""
+    context: str = ""  # a passage that answers it, where one is known
+
+
+def read_questions(path: Path) -> Iterator[Question]:
+    """The questions of a file, in its order.
+
+    Raises:
+        InvalidDocuments: the file cannot be read, or a line is not a question; names file, line and field.
+    """
+    for number, line in lines(path):
+        if line.strip():
+            try:
+                yield _question(json.loads(line), number)
+            except (ValueError, RecursionError) as error:  # a JSON error is a ValueError
+                raise InvalidDocuments(f"{path}:{number}: {error}") from None
+
+
+def _question(record: Any, number: int) -> Question:
+    if not isinstance(record, dict):
+        raise ValueError("must be an object with question and answers")
+    text = _text(record, "question") or _text(record, "claim")
+    if not text:
+        raise ValueError("question must be a string that is not empty, got none")
+    answers = record.get("answers", [record["label"]] if "label" in record else [])
+    if not isinstance(answers, list) or not all(isinstance(answer, str) and answer for answer in answers):
+        raise ValueError(f"answers must be a list of strings that are not empty, got {answers!r}")
+    regex = _text(record, "answer_regex") or None
+    if not answers and not regex:
+        raise ValueError("one of answers, answer_regex and label is needed, got none")
+    if regex:
+        try:
+            re.compile(regex, re.IGNORECASE | re.MULTILINE)
+        except re.error as error:
+            raise ValueError(f"answer_regex {regex!r}: {error}") from None
+    title, context = _text(record, "title"), _text(record, "context")
+    return Question(str(record.get("id", number)), text, tuple(answers), regex, title, context)
+
+
+def _text(record: dict[str, Any], field: str) -> str:
+    value = record.get(field, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{field} must be a string, got {value!r}")
+    return value
