@@ -49,11 +49,12 @@ def _question(record: Any, number: int) -> Question:
     if not text:
         raise ValueError("question must be a string that is not empty, got none")
     answers = record.get("answers", [record["label"]] if "label" in record else [])
-    if not isinstance(answers, list) or not all(isinstance(answer, str) and answer for answer in answers):
-        raise ValueError(f"answers must be a list of strings that are not empty, got {answers!r}")
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"answers must be a list of strings, got {answers!r}")
+    answers = [answer for answer in answers if answer.strip()]  # Natural Questions has some that are empty
     regex = _text(record, "answer_regex") or None
     if not answers and not regex:
-        raise ValueError("one of answers, answer_regex and label is needed, got none")
+        raise ValueError("one of answers, answer_regex and label is needed, and not empty")
     if regex:
         try:
             re.compile(regex, re.IGNORECASE | re.MULTILINE)
