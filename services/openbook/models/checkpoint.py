@@ -6,7 +6,7 @@ keys may also stand in `config.json` under "openbook", where they survive transf
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from transformers.utils.hub import cached_file
 
 from openbook.config import ModelSettings
 from openbook.core.fingerprint import json_digest
+from openbook.core.types import Passage
 from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, WEIGHTS, encoder_folder, reader_folder, verify
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
@@ -206,6 +207,18 @@ class GeneratorCheckpoint:
         """Digest of weights, tokenizer and input format."""
         described = [type(self.input_format).__name__, asdict(self.input_format)]  # type: ignore[call-overload]
         return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described])[:32]
+
+    def contexts(self, question: str, passages: Sequence[Passage]) -> list[list[int]]:
+        """Token ids of the question with each passage. Raises InvalidRequest as `InputFormat.encode`."""
+        if self.legacy_tokenizer is not None:
+            ids = self.legacy_tokenizer(question)["input_ids"]
+            question = self.legacy_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.input_format.encode(self.tokenizer, question, passages)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """An answer's text, of the tokens so far: with one more it only grows."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()  # half a character at the end is left out for now
 
 
 def load_generator(name: str) -> GeneratorCheckpoint:

@@ -16,6 +16,7 @@ from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
 from openbook.models.checkpoint import Source, place, tokenizer_digest, weights_digest
+from openbook.models.formats import pad
 
 Role = Literal["query", "passage"]
 
@@ -152,28 +153,30 @@ class TextEncoder:
 
     @torch.inference_mode()
     def _embed(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> Float32:
-        """(n, d) from token ids, padded to a multiple. Token types are all 0, for DPR's pairs too."""
-        longest = -(-max(map(len, rows)) // multiple) * multiple
-        length = max(min(longest, self.pooling.max_tokens), 1)
-        ids = torch.full((len(rows), length), self._tokenizer.pad_token_id)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row)
-            mask[i, : len(row)] = 1
-        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
-        pooled = self._pool(self._model(input_ids=ids, attention_mask=mask), mask)
-        embedding: Float32 = (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
+        ids, mask = pad(rows, self._tokenizer.pad_token_id, multiple, self.pooling.max_tokens)
+        device = self._model.device
+        embedding: Float32 = embed(self._model, self.pooling, ids.to(device), mask.to(device)).cpu().numpy()
         return embedding
 
-    def _pool(self, output: Any, mask: Tensor) -> Tensor:
-        if self.pooling.mode == "pooler":
-            pooled: Tensor = output.pooler_output
-            return pooled.float()
-        states: Tensor = output.last_hidden_state.float()  # (n, t, d)
-        if self.pooling.mode == "cls":
-            return states[:, 0]
-        weights = mask[..., None].float()
-        return (states * weights).sum(1) / weights.sum(1)
+
+def embed(model: Any, pooling: Pooling, ids: Tensor, mask: Tensor) -> Tensor:
+    """(n, d) float32 embeddings of (n, t) token ids and their mask, with gradients where they are on.
+
+    Not yet `query_scale` long. Token types are all 0, for DPR's pairs too.
+    """
+    pooled = _pool(model(input_ids=ids, attention_mask=mask), mask, pooling)
+    return F.normalize(pooled, dim=-1) if pooling.normalize else pooled
+
+
+def _pool(output: Any, mask: Tensor, pooling: Pooling) -> Tensor:
+    if pooling.mode == "pooler":
+        pooled: Tensor = output.pooler_output
+        return pooled.float()
+    states: Tensor = output.last_hidden_state.float()  # (n, t, d)
+    if pooling.mode == "cls":
+        return states[:, 0]
+    weights = mask[..., None].float()
+    return (states * weights).sum(1) / weights.sum(1)
 
 
 def _sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: float | None) -> Pooling:

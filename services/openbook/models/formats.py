@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from openbook.core.types import Passage
 from openbook.errors import InvalidRequest
 
@@ -77,3 +80,16 @@ def _check_room(n_tokens: int, max_tokens: int) -> None:
         raise InvalidRequest(
             f"question has {n_tokens} tokens, and the generator can read {max_tokens} of question and passage together"
         )
+
+
+def pad(
+    rows: Sequence[Sequence[int]], pad_id: int, multiple: int = 1, at_most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """(n, t) token ids and their mask, int64, as long as the longest row: rounded up to a multiple within a limit."""
+    longest = -(-max(map(len, rows)) // multiple) * multiple
+    length = max(longest if at_most is None else min(longest, at_most), 1)
+    ids = torch.full((len(rows), length), pad_id)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row, dtype=torch.long), 1
+    return ids, mask

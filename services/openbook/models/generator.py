@@ -22,6 +22,7 @@ from openbook.errors import InvalidRequest
 from openbook.models import decoding
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place
 from openbook.models.decoding import Decoded, DecodedToken
+from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
 
 
@@ -32,8 +33,7 @@ class RagGenerator:
         self.fingerprint = checkpoint.fingerprint
         """Digest of weights, tokenizer and input format; not of dtype or device."""
         self.input_format = checkpoint.input_format
-        self._tokenizer = checkpoint.tokenizer
-        self._legacy_tokenizer = checkpoint.legacy_tokenizer
+        self._checkpoint = checkpoint
         self._model = Seq2Seq(place(checkpoint.model, settings))
         self._max_tokens_in_flight = settings.max_tokens_in_flight
 
@@ -78,7 +78,7 @@ class RagGenerator:
         for item in decoding.stream(self._model, ids, mask, scores[0], settings):
             if isinstance(item, DecodedToken):
                 token_ids.append(item.token_id)
-                before, text = text, self._text(token_ids)
+                before, text = text, self._checkpoint.text(token_ids)
                 yield TokenDelta(text[len(before) :], item.log_likelihood, item.log_posterior)
             else:
                 yield self._generation(item, len(retrieved.passages))
@@ -128,7 +128,7 @@ class RagGenerator:
 
     def _labels(self, labels: Sequence[str]) -> list[list[int]]:
         check_labels(labels)
-        answers = [list(self._tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
+        answers = [list(self._checkpoint.tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
         if not all(answers) or len(set(map(tuple, answers))) < len(labels):
             raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {list(labels)}")
         if max(map(len, answers)) > 1:
@@ -145,36 +145,20 @@ class RagGenerator:
             if not n_hits:
                 raise InvalidRequest("a question must have at least one passage to be answered from, got none")
             scores[row, :n_hits] = torch.tensor(each.scores)  # a copy: what crossed a process is read-only
-            contexts += self.input_format.encode(self._tokenizer, self._asked(question), each.passages)
+            contexts += self._checkpoint.contexts(question, each.passages)
             contexts += [[]] * (k - n_hits)
-        ids = torch.full((len(contexts), max(map(len, contexts))), self._model.special.pad)
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        for row, context in enumerate(contexts):
-            ids[row, : len(context)], mask[row, : len(context)] = torch.tensor(context, dtype=torch.long), True
-        return ids, mask, scores
-
-    def _asked(self, question: str) -> str:
-        if self._legacy_tokenizer is None:
-            return question
-        ids = self._legacy_tokenizer(question)["input_ids"]
-        legacy: str = self._legacy_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return legacy
+        return *pad(contexts, self._model.special.pad), scores
 
     def _generation(self, decoded: Decoded, n_hits: int) -> Generation:
         per_token = decoded.token_log_posterior
         return Generation(
-            self._text(decoded.token_ids),
+            self._checkpoint.text(decoded.token_ids),
             decoded.token_ids,
             decoded.log_likelihood,
             decoded.log_prior[:n_hits],
             decoded.log_posterior[:n_hits],
             None if per_token is None else per_token[:, :n_hits],
         )
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        """Of the tokens so far. With one more token it only grows: half a character at the end is left out for now."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
 
 
 def _classification(labels: Sequence[str], scored: Sequence[Decoded], n_hits: int) -> Classification:

@@ -148,7 +148,7 @@ class TestStream:
     @given(text=st.text(max_size=12))
     def test_text_only_grows_and_ends_whole_at_whatever_byte_it_is_cut(self, text: str) -> None:
         ids = tiny.byte_tokenizer()(text)["input_ids"]
-        texts = [_babbler()._text(ids[:n]) for n in range(len(ids) + 1)]
+        texts = [_babbler()._checkpoint.text(ids[:n]) for n in range(len(ids) + 1)]
         assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
         assert texts[-1] == text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
 
