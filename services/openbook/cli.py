@@ -200,6 +200,58 @@ def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is
     run(folder)
 
 
+@app.command()
+def evaluate(
+    questions: Annotated[list[Path], typer.Argument(help="Questions and answers: JSON lines, also .gz.")],
+    out: Annotated[Path, typer.Option(help="Where everything is written; an interrupted evaluation goes on here.")],
+    snapshot: Annotated[Path | None, typer.Option(help="Search this one, served for as long as it takes ...")] = None,
+    index: Servers = None,
+    gold: Annotated[bool, typer.Option("--gold", help="Read each question's own context, search nothing.")] = False,
+    k: Annotated[int, typer.Option(help="Passages to read.")] = 5,
+    formulation: Annotated[list[Formulation] | None, typer.Option(help="Sequence if not given; or both.")] = None,
+    decoding: Annotated[Decoding, typer.Option(help="How RAG-Sequence scores its candidates.")] = Decoding.THOROUGH,
+    beams: Annotated[int, typer.Option(help="Beams; 1 is greedy.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 32,
+    label: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give each its --label.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many questions of each file, drawn at random.")] = None,
+    seed: Annotated[int, typer.Option(help="Equal seeds draw equal questions.")] = 0,
+    encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    generator: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
+    threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
+    config: Config = None,
+) -> None:
+    """Ask the questions of some files and say how good the answers are: docs/evaluation.md explains every number."""
+    from openbook.config import section
+    from openbook.evaluation.run import evaluate
+    from openbook.evaluation.settings import EvaluationSettings
+    from openbook.terminal import build_progress
+
+    model = {"dtype": dtype, "n_threads": threads or os.cpu_count()}
+    settings = section(
+        EvaluationSettings,
+        "openbook evaluate",
+        questions=questions,
+        out=out,
+        context="gold" if gold else "retrieved",
+        snapshot=snapshot,
+        index=_index_settings(config, index) if index or not (snapshot or gold) else {},
+        encoder={"model": encoder, **model},
+        generator={"model": generator, **model},
+        k=k,
+        formulations=formulation or [Formulation.SEQUENCE],
+        decoding=decoding,
+        n_beams=beams,
+        max_new_tokens=max_new_tokens,
+        labels=label or (),
+        limit=limit,
+        seed=seed,
+    )
+    with build_progress() as on_progress:
+        evaluate(settings, on_progress)
+    print((out / "summary.md").read_text(encoding="utf-8"))
+
+
 def main() -> None:
     """Entry point: our own errors are one line on standard error and exit code 1, or 2 for the caller's fault."""
     # Read when torch and FAISS are imported. Threads that spin while they wait take the cores from those that work:

@@ -1,0 +1,230 @@
+"""What an answer is worth, and what the model's own confidence in it is worth.
+
+Answers are compared as the benchmarks do it: SQuAD's exact match and F1, CuratedTrec's regular expressions, DPR's "a
+passage holds the answer" (section 3.1), ROUGE-L and BLEU-1 for answers that are sentences (sections 3.2 and 3.3).
+Shapes: n answers.
+"""
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from math import exp, nan
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from openbook.core.types import Float64, Int64
+from openbook.errors import InvalidRequest
+
+ROUGE_BETA = 1.2
+"""How much more recall counts than precision in ROUGE-L: the value of MS MARCO's own evaluation."""
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalise(text: str) -> str:
+    """As SQuAD: lower case, ASCII punctuation deleted, articles to a space, white space to single spaces, in turn."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> bool:
+    """Whether it is one of the answers, once both are normalised."""
+    return normalise(prediction) in map(normalise, answers)
+
+
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall of the normalised words, 0..1, for the answer where it is highest.
+
+    Where normalisation leaves nothing of either, it is 1 if it leaves nothing of both.
+    """
+    return max((_f1(normalise(prediction).split(), normalise(answer).split()) for answer in answers), default=0.0)
+
+
+def _f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
+    if not prediction or not answer:
+        return float(prediction == answer)
+    n_common = (Counter(prediction) & Counter(answer)).total()
+    return 2 * n_common / (len(prediction) + len(answer))
+
+
+def regex_match(text: str, pattern: str) -> bool:
+    """Whether the pattern is found anywhere in it, as CuratedTrec is scored: any case, `^` and `$` at every line."""
+    return _compiled(pattern).search(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+
+
+def has_answer(passage: str, answers: Sequence[str]) -> bool:
+    """Whether the tokens of an answer stand in the passage, one after the other, as DPR counts.
+
+    Tokens are runs of letters, numbers and marks, and every other visible character by itself, of the text in
+    Unicode's form NFD, in lower case. Unlike DPR's, an answer without tokens stands nowhere.
+    """
+    text = _joined(passage)
+    return any(len(answer) > 1 and answer in text for answer in map(_joined, answers))
+
+
+def has_regex_answer(passage: str, pattern: str) -> bool:
+    """Whether the passage holds an answer to a question whose answers are a regular expression, as DPR counts."""
+    return regex_match(unicodedata.normalize("NFD", passage), unicodedata.normalize("NFD", pattern))
+
+
+def _joined(text: str) -> str:
+    """The tokens with a character between and around them that no token holds, so `in` compares whole tokens."""
+    return "\0".join(["", *_tokens(text), ""])
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for kind, run in groupby(unicodedata.normalize("NFD", text), _kind):
+        if kind == "word":
+            yield "".join(run).lower()
+        elif kind == "sign":
+            yield from (sign.lower() for sign in run)
+
+
+@lru_cache(maxsize=4096)
+def _kind(character: str) -> str:
+    """`[\\p{L}\\p{N}\\p{M}]+|[^\\p{Z}\\p{C}]` is what DPR asks of the module `regex`."""
+    category = unicodedata.category(character)[0]
+    return "word" if category in "LNM" else "gap" if category in "ZC" else "sign"
+
+
+def rouge_l(prediction: str, answers: Sequence[str], beta: float = ROUGE_BETA) -> float:
+    """ROUGE-L, 0..1: how much of the words stands in both in the same order (the longest common subsequence).
+
+    As in MS MARCO's evaluation precision and recall are each of the answer where they are best.
+    """
+    words = _words(prediction)
+    common = [(_n_common_in_order(words, answer), len(answer)) for answer in map(_words, answers)]
+    if not words or not any(n for n, _ in common):
+        return 0.0
+    precision = max(n / len(words) for n, _ in common)
+    recall = max(n / length for n, length in common if length)
+    return (1 + beta**2) * precision * recall / (recall + beta**2 * precision)
+
+
+def bleu_1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
+    """BLEU-1 of a corpus, 0..1: the share of predicted words that stand in an answer, each as often as in one of them
+    at most, and less where the predictions are shorter than the answers closest to them in length. Not a mean.
+    """
+    n_matches = n_predicted = n_answer = 0
+    for prediction, of_question in zip(predictions, answers, strict=True):
+        words, references = _words(prediction), [_words(answer) for answer in of_question]
+        most: Counter[str] = Counter()
+        for reference in references:
+            most |= Counter(reference)
+        n_matches += (Counter(words) & most).total()
+        n_predicted += len(words)
+        n_answer += min(map(len, references), key=lambda n: (abs(n - len(words)), n), default=0)
+    if not n_matches:
+        return 0.0
+    return min(1.0, exp(1 - n_answer / n_predicted)) * n_matches / n_predicted
+
+
+def _words(text: str) -> list[str]:
+    return [token for token in _tokens(text) if _kind(token[0]) == "word"]
+
+
+def _n_common_in_order(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(b) + 1)
+    for x in a:
+        diagonal = 0
+        for j, y in enumerate(b, start=1):
+            diagonal, row[j] = row[j], diagonal + 1 if x == y else max(row[j], row[j - 1])
+    return row[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Confidence against correctness, in bins of equal width over 0..1. Bins without answers hold NaN."""
+
+    edges: Float64  # (bins + 1,)
+    counts: Int64  # (bins,)
+    confidence: Float64  # (bins,) mean
+    accuracy: Float64  # (bins,) share that is right
+
+    @property
+    def expected_error(self) -> float:
+        """Expected calibration error: mean over the answers of |accuracy - confidence| of their bin. NaN for none."""
+        if not self.counts.any():
+            return nan
+        gaps = np.nan_to_num(np.abs(self.accuracy - self.confidence))
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def reliability(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 10) -> Reliability:
+    """Of (n,) confidences in 0..1 and whether each answer was right, or how right, 0..1."""
+    p, right = _paired(confidence, correct)
+    bins = np.minimum((p * n_bins).astype(np.int64), n_bins - 1)
+    counts = np.bincount(bins, minlength=n_bins)
+    with np.errstate(invalid="ignore"):
+        means = [np.bincount(bins, weights=values, minlength=n_bins) / counts for values in (p, right)]
+    return Reliability(np.linspace(0.0, 1.0, n_bins + 1), counts, *means)
+
+
+def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """The probability that a right answer has more confidence than a wrong one, ties counting half.
+
+    NaN where all (n,) are right, or all wrong.
+    """
+    p, right = _paired(confidence, correct)
+    n_right = int(right.sum())
+    n_wrong = len(right) - n_right
+    if not n_right or not n_wrong:
+        return nan
+    _, place, counts = np.unique(p, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # of tied ones the mean, from 1
+    return float(((ranks * right).sum() - n_right * (n_right + 1) / 2) / (n_right * n_wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class RiskCoverage:
+    """What comes of answering only where the confidence is high enough. m different confidences, highest first."""
+
+    threshold: Float64  # (m,) answers with at least this confidence are given
+    coverage: Float64  # (m,) their share of all
+    risk: Float64  # (m,) the share of them that is wrong
+
+
+def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
+    """Of (n,) confidences on any scale, such as log p(y|x), and whether each answer was right."""
+    p, right = _paired(confidence, correct)
+    order = np.argsort(-p, kind="stable")
+    p, right = p[order], right[order]
+    last = np.flatnonzero(p[1:] != p[:-1])  # no threshold parts what has equal confidence
+    last = np.append(last, len(p) - 1)[: len(p)]
+    n_given = last + 1
+    return RiskCoverage(p[last], n_given / len(p), 1.0 - np.cumsum(right)[last] / n_given)
+
+
+def _paired(confidence: ArrayLike, correct: ArrayLike) -> tuple[Float64, Float64]:
+    p, right = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
+    if p.ndim != 1 or p.shape != right.shape or np.isnan(p).any():
+        raise InvalidRequest(f"confidence and correct must be (n,) numbers, got shapes {p.shape} and {right.shape}")
+    return p, right
+
+
+def bootstrap_interval(
+    values: ArrayLike, seed: int = 0, level: float = 0.95, n_resamples: int = 2000
+) -> tuple[float, float]:
+    """Between what limits the mean of (n,) values lies for this share of samples like ours (percentile bootstrap).
+
+    Says how far questions drawn anew would move the mean, and nothing of a model trained anew. NaN for no values.
+    """
+    sample = np.asarray(values, np.float64)
+    if not len(sample):
+        return nan, nan
+    random = np.random.default_rng(seed)
+    means = [sample[random.integers(0, len(sample), len(sample))].mean() for _ in range(n_resamples)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

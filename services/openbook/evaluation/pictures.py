@@ -1,0 +1,65 @@
+"""Confidence against correctness, drawn. Needs matplotlib, so import this where it is needed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from openbook.core import metrics
+from openbook.evaluation.record import Record
+from openbook.evaluation.summary import grouped
+
+RIGHT, SURE = "#2a6f97", "#c9d6df"
+ROW_INCHES = 4.4
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """A row for each file and formulation: how often it is right when it is so sure, and what a threshold would buy."""
+    groups = grouped(records)
+    figure = Figure(figsize=(11, ROW_INCHES * len(groups)), layout="constrained")
+    FigureCanvasAgg(figure)  # a canvas of our own: pyplot would keep a window's state for the whole process
+    rows = figure.subplots(len(groups), 2, squeeze=False)
+    for (left, right), ((file, formulation), of_group) in zip(rows, groups.items(), strict=True):
+        name = f"{file}, RAG-{formulation.title()}, {len(of_group)} questions"
+        confidence, correct = [r.confidence for r in of_group], [float(r.em) for r in of_group]
+        _reliability(left, confidence, correct, name)
+        _risk(right, confidence, correct, name)
+    figure.savefig(path, dpi=110)
+
+
+def _reliability(axes: Axes, confidence: Sequence[float], correct: Sequence[float], name: str) -> None:
+    bins = metrics.reliability(confidence, correct)
+    width = bins.edges[1] - bins.edges[0]
+    shares = bins.counts / bins.counts.sum()
+    axes.bar(bins.edges[:-1], shares, width, align="edge", color=SURE, edgecolor="white", label="share of all answers")
+    axes.plot([0, 1], [0, 1], "--", color="grey", label="as sure as it is right")
+    axes.plot(bins.confidence, bins.accuracy, "o-", color=RIGHT, label="how often it is right")
+    score = metrics.auroc(confidence, correct)
+    axes.set(
+        title=f"Is it right as often as it is sure?\n{name}\n"
+        f"calibration error {bins.expected_error:.3f}, AUROC {score:.3f}",
+        xlabel="how sure it is: p(y|x)",
+        ylabel="share",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+    )
+    axes.legend(loc="upper left", fontsize="small")
+
+
+def _risk(axes: Axes, confidence: Sequence[float], correct: Sequence[float], name: str) -> None:
+    curve = metrics.risk_coverage(confidence, correct)
+    ideal = np.clip(1 - np.mean(correct) / curve.coverage, 0, None)
+    axes.plot(curve.coverage, curve.risk, color=RIGHT, label="surest answers first")
+    axes.plot(curve.coverage, ideal, ":", color="grey", label="if it knew which are right")
+    axes.axhline(1 - float(np.mean(correct)), linestyle="--", color="grey", label="if sureness said nothing")
+    axes.set(
+        title=f"If it answered only when it is sure, how often would it be wrong?\n{name}",
+        xlabel="share of questions answered",
+        ylabel="share of those answered that is wrong",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+    )
+    axes.legend(loc="lower right", fontsize="small")

@@ -1,0 +1,112 @@
+"""One line for each answer, and what an interrupted evaluation needs to go on as if nothing had happened."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from openbook.core.types import Formulation
+from openbook.errors import InvalidConfig
+
+PREDICTIONS, PLAN = "predictions.jsonl", "plan.json"
+
+
+class Record(BaseModel):
+    """An answer and what it is worth. Logs are natural."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    answer_regex: str | None
+    formulation: Formulation
+    prediction: str
+    em: bool
+    f1: float | None  # None where the answers are a regular expression
+    rouge_l: float | None
+    log_likelihood: float  # log p(y|x)
+    answer_rank: int | None  # of the first passage that holds an answer, from 1; None: none of those searched
+    prior_entropy: float  # of p(z|x) over the passages read, in nats
+    passage_ids: tuple[int, ...]  # all that were searched for, best first; none of a question's own passage
+
+    @property
+    def confidence(self) -> float:
+        """p(y|x)"""
+        return min(1.0, exp(self.log_likelihood))
+
+    def has_answer_at(self, k: int) -> bool:
+        """Whether one of the first k passages holds an answer."""
+        return self.answer_rank is not None and self.answer_rank <= k
+
+
+class Log:
+    """The records of one evaluation, in its folder, with the plan that they belong to.
+
+    Raises:
+        InvalidConfig: the folder holds something else, or was begun with another plan; names the first difference.
+    """
+
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
+        self._path = folder / PREDICTIONS
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PLAN).exists():
+            then, now = json.loads((folder / PLAN).read_text()), json.loads(json.dumps(plan))
+            if difference := next(_differences(then, now), None):
+                raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
+        elif self._path.exists():
+            raise InvalidConfig(f"{folder}: holds {PREDICTIONS} without a {PLAN}: name another folder")
+        else:
+            write_json(folder / PLAN, plan)
+        self._path.touch()
+
+    def keep(self, sizes: Sequence[int]) -> int:
+        """How many batches of these sizes are already there, one after the other. What follows them is cut off."""
+        with self._path.open("rb") as file:
+            ends = [0]
+            for line in file:
+                if line.endswith(b"\n"):
+                    ends.append(ends[-1] + len(line))
+        n_batches, n_lines = 0, 0
+        for size in sizes:
+            if n_lines + size > len(ends) - 1:
+                break
+            n_batches, n_lines = n_batches + 1, n_lines + size
+        os.truncate(self._path, ends[n_lines])
+        return n_batches
+
+    def append(self, records: Sequence[Record]) -> None:
+        """One batch."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{record.model_dump_json()}\n" for record in records))
+
+    def read(self) -> list[Record]:
+        """All of them. Raises InvalidConfig for lines that are none; names file and line."""
+        with self._path.open(encoding="utf-8") as file:
+            return [self._record(number, line) for number, line in enumerate(file, start=1)]
+
+    def _record(self, number: int, line: str) -> Record:
+        try:
+            return Record.model_validate_json(line)
+        except ValidationError as error:
+            raise InvalidConfig(f"{self._path}:{number}: is not a record of this evaluation: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all, whenever it is interrupted."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in then | now:
+            yield from _differences(then.get(key), now.get(key), key)
+    elif then != now:
+        yield f"{name} was {json.dumps(then)}, not {json.dumps(now)}"

@@ -1,0 +1,138 @@
+"""`openbook evaluate`: every question of some files to the system, every answer written down, then summed up.
+
+The folder `out` holds plan.json (what is asked of what), predictions.jsonl (one `Record` a line), and at the end
+summary.json, summary.md and reliability.png. Interrupted, it goes on after the last whole batch, and only with the
+very same plan: the predictions are then those of a run that was never interrupted.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openbook.core import metrics
+from openbook.core.fingerprint import file_digest
+from openbook.core.types import Formulation, Generation, Retrieved
+from openbook.corpus.questions import Question, read_questions
+from openbook.errors import InvalidDocuments, InvalidRequest
+from openbook.evaluation.record import Log, Record, write_json
+from openbook.evaluation.score import holds_answer, is_right
+from openbook.evaluation.settings import EvaluationSettings
+from openbook.evaluation.summary import Result, as_json, as_markdown, summarise
+from openbook.evaluation.system import System, opened
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the file's name, how many of its questions are done and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Questions of one file that are answered together."""
+
+    file: str
+    questions: tuple[Question, ...]
+    n_before: int  # of the file
+    n_of_file: int
+
+
+def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stage, done, total: None) -> list[Result]:
+    """Ask, score, write everything to `settings.out`; one result for each file and formulation.
+
+    Raises:
+        InvalidConfig: `out` holds another evaluation.
+        InvalidDocuments: a file of questions cannot be read, or holds none; or gold context is asked for and not there.
+        InvalidRequest: a question is too long for a model; names file and question.
+        InvalidModel, InvalidSnapshot, ShardUnavailable, SnapshotMismatch: as `openbook.evaluation.system.opened`.
+    """
+    from openbook.evaluation.pictures import draw
+
+    batches = [
+        batch
+        for path, name in zip(settings.questions, settings.names, strict=True)
+        for batch in _batches(_draw(path, settings), name, settings.generator.max_batch)
+    ]
+    plan, records = asyncio.run(_ask(settings, batches, on_progress))
+    results = summarise(records, settings.k)
+    write_json(settings.out / "summary.json", {"plan": plan, "results": as_json(results)})
+    (settings.out / "summary.md").write_text(as_markdown(plan, results), encoding="utf-8")
+    draw(records, settings.out / "reliability.png")
+    return results
+
+
+async def _ask(
+    settings: EvaluationSettings, batches: Sequence[_Batch], on_progress: OnProgress
+) -> tuple[dict[str, Any], list[Record]]:
+    async with opened(settings) as system:
+        plan = _plan(settings, system)
+        log = Log(settings.out, plan)
+        n_done = log.keep([len(batch.questions) * len(settings.formulations) for batch in batches])
+        for batch in batches[n_done:]:
+            on_progress(batch.file, batch.n_before, batch.n_of_file)
+            log.append(await _answer(system, batch))
+            on_progress(batch.file, batch.n_before + len(batch.questions), batch.n_of_file)
+        return plan, log.read()
+
+
+def _plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:
+    digests = {name: file_digest(path) for name, path in zip(settings.names, settings.questions, strict=True)}
+    asked = {"limit": settings.limit, "seed": settings.seed, "formulations": list(settings.formulations)}
+    return {"questions": digests, **asked, **system.describe()}
+
+
+async def _answer(system: System, batch: _Batch) -> list[Record]:
+    try:
+        found = await system.find(batch.questions)
+        return [
+            _record(batch.file, question, each, generation, formulation, system.settings.k)
+            for formulation in system.settings.formulations
+            for question, each, generation in zip(
+                batch.questions, found, await system.answer(batch.questions, found, formulation), strict=True
+            )
+        ]
+    except InvalidRequest as error:
+        first, last = batch.questions[0].id, batch.questions[-1].id
+        raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None
+
+
+def _record(
+    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation, k: int
+) -> Record:
+    prior = np.exp(generation.log_prior)
+    holding = (rank for rank, each in enumerate(found.passages, start=1) if holds_answer(each.text, question))
+    return Record(
+        file=file,
+        id=question.id,
+        question=question.text,
+        answers=question.answers,
+        answer_regex=question.answer_regex,
+        formulation=formulation,
+        prediction=generation.text,
+        em=is_right(generation.text, question),
+        f1=metrics.f1(generation.text, question.answers) if question.answers else None,
+        rouge_l=metrics.rouge_l(generation.text, question.answers) if question.answers else None,
+        log_likelihood=generation.log_likelihood,
+        answer_rank=next(holding, None),
+        prior_entropy=float(-(prior * generation.log_prior).sum()),
+        passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
+    )
+
+
+def _draw(path: Path, settings: EvaluationSettings) -> list[Question]:
+    """The questions to ask, in the order of the file."""
+    questions = list(read_questions(path))
+    if not questions:
+        raise InvalidDocuments(f"{path}: holds no questions")
+    if settings.limit is not None and settings.limit < len(questions):
+        drawn = np.random.default_rng(settings.seed).choice(len(questions), settings.limit, replace=False)
+        questions = [questions[i] for i in sorted(drawn)]
+    if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):
+        raise InvalidDocuments(f"{path}: gold context needs a context for every question, question {bare[0]} has none")
+    return questions
+
+
+def _batches(questions: Sequence[Question], file: str, size: int) -> Iterator[_Batch]:
+    for start in range(0, len(questions), size):
+        yield _Batch(file, tuple(questions[start : start + size]), start, len(questions))

@@ -1,0 +1,160 @@
+"""What is asked: a query encoder, the index tier and a generator, all of it from this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, Retrieved
+from openbook.corpus.questions import Question
+from openbook.errors import InvalidRequest, SnapshotMismatch
+from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings
+from openbook.index.publish import held_by_servers
+from openbook.index.server import IndexServer
+from openbook.index.sharded import ShardedIndex
+from openbook.index.snapshot import Snapshot
+from openbook.models.encoder import TextEncoder
+from openbook.models.generator import RagGenerator
+
+PATIENCE_S = 60.0
+"""For a server in this process, which shares its cores with the models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The index tier and the encoder of its queries."""
+
+    encoder: TextEncoder
+    index: ShardedIndex
+    snapshot_id: str  # when the evaluation began
+    description: dict[str, Any]
+
+    async def find(self, questions: Sequence[Question], n: int) -> list[Retrieved]:
+        """The best n passages of each.
+
+        Raises:
+            SnapshotMismatch: another snapshot was published since the evaluation began.
+            InvalidRequest: a question has more tokens than the encoder can read.
+        """
+        queries = await asyncio.to_thread(self.encoder.encode_questions, [question.text for question in questions])
+        hits = await self.index.search(queries, n, Deadline.never())
+        if hits.snapshot_id != self.snapshot_id:
+            raise SnapshotMismatch(f"evaluated is snapshot {self.snapshot_id}, and now {hits.snapshot_id} is published")
+        rows = zip(hits.ids, hits.scores, strict=True)
+        return await asyncio.gather(*(self._fetch(ids[ids != NO_HIT], scores[ids != NO_HIT]) for ids, scores in rows))
+
+    async def _fetch(self, ids: Int64, scores: Float32) -> Retrieved:
+        passages = await self.index.fetch(ids.tolist(), self.snapshot_id, Deadline.never())
+        return Retrieved(tuple(passages), scores, self.snapshot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """All that an answer comes from. Without a library every question brings its own passage."""
+
+    settings: EvaluationSettings
+    generator: RagGenerator
+    library: Library | None
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies it, as far as answers depend on it."""
+        settings = self.settings
+        return {
+            "context": settings.context,
+            "index": self.library and self.library.description,
+            "encoder": self.library and settings.encoder.model,
+            "encoder_fingerprint": self.library and self.library.encoder.fingerprint,
+            "generator": settings.generator.model,
+            "generator_fingerprint": self.generator.fingerprint,
+            "dtype": settings.generator.dtype,
+            "k": settings.k if self.library else 1,
+            "decoding": settings.decoding,
+            "n_beams": settings.n_beams,
+            "max_new_tokens": settings.max_new_tokens,
+            "labels": list(settings.labels),
+        }
+
+    async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
+        """At least as many passages as are read, best first. Raises as `Library.find`."""
+        if self.library:
+            return await self.library.find(questions, max(self.settings.k, N_SEARCHED))
+        own = [Passage(0, question.id, question.title, question.context) for question in questions]
+        return [Retrieved((passage,), np.zeros(1, np.float32), "") for passage in own]
+
+    async def answer(
+        self, questions: Sequence[Question], found: Sequence[Retrieved], formulation: Formulation
+    ) -> list[Generation]:
+        """From the first k passages of each. Raises InvalidRequest as `RagGenerator.generate`."""
+        k = self.settings.k
+        read = [Retrieved(each.passages[:k], each.scores[:k], each.snapshot_id) for each in found]
+        if empty := [question.id for question, each in zip(questions, read, strict=True) if not each.passages]:
+            raise InvalidRequest(f"question {empty[0]!r} has no passage to be answered from")
+        # Not on the event loop, which has the connections to the index tier to look after.
+        texts, decoded_as = [question.text for question in questions], self.settings.generation(formulation)
+        return await asyncio.to_thread(self.generator.generate, texts, read, decoded_as)
+
+
+@asynccontextmanager
+async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
+    """The system that the settings name, for the running event loop.
+
+    Raises:
+        InvalidModel: a model cannot be loaded.
+        InvalidSnapshot: the folder is no snapshot, or its files were altered.
+        ShardUnavailable: the index tier cannot be reached.
+        SnapshotMismatch: the index was not built for this encoder.
+    """
+    generator = RagGenerator.load(settings.generator)
+    if settings.context == "gold":
+        yield System(settings, generator, None)
+        return
+    encoder = TextEncoder.load(settings.encoder)
+    with _servers(settings) as client_settings:
+        index = ShardedIndex.of(client_settings)
+        try:
+            await index.connect()
+            if (encoder.dimension, encoder.space) != (index.dimension, index.encoder_fingerprint):
+                raise SnapshotMismatch(
+                    f"the query encoder {settings.encoder.model!r} needs passages of dimension {encoder.dimension} by "
+                    f"{encoder.space}, but snapshot {index.snapshot_id} holds dimension {index.dimension} by "
+                    f"{index.encoder_fingerprint}"
+                )
+            yield System(
+                settings, generator, Library(encoder, index, index.snapshot_id, await _describe(index, client_settings))
+            )
+        finally:
+            await index.close()
+
+
+async def _describe(index: ShardedIndex, settings: IndexClientSettings) -> dict[str, Any]:
+    """What is written beside every exact match: one index finds what another one misses."""
+    held = next(row for row in await held_by_servers(settings) if row.snapshot_id == index.snapshot_id)
+    recall = {str(k): share for k, share in sorted(held.recall.items())} or None
+    return {
+        "snapshot_id": index.snapshot_id,
+        "n_passages": index.n_passages,
+        "factory": held.factory,
+        "recall": recall,
+    }
+
+
+@contextmanager
+def _servers(settings: EvaluationSettings) -> Iterator[IndexClientSettings]:
+    """Those that run, or one in this process for each shard of the snapshot."""
+    if settings.snapshot is None:
+        yield settings.index
+        return
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(server).address for server in _of_all_shards(settings.snapshot)]
+        yield IndexClientSettings(addresses=tuple(addresses), timeout_s=PATIENCE_S)
+
+
+def _of_all_shards(snapshot: Path) -> Iterator[IndexServer]:
+    for shard in range(len(Snapshot.open(snapshot).manifest.shards)):
+        yield IndexServer(IndexServerSettings(snapshot=snapshot, shard=shard))
