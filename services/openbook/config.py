@@ -27,11 +27,13 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Token = Annotated[SecretStr, BeforeValidator(lambda v: str(v) if isinstance(v, int) else v), Field(min_length=16)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Frozen, and loud about what it does not know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class ServerTls(_Section):
+class ServerTls(Section):
     """Files in PEM. With a client CA, clients must show a certificate of it."""
 
     certificate: Path
@@ -39,7 +41,7 @@ class ServerTls(_Section):
     client_ca: Path | None = None
 
 
-class IndexServerSettings(_Section):
+class IndexServerSettings(Section):
     """One index server: one replica of one shard."""
 
     snapshot: Path  # a snapshot, or a root: a folder of them with a record of which one is served
@@ -64,7 +66,7 @@ class IndexServerSettings(_Section):
         return self
 
 
-class ClientTls(_Section):
+class ClientTls(Section):
     """Files in PEM. Certificate and key are for servers that ask who calls."""
 
     ca: Path
@@ -78,7 +80,7 @@ class ClientTls(_Section):
         return self
 
 
-class IndexClientSettings(_Section):
+class IndexClientSettings(Section):
     """How the serving tier reaches the index tier."""
 
     # host:port of every server, each says which shard it is; with none, `openbook up` starts its own
@@ -89,7 +91,7 @@ class IndexClientSettings(_Section):
     admin_token: Annotated[SecretStr, BeforeValidator(str)] | None = None  # for `openbook publish`
 
 
-class CacheSettings(_Section):
+class CacheSettings(Section):
     """The cache of query embeddings."""
 
     url: str | None = None  # with none, `openbook up` starts a Redis of its own
@@ -99,7 +101,7 @@ class CacheSettings(_Section):
     n_connections: Positive = 32
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """One model and the workers that run it."""
 
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
@@ -125,7 +127,7 @@ class GeneratorSettings(ModelSettings):
     max_tokens_in_flight: Positive = 65_536  # (passages x context tokens) computed at once: bounds memory
 
 
-class AnswerDefaults(_Section):
+class AnswerDefaults(Section):
     """What a request that leaves a field open gets, and the limits that no request may pass."""
 
     k: Positive = 5
@@ -162,7 +164,7 @@ class AnswerDefaults(_Section):
         )
 
 
-class ServingSettings(_Section):
+class ServingSettings(Section):
     """The endpoint."""
 
     topology: Literal["fused", "split"] = "fused"
@@ -176,7 +178,7 @@ class ServingSettings(_Section):
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything `openbook.serving.app.build` needs."""
 
     index: IndexClientSettings = IndexClientSettings()
@@ -187,7 +189,7 @@ class Settings(_Section):
     serving: ServingSettings = ServingSettings()
 
 
-S = TypeVar("S", bound=_Section)
+S = TypeVar("S", bound=Section)
 Sources = Mapping[tuple[str, ...], str]
 """Where a value came from, by section and key, if not from the file."""
 NOWHERE: Sources = MappingProxyType({})
@@ -252,6 +254,11 @@ def parse(values: Mapping[str, Any], source: str = "arguments", sources: Sources
 def section(kind: type[S], source: str, **values: Any) -> S:
     """One section by itself, from the options of a command. Raises as `parse`."""
     return _validated(kind, values, NOWHERE, source)
+
+
+def read(kind: type[S], path: Path) -> S:
+    """A settings file that is one section by itself, whatever the environment says. Raises as `load`."""
+    return _validated(kind, _read_yaml(path), NOWHERE, str(path))
 
 
 def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, source: str) -> S:

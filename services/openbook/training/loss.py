@@ -1,0 +1,191 @@
+"""What a run minimises: the sum of -log p(y|x) over its examples (section 2.4), with torch and transformers alone.
+
+Gradients reach the query encoder through the prior, whose scores are computed anew from the stored vectors of the
+passages, and the generator through the likelihood. Passage encoder and index stay as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from openbook.core.types import NO_HIT, Float32
+from openbook.errors import InvalidRequest
+from openbook.models import marginal
+from openbook.models.checkpoint import GeneratorCheckpoint
+from openbook.models.encoder import EncoderCheckpoint, embed
+from openbook.models.formats import pad
+from openbook.models.seq2seq import Seq2Seq
+from openbook.training.data import Example
+from openbook.training.loop import Loss
+from openbook.training.retrieval import Found, Retriever
+from openbook.training.settings import TrainingSettings
+
+LENGTH_STEP = 32
+"""Lengths are multiples of this: CPU kernels keep what they prepare for every new shape, which costs gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """n examples with their k passages, as tensors."""
+
+    query_ids: Tensor  # (n, t)
+    query_mask: Tensor
+    vectors: Tensor | None  # (n, k, d)
+    scores: Tensor  # (n, k) as retrieved; -inf in empty slots
+    context_ids: Tensor  # (n * k, l)
+    context_mask: Tensor
+    labels: Tensor  # (n, t) padded with -100
+    n_distinct: int  # passages
+
+
+class RagLoss(nn.Module):
+    """The loss of RAG-Sequence or RAG-Token over a query encoder and a generator, which it holds as modules."""
+
+    def __init__(
+        self,
+        query_encoder: EncoderCheckpoint,
+        generator: GeneratorCheckpoint,
+        retriever: Retriever,
+        settings: TrainingSettings,
+    ) -> None:
+        super().__init__()
+        self.query_encoder: nn.Module = query_encoder.model.eval()
+        self.generator: nn.Module = generator.model.train(settings.models.dropout)
+        self.retriever = retriever
+        self._encoder, self._reads = query_encoder, generator
+        self._settings, self._formulation = settings, settings.models.formulation
+        self._is_dense, self._trains_queries = settings.retrieval.kind == "dense", settings.trains_query_encoder
+        self.query_encoder.requires_grad_(settings.trains_query_encoder)
+        self.generator.requires_grad_(settings.models.train_generator)
+        self._reader: Seq2Seq | None = None
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Of what the run began with."""
+        return {**self.retriever.identity, "generator": self._reads.fingerprint}
+
+    def prepare(self, examples: Sequence[Example]) -> Prepared:
+        """Retrieve with the query encoder as it is, without gradients, and make tensors of what was found.
+
+        Raises:
+            InvalidRequest: a question or an answer is too long.
+            ShardUnavailable, SnapshotMismatch: as `Retriever.find`.
+        """
+        query_ids, query_mask = self._question_ids(examples)
+        found = self.retrieve(examples, query_ids, query_mask)
+        contexts = [
+            context
+            for example, passages in zip(examples, found.passages, strict=True)
+            for context in self._reads.contexts(example.text, passages)
+        ]
+        context_ids, context_mask = pad(contexts, self._pad, LENGTH_STEP, self._reads.input_format.max_tokens)
+        context_mask *= torch.from_numpy(found.ids != NO_HIT).flatten()[:, None]
+        return Prepared(
+            query_ids,
+            query_mask,
+            None if found.vectors is None else torch.from_numpy(found.vectors),
+            torch.from_numpy(found.scores),
+            context_ids,
+            context_mask,
+            self.labels([example.target for example in examples]),
+            len(np.unique(found.ids)),
+        )
+
+    def retrieve(
+        self, examples: Sequence[Example], query_ids: Tensor | None = None, query_mask: Tensor | None = None
+    ) -> Found:
+        """The k passages of each example."""
+        queries: Float32 | None = None
+        if self._is_dense:
+            if query_ids is None or query_mask is None:
+                query_ids, query_mask = self._question_ids(examples)
+            with torch.no_grad():
+                queries = self._queries(query_ids, query_mask).cpu().numpy()
+        return self.retriever.find(examples, queries, self._settings.retrieval.k)
+
+    def forward(self, prepared: Prepared) -> Loss:
+        """-log p(y|x) summed over the examples."""
+        log_prior_of = self.scores(prepared)
+        losses = marginal.loss(
+            self.reader,
+            prepared.context_ids,
+            prepared.context_mask,
+            log_prior_of,
+            prepared.labels,
+            self._formulation,
+            label_smoothing=self._settings.optimizer.label_smoothing,
+        )
+        with torch.no_grad():
+            log_prior = marginal.log_prior(log_prior_of)
+            entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum()
+        return Loss(
+            losses.sum(),
+            {
+                "prior_entropy": float(entropy),
+                "distinct_passages": float(prepared.n_distinct),
+                "tokens": float(prepared.context_mask.sum() + (prepared.labels != marginal.IGNORED).sum()),
+            },
+        )
+
+    def scores(self, prepared: Prepared) -> Tensor:
+        """(n, k) logits of the prior, with gradients for the query encoder if it is trained."""
+        scores = prepared.scores.to(self.device)
+        if not self._trains_queries or prepared.vectors is None:
+            return scores
+        queries = self._queries(prepared.query_ids, prepared.query_mask)
+        # Not a matrix product: autocast would round it to bfloat16.
+        computed = (queries[:, None] * prepared.vectors.to(self.device)).sum(-1)
+        return computed.masked_fill(scores.isneginf(), -torch.inf)
+
+    @property
+    def reader(self) -> Seq2Seq:
+        """The generator in training mode. Made when it is first asked for: weights may still move to a device."""
+        if self._reader is None or self._reader.device != self.device:
+            self._reader = Seq2Seq(self.generator, keep_mode=True, recompute=self._settings.loop.gradient_checkpointing)
+        return self._reader
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.generator.parameters()).device
+
+    def labels(self, targets: Sequence[str]) -> Tensor:
+        """(n, t) token ids as decoding would produce them, end-of-sequence included, padded with -100.
+
+        The words of a classification have one token each and no end, where all of them have one (section 3.4).
+
+        Raises:
+            InvalidRequest: a target has more tokens than `task.max_target_tokens`.
+        """
+        task, special = self._settings.task, self.reader.special
+        tokenized = [self._reads.tokenizer(target, add_special_tokens=False)["input_ids"] for target in targets]
+        words = [self._reads.tokenizer(word, add_special_tokens=False)["input_ids"] for word in task.labels.values()]
+        ends = [] if words and all(len(word) == 1 for word in words) else [special.eos[0]]
+        begins = [] if special.forced_bos is None or not ends else [special.forced_bos]
+        rows = [[*begins, *tokens, *ends] for tokens in tokenized]
+        for target, row in zip(targets, rows, strict=True):
+            if not 1 <= len(row) <= task.max_target_tokens:
+                raise InvalidRequest(
+                    f"an answer must have 1..task.max_target_tokens = {task.max_target_tokens} tokens, "
+                    f"got {len(row)} in {target[:100]!r}"
+                )
+        ids, mask = pad(rows, special.pad)
+        return ids.masked_fill(mask == 0, marginal.IGNORED)
+
+    def _question_ids(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        pooling, tokenizer = self._encoder.pooling, self._encoder.tokenizer
+        texts = [pooling.query_prefix + example.text for example in examples]
+        # A question of a training file that is too long for the encoder is cut, as in DPR.
+        rows = tokenizer(texts, truncation=True, max_length=pooling.max_tokens)["input_ids"]
+        return pad(rows, tokenizer.pad_token_id, LENGTH_STEP // 2, pooling.max_tokens)
+
+    def _queries(self, ids: Tensor, mask: Tensor) -> Tensor:
+        queries = embed(self.query_encoder, self._encoder.pooling, ids.to(self.device), mask.to(self.device))
+        return queries * self._encoder.pooling.query_scale
+
+    @property
+    def _pad(self) -> int:
+        return self.reader.special.pad

@@ -1,0 +1,236 @@
+"""Where a run's passages come from: the index tier, a snapshot in memory, BM25, the question itself, or nowhere."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from openbook.config import IndexClientSettings
+from openbook.core.topk import canonical_scores, top_k
+from openbook.core.types import NO_HIT, Float32, Int64, Passage
+from openbook.errors import DeadlineExceeded, InvalidModel, ShardUnavailable, SnapshotMismatch
+from openbook.training.data import Example
+from openbook.training.settings import RetrievalSettings
+
+T = TypeVar("T")
+
+SPARE = 8
+"""Candidates beyond k whose exact scores are computed too, because rounding may have hidden a better one."""
+ROWS_AT_ONCE = 1 << 18
+EMPTY = Passage(NO_HIT, "", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The k passages of n questions, best first. An empty slot has id NO_HIT, score -inf and a passage without text."""
+
+    ids: Int64  # (n, k)
+    scores: Float32  # (n, k)
+    passages: list[list[Passage]]
+    vectors: Float32 | None = None  # (n, k, d), those stored: what gradients of the query go through; 0 in empty slots
+
+
+class Retriever(Protocol):
+    """Finds passages. Threads may take turns, but not at once."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What a run that goes on must find again: the snapshot, the space of its vectors."""
+        ...
+
+    def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
+        """k passages for each example, whose (n, d) queries are None unless the retriever is dense.
+
+        Raises:
+            ShardUnavailable: shards are gone, and were for longer than a step may wait.
+            SnapshotMismatch: another snapshot was published since the run began.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+def open_retriever(settings: RetrievalSettings, space: str | None, device: torch.device) -> Retriever:
+    """What the settings ask for. `space` is that of the query encoder, which must be that of the index.
+
+    Raises:
+        InvalidModel: the index holds embeddings of another encoder.
+        InvalidSnapshot, ShardUnavailable: it cannot be read.
+    """
+    if settings.kind == "given":
+        return Given()
+    if settings.kind == "none":
+        return Nothing()
+    if settings.kind == "bm25":
+        from openbook.training.bm25 import Bm25
+
+        assert settings.snapshot is not None
+        return Bm25(settings.snapshot)
+    retriever: LiveIndex | MemoryIndex
+    retriever = (
+        MemoryIndex(settings.snapshot, device) if settings.snapshot else LiveIndex(settings.index, settings.retry_s)
+    )
+    found = retriever.identity["space"]
+    if space != found:
+        retriever.close()
+        raise InvalidModel(f"the query encoder asks for passages of encoder {space}, the index holds those of {found}")
+    return retriever
+
+
+class Given:
+    """Each question's own passage."""
+
+    identity: Mapping[str, str] = {}
+
+    def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
+        """Bare."""
+        questions = [example.question for example in examples]
+        return _one_each([Passage(0, question.id, question.title, question.context) for question in questions])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Nothing:
+    """No retrieval: the generator reads the question alone."""
+
+    identity: Mapping[str, str] = {}
+
+    def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
+        """Bare."""
+        return _one_each([EMPTY] * len(examples))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _one_each(passages: Sequence[Passage]) -> Found:
+    n = len(passages)
+    return Found(np.zeros((n, 1), np.int64), np.zeros((n, 1), np.float32), [[passage] for passage in passages])
+
+
+class SnapshotTexts:
+    """All passages of a snapshot by id."""
+
+    def __init__(self, folder: Path) -> None:
+        from openbook.index.snapshot import Snapshot
+        from openbook.index.store import PassageReader
+
+        self.snapshot = Snapshot.open(folder)
+        self.parts = list(enumerate(self.snapshot.manifest.shards))
+        self._first = np.array([shard.first_id for _, shard in self.parts])
+        self._readers = [PassageReader(self.snapshot.shard_folder(i), shard.first_id) for i, shard in self.parts]
+
+    def __getitem__(self, id: int) -> Passage:
+        if id == NO_HIT:
+            return EMPTY
+        part = int(np.searchsorted(self._first, id, "right")) - 1
+        return self._readers[part][id - int(self._first[part])]
+
+    def __len__(self) -> int:
+        return self.snapshot.manifest.n_passages
+
+
+class MemoryIndex:
+    """A snapshot's vectors in memory, searched exactly: the same ids and score bits as the index tier, without it.
+
+    For a machine with an accelerator and torch alone.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        from openbook.index.snapshot import VECTORS
+
+        self._texts = SnapshotTexts(folder)
+        files = [self._texts.snapshot.shard_folder(i) / VECTORS for i, _ in self._texts.parts]
+        self._vectors = np.concatenate([np.load(file) for file in files])  # (n_passages, d)
+        self._on_device = torch.from_numpy(self._vectors).to(device)
+        manifest = self._texts.snapshot.manifest
+        self.identity = {"snapshot": manifest.snapshot_id, "space": manifest.encoder_fingerprint}
+
+    def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
+        """Bare."""
+        assert queries is not None
+        asked = torch.from_numpy(queries).to(self._on_device.device)
+        n_candidates = min(k + SPARE, len(self._vectors))
+        candidates = (asked @ self._on_device.T).topk(n_candidates, -1).indices.cpu().numpy()  # (n, k + SPARE)
+        scores = np.stack(
+            [canonical_scores(query, self._vectors[ids]) for query, ids in zip(queries, candidates, strict=True)]
+        )
+        ids, scores = top_k(candidates.astype(np.int64), scores, k)
+        vectors = self._vectors[ids.clip(0)] * (ids != NO_HIT)[..., None]
+        return Found(ids, scores, [[self._texts[i] for i in row] for row in ids.tolist()], vectors)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class LiveIndex:
+    """The index tier. A step waits for shards that are gone, and fails rather than train on a part of the passages."""
+
+    def __init__(self, settings: IndexClientSettings, retry_s: float) -> None:
+        from openbook.index.sharded import ShardedIndex
+
+        self._retry_s = retry_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="index client", daemon=True)
+        self._thread.start()
+        self._index = ShardedIndex.of(settings)
+        try:
+            self._retried(self._index.connect)
+        except BaseException:
+            self.close()
+            raise
+        self.identity = {"snapshot": self._index.snapshot_id, "space": self._index.encoder_fingerprint}
+
+    def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
+        """Bare."""
+        assert queries is not None
+        return self._retried(lambda: self._find(queries, k))
+
+    def close(self) -> None:
+        """Let go of connections."""
+        asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _find(self, queries: Float32, k: int) -> Found:
+        from openbook.core.deadline import Deadline
+
+        deadline = Deadline.after(STEP_TIMEOUT_S)
+        hits = await self._index.search(queries, k, deadline)
+        if hits.snapshot_id != self.identity["snapshot"]:
+            raise SnapshotMismatch(
+                f"the run began with snapshot {self.identity['snapshot']}, the index tier now serves {hits.snapshot_id}"
+            )
+        real = hits.ids != NO_HIT
+        ids, where = np.unique(hits.ids[real], return_inverse=True)
+        found, stored = await self._index.fetch_with_vectors(ids.tolist(), hits.snapshot_id, deadline)
+        passages = dict(zip(ids.tolist(), found, strict=True))
+        vectors = np.zeros((*hits.ids.shape, queries.shape[1]), np.float32)
+        vectors[real] = stored[where]
+        return Found(
+            hits.ids, hits.scores, [[passages.get(i, EMPTY) for i in row] for row in hits.ids.tolist()], vectors
+        )
+
+    def _retried(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+        attempts = Retrying(
+            retry=retry_if_exception_type((ShardUnavailable, DeadlineExceeded)),
+            stop=stop_after_delay(self._retry_s),
+            wait=wait_random_exponential(0.1, 5),
+            reraise=True,
+        )
+        return attempts(lambda: asyncio.run_coroutine_threadsafe(call(), self._loop).result())
+
+
+STEP_TIMEOUT_S = 30.0
+"""One search with its fetches."""

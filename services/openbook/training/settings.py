@@ -1,0 +1,151 @@
+"""What `openbook train CONFIG` reads: validated settings, in one YAML file."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from openbook.config import IndexClientSettings, Positive, Section
+from openbook.core.types import Formulation
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class QuestionFile(Section):
+    """A file of questions (see `openbook.corpus.questions`)."""
+
+    path: Path
+    repeat: Positive = 1  # how often an epoch goes through it
+    limit: Positive | None = None  # only so many of its questions, drawn with the run's seed
+
+
+class TaskSettings(Section):
+    """What is asked and what counts as the answer (sections 3.1 to 3.4)."""
+
+    # question_answering: every pair of a question and one of its answers is an example. abstractive: the same, answers
+    # are sentences. question_generation: from the answer to the question, as in Jeopardy. classification: answers are
+    # labels.
+    kind: Literal["question_answering", "abstractive", "question_generation", "classification"] = "question_answering"
+    train: Annotated[tuple[QuestionFile, ...], Field(min_length=1)]
+    validation: tuple[QuestionFile, ...] = ()
+    # Of classification: the label in the file and the word for it; questions with other labels are left out.
+    labels: dict[str, str] = Field(default_factory=dict)
+    max_answers: Positive = 4  # of one question, as examples
+    max_target_tokens: Positive = 64
+
+    @model_validator(mode="after")
+    def _labels_for_classes(self) -> "TaskSettings":
+        if (self.kind == "classification") != bool(self.labels):
+            raise ValueError(f"labels are for classification, and needed there; got kind {self.kind!r}, {self.labels}")
+        return self
+
+
+class RetrievalSettings(Section):
+    """Where passages come from."""
+
+    # dense: the index, asked with the query encoder as it is at every step. bm25: in its place, scores as logits.
+    # given: the question's own passage. none: the generator alone.
+    kind: Literal["dense", "bm25", "given", "none"] = "dense"
+    k: Positive = 5
+    index: IndexClientSettings = IndexClientSettings()  # servers to ask
+    snapshot: Path | None = None  # or one in memory, searched exactly; bm25 reads the passages of one
+    retry_s: Annotated[float, Field(ge=0)] = 60.0  # a step waits so long for shards that are gone
+
+    @model_validator(mode="after")
+    def _has_passages(self) -> "RetrievalSettings":
+        if self.kind == "dense" and bool(self.index.addresses) == (self.snapshot is not None):
+            raise ValueError("dense needs index.addresses or a snapshot, one of them")
+        if self.kind == "bm25" and self.snapshot is None:
+            raise ValueError("bm25 needs a snapshot, whose passages it searches")
+        return self
+
+
+class ModelsSettings(Section):
+    """What is trained, and how far."""
+
+    query_encoder: str = "embedded"
+    generator: str = "embedded"
+    formulation: Formulation = Formulation.SEQUENCE
+    train_query_encoder: bool = True  # False: the frozen retriever
+    train_generator: bool = True
+    # Patterns of parameter names that keep their values: "generator.*embeddings*", "query_encoder.*.layer.[0-2].*"
+    frozen: tuple[str, ...] = ()
+    dropout: bool = True  # in the generator, as its config says; queries are always encoded without
+
+
+class OptimizerSettings(Section):
+    """AdamW; without decay it is Adam, as in the paper (appendix D)."""
+
+    learning_rate: Rate = 3e-5
+    # Other rates for parameters whose names match: {"query_encoder.*": 1e-5}. The first match counts.
+    learning_rates: dict[str, Rate] = Field(default_factory=dict)
+    weight_decay: Rate = 0.0  # of matrices; biases and normalisations have none
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay: Literal["constant", "linear", "cosine"] = "linear"  # after the warm-up, to 0 at the last step
+    label_smoothing: Share = 0.0
+
+
+class LoopSettings(Section):
+    """How long, in which portions, and what is kept."""
+
+    out: Path  # checkpoints, curves, and at the end the models
+    n_steps: Positive
+    batch_size: Positive = 32  # of all workers together
+    micro_batch_size: Positive = 8  # examples computed at once by one worker
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and log-probabilities stay float32
+    gradient_checkpointing: bool = True  # compute the generator's encoder twice rather than keep what it computed
+    device: str = "auto"
+    n_threads: Positive = 1
+    seed: int = 0
+    checkpoint_every: Positive = 200  # steps
+    n_checkpoints: Positive = 2  # kept
+    validate_every: Positive = 200
+    n_validation: Positive = 200  # questions, the same ones each time
+
+    @model_validator(mode="after")
+    def _divides(self) -> "LoopSettings":
+        if self.batch_size % self.micro_batch_size:
+            limit = f"a divisor of batch_size = {self.batch_size}"
+            raise ValueError(f"micro_batch_size must be {limit}, got {self.micro_batch_size}")
+        return self
+
+
+class WorkersSettings(Section):
+    """Ray Train's workers."""
+
+    n_workers: Positive = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each
+    use_gpu: bool = False
+    max_failures: Annotated[int, Field(ge=-1)] = 3  # of workers, until the run fails; -1: never
+
+
+class TrainingSettings(Section):
+    """All of a run."""
+
+    task: TaskSettings
+    retrieval: RetrievalSettings
+    models: ModelsSettings = ModelsSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    loop: LoopSettings
+    workers: WorkersSettings = WorkersSettings()
+
+    @model_validator(mode="after")
+    def _whole_shares(self) -> "TrainingSettings":
+        n_micro_batches = self.loop.batch_size // self.loop.micro_batch_size
+        if n_micro_batches % self.workers.n_workers:
+            raise ValueError(
+                f"workers.n_workers must divide the {n_micro_batches} micro-batches of a batch, "
+                f"got {self.workers.n_workers}"
+            )
+        if not (self.models.train_generator or self.trains_query_encoder):
+            raise ValueError("nothing is trained: neither the generator nor the query encoder")
+        return self
+
+    @property
+    def trains_query_encoder(self) -> bool:
+        """Only a dense prior has gradients for it."""
+        return self.models.train_query_encoder and self.retrieval.kind == "dense"
