@@ -114,8 +114,11 @@ def rouge_l(prediction: str, answers: Sequence[str], beta: float = ROUGE_BETA) -
 
 def bleu_1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
     """BLEU-1 of a corpus, 0..1: the share of predicted words that stand in an answer, each as often as in one of them
-    at most, and less where the predictions are shorter than the answers closest to them in length. Not a mean.
+    at most, and less where the predictions are shorter than the answers closest to them in length. Not a mean; NaN for
+    no predictions.
     """
+    if not predictions:
+        return nan
     n_matches = n_predicted = n_answer = 0
     for prediction, of_question in zip(predictions, answers, strict=True):
         words, references = _words(prediction), [_words(answer) for answer in of_question]

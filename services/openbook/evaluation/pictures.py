@@ -36,7 +36,8 @@ def _reliability(axes: Axes, confidence: Sequence[float], correct: Sequence[floa
     shares = bins.counts / bins.counts.sum()
     axes.bar(bins.edges[:-1], shares, width, align="edge", color=SURE, edgecolor="white", label="share of all answers")
     axes.plot([0, 1], [0, 1], "--", color="grey", label="as sure as it is right")
-    axes.plot(bins.confidence, bins.accuracy, "o-", color=RIGHT, label="how often it is right")
+    axes.plot(bins.confidence, bins.accuracy, "-", color=RIGHT, label="how often it is right")
+    axes.scatter(bins.confidence, bins.accuracy, 15 + 400 * shares, color=RIGHT, clip_on=False, zorder=3)
     score = metrics.auroc(confidence, correct)
     axes.set(
         title=f"Is it right as often as it is sure?\n{name}\n"
@@ -46,7 +47,7 @@ def _reliability(axes: Axes, confidence: Sequence[float], correct: Sequence[floa
         xlim=(0, 1),
         ylim=(0, 1.02),
     )
-    axes.legend(loc="upper left", fontsize="small")
+    axes.legend(loc="best", fontsize="small")
 
 
 def _risk(axes: Axes, confidence: Sequence[float], correct: Sequence[float], name: str) -> None:
@@ -56,10 +57,10 @@ def _risk(axes: Axes, confidence: Sequence[float], correct: Sequence[float], nam
     axes.plot(curve.coverage, ideal, ":", color="grey", label="if it knew which are right")
     axes.axhline(1 - float(np.mean(correct)), linestyle="--", color="grey", label="if sureness said nothing")
     axes.set(
-        title=f"If it answered only when it is sure, how often would it be wrong?\n{name}",
+        title=f"Answering only when sure: how often is it wrong?\n{name}",
         xlabel="share of questions answered",
         ylabel="share of those answered that is wrong",
         xlim=(0, 1),
         ylim=(0, 1.02),
     )
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(loc="best", fontsize="small")

@@ -21,8 +21,9 @@ from openbook.errors import InvalidDocuments, InvalidRequest
 from openbook.evaluation.record import Log, Record, write_json
 from openbook.evaluation.score import holds_answer, is_right
 from openbook.evaluation.settings import EvaluationSettings
-from openbook.evaluation.summary import Result, as_json, as_markdown, summarise
+from openbook.evaluation.summary import Result, as_json, summarise
 from openbook.evaluation.system import System, opened
+from openbook.evaluation.tables import as_markdown
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the file's name, how many of its questions are done and how many there are."""
@@ -86,7 +87,7 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
     try:
         found = await system.find(batch.questions)
         return [
-            _record(batch.file, question, each, generation, formulation, system.settings.k)
+            _record(batch.file, question, each, generation, formulation)
             for formulation in system.settings.formulations
             for question, each, generation in zip(
                 batch.questions, found, await system.answer(batch.questions, found, formulation), strict=True
@@ -98,9 +99,8 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
 
 
 def _record(
-    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation, k: int
+    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation
 ) -> Record:
-    prior = np.exp(generation.log_prior)
     holding = (rank for rank, each in enumerate(found.passages, start=1) if holds_answer(each.text, question))
     return Record(
         file=file,
@@ -115,7 +115,7 @@ def _record(
         rouge_l=metrics.rouge_l(generation.text, question.answers) if question.answers else None,
         log_likelihood=generation.log_likelihood,
         answer_rank=next(holding, None),
-        prior_entropy=float(-(prior * generation.log_prior).sum()),
+        prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
         passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
     )
 

@@ -37,7 +37,7 @@ def evaluate_answers(predictions: Sequence[str], questions: Sequence[Question]) 
         exact_match=mean([is_right(*pair) for pair in pairs]),
         f1=mean([metrics.f1(*pair) for pair in texts]),
         rouge_l=mean([metrics.rouge_l(*pair) for pair in texts]),
-        bleu_1=metrics.bleu_1([text for text, _ in texts], [answers for _, answers in texts]) if texts else nan,
+        bleu_1=metrics.bleu_1([text for text, _ in texts], [answers for _, answers in texts]),
     )
 
 

@@ -1,8 +1,8 @@
-"""From the records of an evaluation to numbers and tables."""
+"""From the records of an evaluation to its numbers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, isnan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Group:
     """Answers to questions whose first passage with an answer lies in the same place."""
 
     n: int
-    right: float  # share
+    wrong: float  # share
     median_confidence_wrong: float  # p(y|x) of the wrong ones
     surely_wrong: float  # share that is wrong with p(y|x) of at least one half
 
@@ -114,8 +114,8 @@ def _group(records: Sequence[Record]) -> Group:
     wrong = [record.confidence for record in records if not record.em]
     return Group(
         n=len(records),
-        right=mean([float(record.em) for record in records]),
-        median_confidence_wrong=float(np.median(wrong)) if wrong else float("nan"),
+        wrong=mean([float(not record.em) for record in records]),
+        median_confidence_wrong=float(np.median(wrong)) if wrong else nan,
         surely_wrong=mean([float(not record.em and record.confidence >= 0.5) for record in records]),
     )
 
@@ -139,90 +139,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(each) for each in value]
     return None if isinstance(value, float) and isnan(value) else value
-
-
-def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Tables for people, the conditions beside every number."""
-    conditions = [_index(plan), str(plan["k"]), _search(plan)]
-    main = [
-        [
-            r.file,
-            r.formulation,
-            str(r.n),
-            *map(_percent, (r.em, r.f1)),
-            *map(_percent, r.has_answer.values()),
-            *conditions,
-        ]
-        for r in results
-    ]
-    trust = [
-        [r.file, r.formulation, *map(_number, (r.mean_confidence, r.em.value, r.calibration_error, r.auroc))]
-        for r in results
-    ]
-    places = [
-        [r.file, r.formulation, name, str(g.n), *map(_number, (1 - g.right, g.median_confidence_wrong, g.surely_wrong))]
-        for r in results
-        for name, g in r.by_place.items()
-    ]
-    cuts = [
-        [r.file, r.formulation, f"{c.threshold:.2f}", _number(exp(c.threshold)), _number(c.answered), _number(c.right)]
-        for r in results
-        for c in r.cuts
-    ]
-    at = [f"answer in top {k}" for k in HAS_ANSWER_AT]
-    who = ["questions", "formulation"]
-    return "\n".join(
-        [
-            "# Evaluation",
-            "",
-            "Per cent, with 95 % bootstrap intervals over the questions. Confidence is p(y|x), the log-likelihood its logarithm.",
-            "",
-            *_table([*who, "n", "EM", "F1", *at, "index", "k", "decoding"], main),
-            "",
-            "## How far its confidence can be trusted",
-            "",
-            *_table([*who, "mean confidence", "right", "calibration error", "AUROC"], trust),
-            "",
-            "## Wrong answers, by where the first passage with an answer lies",
-            "",
-            "It always answers, also when nothing it has read holds an answer.",
-            "",
-            *_table(
-                [*who, "answer", "n", "wrong", "median confidence of the wrong", "wrong and at least half sure"], places
-            ),
-            "",
-            "## Answering only above a threshold",
-            "",
-            *_table([*who, "log-likelihood at least", "confidence at least", "answered", "right of those"], cuts),
-            "",
-        ]
-    )
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
-
-
-def _percent(mean: Mean) -> str:
-    if isnan(mean.value):
-        return "–"
-    return f"{100 * mean.value:.1f} ({100 * mean.low:.1f}–{100 * mean.high:.1f})"
-
-
-def _number(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.3f}"
-
-
-def _index(plan: Mapping[str, Any]) -> str:
-    index = plan["index"]
-    if index is None:
-        return "gold context"
-    recall = index["recall"]
-    at_5 = f"recall@5 {recall['5']:.3f}" if recall else "recall not measured"
-    return f"{index['factory']}, {index['n_passages']:,} passages, {at_5}"
-
-
-def _search(plan: Mapping[str, Any]) -> str:
-    if plan["labels"]:
-        return f"one of {len(plan['labels'])} labels"
-    return "greedy" if plan["n_beams"] == 1 else f"{plan['n_beams']} beams"

@@ -1,0 +1,88 @@
+"""The numbers of an evaluation as Markdown, with the conditions beside every exact match."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp, isnan
+from typing import Any
+
+from openbook.evaluation.summary import HAS_ANSWER_AT, Mean, Result
+
+Rows = Sequence[Sequence[str]]
+
+
+def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """Four tables: how good, how far its confidence can be trusted, when it is wrong, what a threshold would buy."""
+    return "\n".join(
+        [
+            "# Evaluation\n",
+            "Per cent, with 95 % bootstrap intervals over the questions. Confidence is p(y|x).\n",
+            *_table(["n", "EM", "F1", *(f"answer in top {k}" for k in HAS_ANSWER_AT), "index", "k", "decoding"]),
+            *_rows(results, [[_quality(result, plan)] for result in results]),
+            "\n## How far its confidence can be trusted\n",
+            *_table(["mean confidence", "right", "calibration error", "AUROC"]),
+            *_rows(results, [[_trust(result)] for result in results]),
+            "\n## Where the answer was, and how often it was wrong\n",
+            "It always answers, also when nothing that it has read holds an answer.\n",
+            *_table(["answer", "n", "wrong", "median confidence of the wrong", "wrong, and at least half sure"]),
+            *_rows(results, [_places(result) for result in results]),
+            "\n## Answering only when sure\n",
+            *_table(["log-likelihood at least", "confidence at least", "answered", "right of those"]),
+            *_rows(results, [_cuts(result) for result in results]),
+            "",
+        ]
+    )
+
+
+def _table(titles: Sequence[str]) -> list[str]:
+    titles = ["questions", "formulation", *titles]
+    return [_line(titles), _line(["---"] * len(titles))]
+
+
+def _rows(results: Sequence[Result], cells: Sequence[Rows]) -> Iterator[str]:
+    for result, rows in zip(results, cells, strict=True):
+        yield from (_line([result.file, result.formulation, *row]) for row in rows)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _quality(result: Result, plan: Mapping[str, Any]) -> list[str]:
+    means = [result.em, result.f1, *result.has_answer.values()]
+    decoding = "greedy" if plan["n_beams"] == 1 else f"{plan['n_beams']} beams"
+    if plan["labels"]:
+        decoding = f"one of {len(plan['labels'])} labels"
+    return [str(result.n), *map(_percent, means), _index(plan["index"]), str(plan["k"]), decoding]
+
+
+def _trust(result: Result) -> list[str]:
+    return [_number(x) for x in (result.mean_confidence, result.em.value, result.calibration_error, result.auroc)]
+
+
+def _places(result: Result) -> Rows:
+    return [
+        [place, str(group.n), *map(_number, (group.wrong, group.median_confidence_wrong, group.surely_wrong))]
+        for place, group in result.by_place.items()
+    ]
+
+
+def _cuts(result: Result) -> Rows:
+    return [
+        [f"{cut.threshold:.2f}", *map(_number, (exp(cut.threshold), cut.answered, cut.right))] for cut in result.cuts
+    ]
+
+
+def _percent(mean: Mean) -> str:
+    if isnan(mean.value):
+        return "–"
+    return f"{100 * mean.value:.1f} ({100 * mean.low:.1f}–{100 * mean.high:.1f})"
+
+
+def _number(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.3f}"
+
+
+def _index(index: Mapping[str, Any] | None) -> str:
+    if index is None:
+        return "none: gold context"
+    recall = f"recall@5 {index['recall']['5']:.3f}" if index["recall"] else "recall not measured"
+    return f"{index['factory']}, {index['n_passages']:,} passages, {recall}"

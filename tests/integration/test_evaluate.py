@@ -1,0 +1,210 @@
+"""`openbook evaluate` with the models that come with openbook, over a small snapshot: run, interrupted, refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.config import EncoderSettings, section
+from openbook.core.types import Passage
+from openbook.corpus.build import build_corpus
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, SnapshotMismatch
+from openbook.evaluation.record import PREDICTIONS, Record
+from openbook.evaluation.run import evaluate
+from openbook.evaluation.settings import EvaluationSettings
+from openbook.index.build import build_snapshot
+from openbook.testing import served
+
+FACTS = [
+    ("France", "Paris is the capital of France, a country in Europe.", "What is the capital of France?", "Paris"),
+    ("Italy", "Rome is the capital of Italy, a country in Europe.", "What is the capital of Italy?", "Rome"),
+    ("Poland", "Warsaw is the capital of Poland.", "What is the capital of Poland?", "Warsaw"),
+    ("Marie Curie", "Marie Curie was born in Warsaw in 1867.", "In which year was Marie Curie born?", "1867"),
+    ("The moon", "The moon goes around the earth.", "What does the moon go around?", "no such answer"),
+]
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A snapshot of two shards and questions about it."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [{"id": f"d{i}", "title": title, "text": text} for i, (title, text, _, _) in enumerate(FACTS)]
+    build_corpus(lines(folder / "documents.jsonl", rows), folder / "snapshot", EncoderSettings(), 2, "Flat")
+    questions = [
+        {"id": f"q{i}", "question": question, "answers": [answer], "title": title, "context": text}
+        for i, (title, text, question, answer) in enumerate(FACTS)
+    ]
+    lines(folder / "facts.jsonl", questions)
+    lines(folder / "patterns.jsonl", [{"question": "What is the capital of Poland?", "answer_regex": "w[a-z]rsaw"}])
+    return folder
+
+
+def settings(data: Path, out: Path, **values: Any) -> EvaluationSettings:
+    given: dict[str, Any] = {
+        "questions": [data / "facts.jsonl", data / "patterns.jsonl"],
+        "out": out,
+        "snapshot": data / "snapshot",
+        "k": 2,
+        "formulations": ["sequence", "token"],
+        "max_new_tokens": 8,
+        "generator": {"max_batch": 2},
+    }
+    return section(EvaluationSettings, "test", **{**given, **values})
+
+
+def records(out: Path) -> list[Record]:
+    return [Record.model_validate_json(line) for line in (out / PREDICTIONS).read_text().splitlines()]
+
+
+def stopping(after: int) -> Callable[[str, int, int], None]:
+    def on_progress(stage: str, done: int, total: int) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    return on_progress
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an evaluation that was not interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    results = evaluate(settings(data, out))
+    assert [(result.file, result.formulation, result.n) for result in results] == [
+        ("facts", "sequence", 5),
+        ("facts", "token", 5),
+        ("patterns", "sequence", 1),
+        ("patterns", "token", 1),
+    ]
+    return out
+
+
+def test_every_answer_is_recorded_with_what_it_rests_on(whole: Path) -> None:
+    answered = records(whole)
+    assert len(answered) == 12
+    for record in answered:
+        assert sorted(record.passage_ids) == [0, 1, 2, 3, 4], "searched are more than are read"
+        assert record.log_likelihood <= 0.0
+        assert 0.0 <= record.prior_entropy <= np.log(2)
+    by_id = {(record.id, record.formulation.value): record for record in answered if record.file == "facts"}
+    france, moon = by_id["q0", "sequence"], by_id["q4", "sequence"]
+    assert (france.question, france.answers) == ("What is the capital of France?", ("Paris",))
+    assert france.passage_ids[0] == 0
+    assert france.answer_rank == 1
+    assert moon.answer_rank is None
+    assert not moon.em
+    assert by_id["q0", "token"].passage_ids == france.passage_ids
+    pattern = next(record for record in answered if record.file == "patterns")
+    assert (pattern.answer_regex, pattern.answers, pattern.f1) == ("w[a-z]rsaw", (), None)
+    assert pattern.answer_rank is not None
+
+
+def test_the_summary_is_that_of_the_records(data: Path, whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    for result in summary["results"]:
+        mine = [r for r in records(whole) if (r.file, r.formulation) == (result["file"], result["formulation"])]
+        assert result["n"] == len(mine)
+        assert result["em"]["value"] == pytest.approx(np.mean([record.em for record in mine]))
+        assert result["has_answer"]["1"]["value"] == pytest.approx(np.mean([r.has_answer_at(1) for r in mine]))
+    index = summary["plan"]["index"]
+    manifest = json.loads((data / "snapshot" / "manifest.json").read_text())
+    assert (index["snapshot_id"], index["n_passages"], index["factory"]) == (manifest["snapshot_id"], 5, "Flat")
+    assert index["recall"]["5"] == 1.0
+    assert "Flat, 5 passages, recall@5 1.000" in (whole / "summary.md").read_text()
+
+
+def test_the_picture_shows_something(whole: Path) -> None:
+    picture = imread(whole / "reliability.png")[..., :3]
+    height, width, _ = picture.shape
+    assert min(height, width) > 300
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    for rows in np.array_split(picture, 4):  # one row of pictures for each of the four results
+        for panel in np.array_split(rows, 2, axis=1):
+            assert 0.01 < (panel < 0.9).any(axis=2).mean() < 0.9
+
+
+def test_interrupted_it_goes_on_to_the_same_predictions(data: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(settings(data, out), stopping(after=4))
+    assert len(records(out)) == 8
+    with (out / PREDICTIONS).open("a") as file:  # and killed in the middle of the next batch
+        file.write((whole / PREDICTIONS).read_text().splitlines(keepends=True)[8][:30])
+    seen: list[tuple[str, int, int]] = []
+    evaluate(settings(data, out), lambda *progress: seen.append(progress))
+    assert seen == [("facts", 4, 5), ("facts", 5, 5), ("patterns", 0, 1), ("patterns", 1, 1)]
+    for name in (PREDICTIONS, "summary.json", "summary.md"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_another_evaluation_does_not_go_on_with_it(data: Path, whole: Path, tmp_path: Path) -> None:
+    before = (whole / PREDICTIONS).read_bytes()
+    with pytest.raises(InvalidConfig, match="holds another evaluation, whose k was 2, not 3"):
+        evaluate(settings(data, whole, k=3))
+    altered = lines(tmp_path / "facts.jsonl", [{"question": "Who?", "answers": ["I"]}])
+    with pytest.raises(InvalidConfig, match="whose facts was"):
+        evaluate(settings(data, whole, questions=[altered, data / "patterns.jsonl"]))
+    assert (whole / PREDICTIONS).read_bytes() == before
+
+
+def test_servers_that_run_give_the_same_answers(data: Path, whole: Path, tmp_path: Path) -> None:
+    with served(data / "snapshot") as servers:
+        index = {"addresses": [server.address for server in servers], "timeout_s": 60.0}
+        evaluate(settings(data, tmp_path / "out", snapshot=None, index=index))
+    assert (tmp_path / "out" / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
+
+
+def test_gold_context_is_the_only_passage(data: Path, tmp_path: Path) -> None:
+    gold = {"snapshot": None, "context": "gold", "formulations": ["token"]}
+    (result,) = evaluate(settings(data, tmp_path / "out", questions=[data / "facts.jsonl"], **gold))
+    assert [record.answer_rank for record in records(tmp_path / "out")] == [1, 1, 1, 1, None]
+    assert {(record.prior_entropy, record.passage_ids) for record in records(tmp_path / "out")} == {(0.0, ())}
+    assert result.has_answer[1].value == pytest.approx(0.8)
+    with pytest.raises(InvalidDocuments, match=r"patterns\.jsonl: gold context needs a context .* question 1 has none"):
+        evaluate(settings(data, tmp_path / "other", **gold))
+
+
+def test_a_snapshot_of_another_encoder_is_refused(data: Path, tmp_path: Path) -> None:
+    passages = [Passage(0, "d", "title", "text")]
+    vectors = np.ones((1, 384), np.float32)
+    build_snapshot(passages, vectors, tmp_path / "theirs", 1, "Flat", "somebody's", "other-fingerprint")
+    with pytest.raises(SnapshotMismatch, match=r"the query encoder 'embedded' needs .* by other-fingerprint"):
+        evaluate(settings(data, tmp_path / "out", snapshot=tmp_path / "theirs"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_question_that_cannot_be_read_is_named(data: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "long.jsonl", [{"id": "q9", "question": "why " * 600, "answers": ["so"]}])
+    with pytest.raises(InvalidRequest, match="long, between questions q9 and q9: question has 602 tokens"):
+        evaluate(settings(data, tmp_path / "out", questions=[path]))
+    with pytest.raises(InvalidDocuments, match="holds no questions"):
+        evaluate(settings(data, tmp_path / "out", questions=[lines(tmp_path / "none.jsonl", [])]))
+
+
+def test_the_command_asks_a_random_sample_and_prints_the_table(data: Path, tmp_path: Path) -> None:
+    options = ["--snapshot", str(data / "snapshot"), "--k", "2", "--limit", "2", "--threads", "1"]
+    asked: dict[str, list[str]] = {}
+    for seed in ("1", "1", "2"):
+        out = tmp_path / f"{len(asked)}-{seed}"
+        command = ["evaluate", str(data / "facts.jsonl"), "--out", str(out), "--seed", seed, *options]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.strip() == (out / "summary.md").read_text().strip()
+        ids = [record.id for record in records(out)]
+        assert ids == sorted(ids)
+        assert len(set(ids)) == 2
+        assert asked.setdefault(seed, ids) == ids
+    assert asked["1"] != asked["2"]
+    refused = CliRunner().invoke(app, ["evaluate", str(data / "facts.jsonl"), "--out", str(tmp_path / "none")])
+    assert isinstance(refused.exception, InvalidConfig)
+    assert "name a snapshot or index servers" in str(refused.exception)

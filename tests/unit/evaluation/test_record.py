@@ -1,0 +1,81 @@
+"""The file of predictions: what is kept of it after an interruption, and whom it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openbook.core.types import Formulation
+from openbook.errors import InvalidConfig
+from openbook.evaluation.record import PREDICTIONS, Log, Record
+
+PLAN = {"k": 5, "index": {"snapshot_id": "abc"}, "formulations": ["token"]}
+
+
+def record(number: int, **fields: Any) -> Record:
+    values: dict[str, Any] = {
+        "file": "f", "id": str(number), "question": "who — né?", "answers": ("a",), "answer_regex": None,
+        "formulation": Formulation.TOKEN, "prediction": "b", "em": False, "f1": 0.1 + 0.2, "rouge_l": 0.0,
+        "log_likelihood": -1 / 3, "answer_rank": None, "prior_entropy": 0.5, "passage_ids": (3, 1),
+    }  # fmt: skip
+    return Record(**{**values, **fields})
+
+
+def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
+    records = [record(i) for i in range(3)]
+    log = Log(tmp_path / "new" / "folder", PLAN)
+    log.append(records[:2])
+    log.append(records[2:])
+    assert log.read() == records
+    assert Log(tmp_path / "new" / "folder", PLAN).read() == records
+
+
+@pytest.mark.parametrize(("torn", "n_batches", "n_lines"), [(0, 2, 4), (1, 1, 2), (80, 1, 2), (10**6, 0, 0)])
+def test_whole_batches_are_kept_and_the_rest_cut_off(tmp_path: Path, torn: int, n_batches: int, n_lines: int) -> None:
+    log = Log(tmp_path, PLAN)
+    log.append([record(i) for i in range(4)])
+    path = tmp_path / PREDICTIONS
+    path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - torn)])
+    assert log.keep([2, 2, 1]) == n_batches
+    assert [each.id for each in log.read()] == [str(i) for i in range(n_lines)]
+
+
+def test_half_a_batch_of_whole_lines_is_cut_off_too(tmp_path: Path) -> None:
+    log = Log(tmp_path, PLAN)
+    log.append([record(i) for i in range(5)])
+    assert log.keep([3, 3]) == 1
+    assert len(log.read()) == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({**PLAN, "k": 6}, "k was 5, not 6"),
+        ({**PLAN, "index": {"snapshot_id": "abd"}}, 'snapshot_id was "abc", not "abd"'),
+        ({**PLAN, "index": None}, 'index was {"snapshot_id": "abc"}, not null'),
+        ({**PLAN, "formulations": ["token", "sequence"]}, "formulations was"),
+        ({**PLAN, "limit": 3}, "limit was null, not 3"),
+    ],
+)
+def test_another_plan_is_refused(tmp_path: Path, other: dict[str, Any], difference: str) -> None:
+    Log(tmp_path, PLAN).append([record(0)])
+    with pytest.raises(InvalidConfig) as refused:
+        Log(tmp_path, other)
+    assert difference in str(refused.value)
+    assert len(Log(tmp_path, PLAN).read()) == 1, "and nothing is lost"
+
+
+def test_predictions_of_an_unknown_plan_are_refused(tmp_path: Path) -> None:
+    (tmp_path / PREDICTIONS).write_text("precious\n")
+    with pytest.raises(InvalidConfig, match=r"holds predictions\.jsonl without a plan\.json"):
+        Log(tmp_path, PLAN)
+    assert (tmp_path / PREDICTIONS).read_text() == "precious\n"
+
+
+def test_an_altered_line_is_named(tmp_path: Path) -> None:
+    log = Log(tmp_path, PLAN)
+    log.append([record(0)])
+    with (tmp_path / PREDICTIONS).open("a") as file:
+        file.write('{"id": 7}\n')
+    with pytest.raises(InvalidConfig, match=r"predictions\.jsonl:2: is not a record"):
+        log.read()

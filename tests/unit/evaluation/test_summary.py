@@ -1,0 +1,110 @@
+"""From records to numbers and tables."""
+
+import json
+from math import isnan, log
+from typing import Any
+
+import pytest
+
+from openbook.core.types import Formulation
+from openbook.evaluation.record import Record
+from openbook.evaluation.summary import as_json, summarise
+from openbook.evaluation.tables import as_markdown
+
+PLAN: dict[str, Any] = {
+    "k": 5,
+    "n_beams": 1,
+    "labels": [],
+    "index": {"factory": "IVF256,SQ8", "n_passages": 9342, "recall": {"1": 0.9, "5": 0.987}},
+}
+
+
+def answered(confidence: float, em: bool, rank: int | None, **fields: Any) -> Record:
+    values: dict[str, Any] = {
+        "file": "squad", "id": "1", "question": "q", "answers": ("a b",), "answer_regex": None,
+        "formulation": Formulation.SEQUENCE, "prediction": "a b" if em else "c", "em": em, "f1": float(em),
+        "rouge_l": float(em), "log_likelihood": log(confidence), "answer_rank": rank, "prior_entropy": 1.0,
+        "passage_ids": (),
+    }  # fmt: skip
+    return Record(**{**values, **fields})
+
+
+RECORDS = [
+    answered(0.9, True, 1),
+    answered(0.8, True, 3),
+    answered(0.6, False, 7),
+    answered(0.2, False, None),
+]
+
+
+def test_numbers_of_one_file() -> None:
+    (result,) = summarise(RECORDS, k=5)
+    assert (result.file, result.formulation, result.n) == ("squad", "sequence", 4)
+    assert result.em.value == result.f1.value == 0.5
+    assert result.em.low <= 0.5 <= result.em.high
+    assert {k: mean.value for k, mean in result.has_answer.items()} == {1: 0.25, 5: 0.5, 20: 0.75}
+    assert result.auroc == 1.0
+    assert result.mean_confidence == pytest.approx(0.625)
+    assert result.calibration_error == pytest.approx((0.1 + 0.2 + 0.6 + 0.2) / 4)
+    assert result.bleu_1 == pytest.approx(4 / 6 * 2.718281828 ** (1 - 8 / 6))
+
+
+def test_wrong_answers_by_where_the_answer_was() -> None:
+    by_place = summarise(RECORDS, k=5)[0].by_place
+    assert {place: (group.n, group.wrong) for place, group in by_place.items()} == {
+        "read": (2, 0.0),
+        "found, not read": (1, 1.0),
+        "not found": (1, 1.0),
+    }
+    assert isnan(by_place["read"].median_confidence_wrong)
+    assert by_place["found, not read"].median_confidence_wrong == pytest.approx(0.6)
+    assert (by_place["found, not read"].surely_wrong, by_place["not found"].surely_wrong) == (1.0, 0.0)
+    assert [group.n for group in summarise(RECORDS, k=7)[0].by_place.values()] == [3, 0, 1]
+
+
+def test_a_threshold_trades_answers_for_precision() -> None:
+    cuts = summarise(RECORDS, k=5)[0].cuts
+    assert [(cut.answered, cut.right) for cut in cuts] == [(1.0, 0.5), (0.75, pytest.approx(2 / 3)), *[(0.5, 1.0)],
+                                                          (0.25, 1.0), (0.25, 1.0)]  # fmt: skip
+    assert [cut.threshold for cut in cuts] == pytest.approx([log(x) for x in (0.2, 0.6, 0.8, 0.9, 0.9)])
+
+
+def test_files_and_formulations_stand_apart() -> None:
+    other = answered(0.5, True, 2, formulation=Formulation.TOKEN)
+    regex = answered(0.5, True, 2, file="trec", answers=(), answer_regex="a", f1=None, rouge_l=None)
+    results = summarise([*RECORDS, other, regex], k=5)
+    assert [(r.file, r.formulation, r.n) for r in results] == [
+        ("squad", "sequence", 4),
+        ("squad", "token", 1),
+        ("trec", "sequence", 1),
+    ]
+    assert isnan(results[2].f1.value)
+    assert isnan(results[1].auroc)
+    text = json.dumps(as_json(results), allow_nan=False)
+    assert json.loads(text)[2]["f1"] == {"value": None, "low": None, "high": None}
+    assert json.loads(text)[0]["has_answer"]["5"]["value"] == 0.5
+
+
+def test_tables_name_the_conditions_beside_the_numbers() -> None:
+    text = as_markdown(PLAN, summarise(RECORDS, k=5))
+    (line,) = (line for line in text.splitlines() if "IVF256" in line)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:3] == ["squad", "sequence", "4"]
+    assert cells[3].startswith("50.0 (")
+    assert cells[-3:] == ["IVF256,SQ8, 9,342 passages, recall@5 0.987", "5", "greedy"]
+    for lines in text.split("\n\n"):
+        rows = [row for row in lines.splitlines() if row.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1, "every row of a table has as many cells"
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"n_beams": 4}, "4 beams"),
+        ({"labels": ["yes", "no"]}, "one of 2 labels"),
+        ({"index": None}, "none: gold context"),
+        ({"index": {"factory": "Flat", "n_passages": 7, "recall": None}}, "Flat, 7 passages, recall not measured"),
+    ],
+)
+def test_conditions(change: dict[str, Any], shown: str) -> None:
+    assert f"| {shown} |" in as_markdown({**PLAN, **change}, summarise(RECORDS, k=5))
