@@ -51,6 +51,7 @@ def _question(record: Any, number: int) -> Question:
     answers = record.get("answers", [record["label"]] if "label" in record else [])
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"answers must be a list of strings, got {answers!r}")
+    "".join(answers).encode()
     answers = [answer for answer in answers if answer.strip()]  # Natural Questions has some that are empty
     regex = _text(record, "answer_regex") or None
     if not answers and not regex:
@@ -68,4 +69,5 @@ def _text(record: dict[str, Any], field: str) -> str:
     value = record.get(field, "")
     if not isinstance(value, str):
         raise ValueError(f"{field} must be a string, got {value!r}")
+    value.encode()  # JSON's escapes can spell half a character: a UnicodeEncodeError is a ValueError
     return value

@@ -56,8 +56,7 @@ class Log:
         self._path = folder / PREDICTIONS
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PLAN).exists():
-            then, now = json.loads((folder / PLAN).read_text()), json.loads(json.dumps(plan))
-            if difference := next(_differences(then, now), None):
+            if difference := next(_differences(_read(folder / PLAN), json.loads(json.dumps(plan))), None):
                 raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
         elif self._path.exists():
             raise InvalidConfig(f"{folder}: holds {PREDICTIONS} without a {PLAN}: name another folder")
@@ -102,6 +101,13 @@ def write_json(path: Path, value: Any) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(fresh, path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error}") from None
 
 
 def _differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:

@@ -72,6 +72,13 @@ def test_predictions_of_an_unknown_plan_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / PREDICTIONS).read_text() == "precious\n"
 
 
+def test_a_plan_that_is_none_is_named(tmp_path: Path) -> None:
+    for content, problem in (("{", r"plan\.json: is not the plan"), ("[]", "plan was")):
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(InvalidConfig, match=problem):
+            Log(tmp_path, PLAN)
+
+
 def test_an_altered_line_is_named(tmp_path: Path) -> None:
     log = Log(tmp_path, PLAN)
     log.append([record(0)])

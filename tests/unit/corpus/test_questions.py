@@ -1,0 +1,54 @@
+"""Questions from files: every kind of answer, and what is refused with file, line and field."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openbook.corpus.questions import Question, read_questions
+from openbook.errors import InvalidDocuments
+
+
+def written(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_every_kind_of_answer(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "questions.jsonl",
+        {"id": 7, "question": "Who?", "answers": ["I", "", "me"], "title": "T", "context": "C", "more": [1]},
+        {"question": "How tall?", "answer_regex": "1,?454"},
+        {"claim": "Rome is in Italy.", "label": "SUPPORTS", "id": "c"},
+    )
+    questions = list(read_questions(path))
+    assert questions == [
+        Question("7", "Who?", ("I", "me"), title="T", context="C"),
+        Question("2", "How tall?", answer_regex="1,?454"),
+        Question("c", "Rome is in Italy.", ("SUPPORTS",)),
+    ]
+    zipped = tmp_path / "questions.jsonl.gz"
+    zipped.write_bytes(gzip.compress(b"\n" + path.read_bytes()))
+    assert [question.text for question in read_questions(zipped)] == [question.text for question in questions]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (["Who?"], "must be an object"),
+        ({"answers": ["I"]}, "question must be a string"),
+        ({"question": 1, "answers": ["I"]}, "question must be a string, got 1"),
+        ({"question": "Who?"}, "one of answers, answer_regex and label is needed"),
+        ({"question": "Who?", "answers": [" "]}, "is needed, and not empty"),
+        ({"question": "Who?", "answers": "I"}, "answers must be a list of strings"),
+        ({"question": "Who?", "answer_regex": "("}, r"answer_regex '\('"),
+        ({"question": "Who\ud800?", "answers": ["I"]}, "surrogates not allowed"),
+        ({"question": "Who?", "answers": ["I", "\udfff"]}, "surrogates not allowed"),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path: Path, row: Any, problem: str) -> None:
+    path = written(tmp_path / "questions.jsonl", {"question": "Who?", "answers": ["I"]}, row)
+    with pytest.raises(InvalidDocuments, match=rf"questions\.jsonl:2: .*{problem}"):
+        list(read_questions(path))
