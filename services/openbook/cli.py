@@ -252,6 +252,29 @@ def evaluate(
     print((out / "summary.md").read_text(encoding="utf-8"))
 
 
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML: task, retrieval, models, optimizer, loop, workers.")],
+    local: Annotated[bool, typer.Option(help="In this process, without Ray: one worker.")] = False,
+) -> None:
+    """Fine-tune query encoder and generator end to end. Interrupted, run it again: it goes on where it stopped."""
+    from openbook.config import read
+    from openbook.terminal import training_progress
+    from openbook.training.settings import TrainingSettings
+
+    settings = read(TrainingSettings, config)
+    with training_progress(settings.loop.n_steps) as on_step:
+        if local:
+            from openbook.training.run import train
+
+            models = train(settings, on_step)
+        else:
+            from openbook.training.cluster import fit
+
+            models = fit(settings, on_step)
+    print(f"{models}: trained for {settings.loop.n_steps} steps; curves in {settings.loop.out}")
+
+
 def main() -> None:
     """Entry point: our own errors are one line on standard error and exit code 1, or 2 for the caller's fault."""
     # Read when torch and FAISS are imported. Threads that spin while they wait take the cores from those that work:
@@ -265,7 +288,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("openbook"):
             raise
-        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo]'", file=sys.stderr)
+        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo,train]'", file=sys.stderr)
         sys.exit(1)
 
 

@@ -1,6 +1,6 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import exp
 from typing import TYPE_CHECKING
@@ -97,3 +97,34 @@ def build_progress() -> Iterator[OnProgress]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield on_progress
+
+
+@contextmanager
+def training_progress(n_steps: int) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """A bar with loss, learning rate, tokens per second and time left; a line for every validation."""
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", total=n_steps)
+        mean: float | None = None
+
+        def on_step(step: int, scalars: Mapping[str, float]) -> None:
+            nonlocal mean
+            described = ""
+            if "loss" in scalars:
+                mean = scalars["loss"] if mean is None else 0.95 * mean + 0.05 * scalars["loss"]
+                rate, speed = scalars["learning_rate"], scalars["tokens_per_s"]
+                described = f"loss {mean:.3f}  rate {rate:.1e}  {speed:,.0f} tokens/s"
+            bars.update(task, completed=step, description=described)
+            prefix = "validation/"
+            measured = {k.removeprefix(prefix): v for k, v in scalars.items() if k.startswith(prefix)}
+            if measured:
+                bars.console.print(f"step {step}: " + "  ".join(f"{name} {v:.3f}" for name, v in measured.items()))
+
+        yield on_step

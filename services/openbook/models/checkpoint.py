@@ -201,6 +201,7 @@ class GeneratorCheckpoint:
     tokenizer: Any
     input_format: InputFormat
     legacy_tokenizer: Any | None = None  # the question encoder's: RAG's old checkpoints know questions only through it
+    base: Literal["embedded"] | None = None  # whose frozen embeddings it has: see `Declaration`
 
     @property
     def fingerprint(self) -> str:
@@ -269,14 +270,19 @@ def _load_reader(source: Source, declared: Declaration) -> GeneratorCheckpoint:
     with source._explained("weights"):
         state = {name: weight.float() for name, weight in load_file(source.file(WEIGHTS) or WEIGHTS).items()}
         missing, unexpected = model.load_state_dict(state, strict=False)
-    wrong = [name for name in missing if "embeddings" not in name and "predictions.decoder" not in name] + unexpected
+    wrong = [name for name in missing if not of_base(name)] + unexpected
     if wrong:
         raise InvalidModel(f"model {source.name!r}: {len(wrong)} weights are missing or unknown, first {wrong[0]}")
     special = model.generation_config
     special.decoder_start_token_id, special.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     special.pad_token_id = tokenizer.pad_token_id
     input_format = RagFormat() if declared.input_format == "rag" else PairFormat()
-    return GeneratorCheckpoint(model, tokenizer, _limited(input_format, model, declared))
+    return GeneratorCheckpoint(model, tokenizer, _limited(input_format, model, declared), base=declared.base)
+
+
+def of_base(name: str) -> bool:
+    """Whether a weight of `bert2bert` is one of its frozen embeddings, and hence not stored with it."""
+    return "embeddings" in name or "predictions.decoder" in name
 
 
 def bert2bert(base: Source, decoder_layers: int) -> Any:
@@ -313,13 +319,16 @@ def place(model: Any, settings: ModelSettings) -> Any:
         InvalidModel: there is no such device.
     """
     torch.set_num_threads(settings.n_threads)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(settings.device)
     try:
         return model.eval().requires_grad_(False).to(device=device, dtype=_dtype(settings.dtype, device))
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         raise InvalidModel(f"device {settings.device!r} cannot be used: {_first_line(error)}") from None
+
+
+def device_of(name: str) -> str:
+    """What `auto` stands for here, or the device itself."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _dtype(name: str, device: str) -> torch.dtype:

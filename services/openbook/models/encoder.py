@@ -49,7 +49,17 @@ class EncoderCheckpoint:
     model: Any
     tokenizer: Any
     pooling: Pooling
-    space: str | None = None  # as declared; see `TextEncoder`
+    declared_space: str | None = None  # see `space`
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of weights, tokenizer and pooling."""
+        return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), asdict(self.pooling)])[:32]
+
+    @property
+    def space(self) -> str:
+        """Which passages its queries are meant for: see `TextEncoder`."""
+        return self.declared_space or self.fingerprint
 
 
 def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
@@ -86,12 +96,12 @@ class TextEncoder:
     `openbook.json` (`{"space": "<the snapshot's encoder_fingerprint>"}`), and training writes it there.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, pooling: Pooling, settings: ModelSettings, space: str | None = None):
-        self.pooling = pooling
-        weights = json_digest([weights_digest(model), tokenizer_digest(tokenizer), asdict(pooling)])[:32]
-        self.space = space or weights
-        self._tokenizer = tokenizer
-        self._model = place(model, settings)
+    def __init__(self, checkpoint: EncoderCheckpoint, settings: ModelSettings) -> None:
+        self.pooling = checkpoint.pooling
+        weights = checkpoint.fingerprint
+        self.space = checkpoint.declared_space or weights
+        self._tokenizer = tokenizer = checkpoint.tokenizer
+        self._model = place(checkpoint.model, settings)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
@@ -101,8 +111,7 @@ class TextEncoder:
     @classmethod
     def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
         """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
-        loaded = load_encoder(settings.model, role)
-        return cls(loaded.model, loaded.tokenizer, loaded.pooling, settings, loaded.space)
+        return cls(load_encoder(settings.model, role), settings)
 
     def n_tokens(self, question: str) -> int:
         """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""

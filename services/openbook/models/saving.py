@@ -1,4 +1,6 @@
-"""Checkpoints in the layout of transformers' RAG classes: one set of weights, each tokenizer in a folder of its own.
+"""Models to disk, for `load_encoder` and `load_generator` to give back unchanged. Folders appear whole or not at all.
+
+RAG's layout, that of transformers' RAG classes, is one set of weights, each tokenizer in a folder of its own:
 
     save_rag(Path("checkpoint"), load_encoder("my-dpr"), load_generator("my-bart"), Formulation.SEQUENCE)
 
@@ -7,17 +9,24 @@ and `load_generator` do, and all of them give the same numbers. What RAG's confi
 under "openbook" (see `Declaration`), so that it is still there after transformers loaded and saved the checkpoint.
 """
 
+import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from transformers import DPRQuestionEncoder, RagConfig, RagSequenceForGeneration, RagTokenForGeneration
 
+from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation
 from openbook.errors import InvalidModel
-from openbook.models.checkpoint import GeneratorCheckpoint, quiet, tokenizer_digest
-from openbook.models.encoder import EncoderCheckpoint
-from openbook.models.formats import RagFormat
+from openbook.models.checkpoint import GeneratorCheckpoint, of_base, quiet, tokenizer_digest
+from openbook.models.embedded import WEIGHTS
+from openbook.models.encoder import EncoderCheckpoint, Pooling
+from openbook.models.formats import PairFormat, RagFormat
 
 _KINDS = {Formulation.SEQUENCE: RagSequenceForGeneration, Formulation.TOKEN: RagTokenForGeneration}
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -31,7 +40,7 @@ def save_rag(
 
     Args:
         folder: absent or empty.
-        encoder: DPR's question encoder. Its `space` should name the passage encoder whose passages it asks for.
+        encoder: DPR's question encoder. Its `declared_space` should name the encoder whose passages it asks for.
         generator: any encoder-decoder that reads `title / passage // question`.
         formulation: the one that was trained. It is only named in the config: either class loads the checkpoint.
 
@@ -39,19 +48,87 @@ def save_rag(
         InvalidModel: the folder is not empty, or a model does not fit into this layout; nothing was written.
     """
     input_format = _check(encoder, generator)
-    if folder.exists() and any(folder.iterdir()):
-        raise InvalidModel(f"{folder}: a checkpoint must be saved to a new or an empty folder")
     config = _config(encoder, generator.model, input_format)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with quiet():
+    with _new(folder) as partial:
         rag = _KINDS[formulation](config=config, question_encoder=encoder.model, generator=generator.model)
         if formulation is Formulation.TOKEN:  # the other class has none, and decodes with its generator's
             rag.generation_config = generator.model.generation_config
         rag.save_pretrained(partial)
         encoder.tokenizer.save_pretrained(partial / "question_encoder_tokenizer")
         generator.tokenizer.save_pretrained(partial / "generator_tokenizer")
+
+
+def save_encoder(folder: Path, encoder: EncoderCheckpoint) -> None:
+    """Write a query or passage encoder by itself; a sentence encoder so that sentence-transformers loads it too.
+
+    Raises:
+        InvalidModel: the folder is not empty.
+    """
+    pooling = encoder.pooling
+    declared: dict[str, Any] = {"space": encoder.declared_space} if encoder.declared_space else {}
+    with _new(folder) as partial:
+        encoder.model.save_pretrained(partial)
+        encoder.tokenizer.save_pretrained(partial)
+        if pooling.mode != "pooler":
+            declared["query_scale"] = pooling.query_scale
+            _write_sentence_files(partial, pooling, encoder.model.config.hidden_size)
+        _write(partial / "openbook.json", declared)
+
+
+def save_generator(folder: Path, generator: GeneratorCheckpoint, dtype: torch.dtype = torch.float32) -> None:
+    """Write a generator by itself: in transformers' layout, or beside the embedded encoder if it has its embeddings.
+
+    Raises:
+        InvalidModel: the folder is not empty, or the format it reads has no place outside RAG's layout.
+    """
+    read = generator.input_format
+    declared = {"input_format": "pair" if isinstance(read, PairFormat) else "rag", "max_tokens": read.max_tokens}
+    prefix = getattr(generator.model.config, "prefix", None) or ""
+    if read not in (PairFormat(read.max_tokens), RagFormat(read.max_tokens, prefix=prefix)):
+        raise InvalidModel(f"only RAG's layout holds a generator that reads {read}: save it with its query encoder")
+    with _new(folder) as partial:
+        if generator.base is None:
+            generator.model.save_pretrained(partial)
+            generator.tokenizer.save_pretrained(partial)
+        else:
+            state = {name: value for name, value in generator.model.state_dict().items() if not of_base(name)}
+            save_file({name: value.to("cpu", dtype).contiguous() for name, value in state.items()}, partial / WEIGHTS)
+            layers = generator.model.config.decoder.num_hidden_layers
+            declared |= {"base": generator.base, "decoder_layers": layers, "sha256": file_digest(partial / WEIGHTS)}
+        _write(partial / "openbook.json", declared)
+
+
+@contextmanager
+def _new(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when all is written."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidModel(f"{folder}: a checkpoint must be saved to a new or an empty folder")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with quiet():
+        yield partial
     partial.rename(folder)
+
+
+def _write_sentence_files(folder: Path, pooling: Pooling, dimension: int) -> None:
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=False))
+    ]
+    _write(folder / "modules.json", modules)
+    (folder / paths[1]).mkdir()
+    mode = f"pooling_mode_{'mean_tokens' if pooling.mode == 'mean' else 'cls_token'}"
+    _write(folder / paths[1] / "config.json", {"word_embedding_dimension": dimension, mode: True})
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": pooling.max_tokens, "do_lower_case": False})
+    prompts = {"query": pooling.query_prefix, "document": pooling.passage_prefix}
+    _write(folder / "config_sentence_transformers.json", {"prompts": prompts})
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _check(encoder: EncoderCheckpoint, generator: GeneratorCheckpoint) -> RagFormat:
@@ -94,6 +171,6 @@ def _config(encoder: EncoderCheckpoint, generator: Any, input_format: RagFormat)
         "legacy": input_format.legacy,
         "generation": {name: value for name, value in steering.items() if value is not None},
     }
-    if encoder.space:
-        config.openbook["space"] = encoder.space
+    if encoder.declared_space:
+        config.openbook["space"] = encoder.declared_space
     return config

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from openbook.core.types import NO_HIT, Float32
 from openbook.errors import InvalidRequest
 from openbook.models import marginal
-from openbook.models.checkpoint import GeneratorCheckpoint
+from openbook.models.checkpoint import GeneratorCheckpoint, of_base
 from openbook.models.encoder import EncoderCheckpoint, embed
 from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
@@ -60,6 +60,10 @@ class RagLoss(nn.Module):
         self._is_dense, self._trains_queries = settings.retrieval.kind == "dense", settings.trains_query_encoder
         self.query_encoder.requires_grad_(settings.trains_query_encoder)
         self.generator.requires_grad_(settings.models.train_generator)
+        if generator.base is not None:
+            for name, parameter in self.generator.named_parameters():
+                if of_base(name):  # shared with the base, and not stored
+                    parameter.requires_grad_(False)
         self._reader: Seq2Seq | None = None
 
     @property
@@ -74,8 +78,11 @@ class RagLoss(nn.Module):
             InvalidRequest: a question or an answer is too long.
             ShardUnavailable, SnapshotMismatch: as `Retriever.find`.
         """
+        return self.as_tensors(examples, self.retrieve(examples))
+
+    def as_tensors(self, examples: Sequence[Example], found: Found) -> Prepared:
+        """Of examples and the passages found for them. Raises InvalidRequest as `prepare`."""
         query_ids, query_mask = self._question_ids(examples)
-        found = self.retrieve(examples, query_ids, query_mask)
         contexts = [
             context
             for example, passages in zip(examples, found.passages, strict=True)
@@ -94,17 +101,13 @@ class RagLoss(nn.Module):
             len(np.unique(found.ids)),
         )
 
-    def retrieve(
-        self, examples: Sequence[Example], query_ids: Tensor | None = None, query_mask: Tensor | None = None
-    ) -> Found:
-        """The k passages of each example."""
+    def retrieve(self, examples: Sequence[Example], k: int | None = None) -> Found:
+        """The k passages of each example, found with the query encoder as it is; as many as are trained with."""
         queries: Float32 | None = None
         if self._is_dense:
-            if query_ids is None or query_mask is None:
-                query_ids, query_mask = self._question_ids(examples)
             with torch.no_grad():
-                queries = self._queries(query_ids, query_mask).cpu().numpy()
-        return self.retriever.find(examples, queries, self._settings.retrieval.k)
+                queries = self._queries(*self._question_ids(examples)).cpu().numpy()
+        return self.retriever.find(examples, queries, k or self._settings.retrieval.k)
 
     def forward(self, prepared: Prepared) -> Loss:
         """-log p(y|x) summed over the examples."""

@@ -71,6 +71,7 @@ class ModelsSettings(Section):
     train_generator: bool = True
     # Patterns of parameter names that keep their values: "generator.*embeddings*", "query_encoder.*.layer.[0-2].*"
     frozen: tuple[str, ...] = ()
+    saved_dtype: Literal["float32", "float16"] = "float32"  # of what is written beside the embedded encoder
     dropout: bool = True  # in the generator, as its config says; queries are always encoded without
 
 

@@ -1,0 +1,76 @@
+"""The questions that the embedded reader is trained on, each with one passage of 100 words that has its answer.
+
+    python deploy/default-model/prepare.py DATA OUT
+
+DATA holds questions and documents whose sources services/openbook/embedded/reader/README.md names: questions/squad-train,
+nq-train and entityquestions-*, documents/wikipedia-intros, all .jsonl.gz. The index serves passages of 100 words, so that is what the reader learns to read: 100 words of the
+question's paragraph, cut at random around the answer. SQuAD's paragraphs are also kept whole.
+"""
+
+import gzip
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from openbook.core.metrics import has_answer
+from openbook.core.passages import split_words
+
+N_WORDS = 100
+MAX_WORDS = 150  # of a whole paragraph: about what the reader's 224 tokens hold
+Record = dict[str, Any]
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The lines of a file."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Those lines that have an answer in their context."""
+    n_kept = 0
+    with gzip.GzipFile(path, "wb", mtime=0) as file:  # no time in it: equal data, equal bytes
+        for record in records:
+            if has_answer(record["context"], record["answers"]):
+                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+                n_kept += 1
+    print(f"{path}: {n_kept} questions")
+
+
+def around_the_answer(record: Record, rng: random.Random) -> Record:
+    """With 100 words of the context, among them the first occurrence of an answer."""
+    words = record["context"].split()
+    at = min((record["context"].find(a) for a in record["answers"] if a in record["context"]), default=0)
+    before = len(record["context"][:at].split())
+    latest = max(0, min(before, len(words) - N_WORDS))
+    earliest = max(0, min(latest, before + 12 - N_WORDS))  # an answer has about a dozen words at most
+    start = rng.randint(earliest, latest)
+    return {**record, "context": " ".join(words[start : start + N_WORDS])}
+
+
+def of_the_article(record: Record, articles: dict[str, str]) -> Record:
+    """With that passage of the article which has the answer."""
+    passages = list(split_words(articles.get(record["title"], ""), N_WORDS))
+    return {**record, "context": next((p for p in passages if has_answer(p, record["answers"])), "")}
+
+
+def main(data: Path, out: Path) -> None:
+    """Write all files."""
+    rng = random.Random(0)
+    out.mkdir(parents=True, exist_ok=True)
+    squad = list(read(data / "questions/squad-train.jsonl.gz"))
+    write(out / "squad-paragraphs.jsonl.gz", (r for r in squad if len(r["context"].split()) <= MAX_WORDS))
+    write(out / "squad-passages.jsonl.gz", (around_the_answer(r, rng) for r in squad))
+    nq = read(data / "questions/nq-train.jsonl.gz")
+    write(out / "nq-passages.jsonl.gz", (around_the_answer(r, rng) for r in nq))
+    articles = {r["title"]: r["text"] for r in read(data / "documents/wikipedia-intros.jsonl.gz")}
+    for part in ("train", "dev"):
+        questions = read(data / f"questions/entityquestions-{part}.jsonl.gz")
+        write(out / f"entityquestions-{part}-passages.jsonl.gz", (of_the_article(r, articles) for r in questions))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,106 @@
+"""A run on disk, to go on from: weights, AdamW's moments, how far it came, and what it must find again.
+
+No state of schedule, data or random numbers: all of them follow from seed and step (see `loop`). Tensors lie in
+safetensors: a checkpoint from elsewhere is data, not code.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from openbook.errors import InvalidConfig, StartupError
+from openbook.training.loop import Loop
+
+WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
+PREFIX = "step-"
+
+Plan = Mapping[str, Any]
+"""What determines a run's result, by name: data, models, snapshot, settings. It may only go on with the very same."""
+
+
+class InvalidCheckpoint(StartupError):
+    """A checkpoint that is not whole, or of another run."""
+
+
+def save(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
+    """Write a checkpoint. The folder appears whole or not at all."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    weights = {name: parameter.detach().contiguous() for name, parameter in loop.parameters.items()}
+    save_file(weights, partial / WEIGHTS)
+    save_file(_moments(loop), partial / MOMENTS)
+    (partial / STATE).write_text(json.dumps({"step": loop.step, "plan": plan}, indent=1), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
+    """Make a loop go on from a checkpoint.
+
+    Raises:
+        InvalidConfig: the checkpoint is one of another plan; names what differs, and both values.
+        InvalidCheckpoint: a file is missing or altered.
+    """
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        _check_plan(folder, state["plan"], plan)
+        weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
+        with torch.no_grad():
+            for name, parameter in loop.parameters.items():
+                parameter.copy_(weights[name])
+                loop.optimizer.state[parameter] = {
+                    "step": moments[f"{name}.step"],
+                    "exp_avg": moments[f"{name}.exp_avg"].to(parameter.device),
+                    "exp_avg_sq": moments[f"{name}.exp_avg_sq"].to(parameter.device),
+                }
+        loop.step = int(state["step"])
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise InvalidCheckpoint(f"{folder}: not a whole checkpoint: {error}") from None
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint among those in a folder."""
+    found = [each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"]
+    return max(found, key=_step, default=None)
+
+
+def prune(folder: Path, n_kept: int) -> None:
+    """Remove all but the newest."""
+    found = sorted((each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"), key=_step)
+    for old in found[:-n_kept]:
+        shutil.rmtree(old)
+
+
+def name_of(step: int) -> str:
+    """The name of the checkpoint after so many steps."""
+    return f"{PREFIX}{step:07d}"
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(PREFIX))
+
+
+def _moments(loop: Loop[Any, Any]) -> dict[str, Tensor]:
+    state = loop.optimizer.state
+    return {
+        f"{name}.{key}": value.detach().contiguous()
+        for name, parameter in loop.parameters.items()
+        for key, value in state[parameter].items()
+    }
+
+
+def _check_plan(folder: Path, found: Plan, plan: Plan) -> None:
+    for name in sorted({*found, *plan}):
+        if found.get(name) != plan.get(name):
+            raise InvalidConfig(
+                f"{folder}: was made with {name} = {found.get(name)!r}, this run has {plan.get(name)!r}; "
+                "give it a folder of its own"
+            )

@@ -1,0 +1,100 @@
+"""What a person sees of a run: a line of numbers for every step, TensorBoard, and one picture at the end."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+PICTURE = "curves.png"
+TENSORBOARD = "tensorboard"
+
+TITLES = {
+    "loss": "loss per example, nats",
+    "learning_rate": "learning rate",
+    "validation/log_likelihood": "validation: log p(y|x)",
+    "validation/exact_match": "validation: exact match",
+    "validation/has_answer": "validation: an answer among the k passages",
+    "prior_entropy": "entropy of the prior, nats",
+    "distinct_passages": "distinct passages per example",
+    "validation/agreement": "validation: passages as the frozen retriever finds them",
+}
+"""What the picture shows, and in which words."""
+
+
+class Records:
+    """The curves of a run, in its folder. A run that goes on drops what came after its checkpoint."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / METRICS
+        kept = [line for line in read_metrics(self._path) if line["step"] <= step]
+        partial = self._path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        partial.rename(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Numbers of one step, by name."""
+        self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+        self._file.flush()
+        for name, value in scalars.items():
+            self._tensorboard.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is not written yet, and draw the picture."""
+        self._file.close()
+        self._tensorboard.close()
+        draw(self._path, self._path.with_name(PICTURE))
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run. One that a killed run did not finish is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def draw(metrics: Path, picture: Path) -> None:
+    """The curves as one picture, a panel for each that the run has."""
+    from matplotlib.figure import Figure
+
+    lines = list(read_metrics(metrics))
+    curves = {name: [(line["step"], line[name]) for line in lines if name in line] for name in TITLES}
+    panels = [(title, curves[name]) for name, title in TITLES.items() if curves[name]]
+    if not panels:
+        return
+    n_rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(11, 2.6 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, 2, squeeze=False).flatten()
+    for axis, (title, curve) in zip(axes, panels, strict=False):
+        steps, values = zip(*curve, strict=True)
+        if len(curve) > SMOOTHED:
+            axis.plot(steps, values, color="0.8")
+            axis.plot(steps, _smoothed(values), color="tab:blue")
+        else:
+            axis.plot(steps, values, color="tab:blue", marker="o", markersize=3)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.grid(alpha=0.25)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for axis in axes[max(0, len(panels) - 2) : len(panels)]:
+        axis.set_xlabel("step")
+    figure.savefig(picture, dpi=110)
+
+
+SMOOTHED = 60
+"""Curves of more points get a running mean."""
+
+
+def _smoothed(values: tuple[float, ...], weight: float = 0.95) -> list[float]:
+    mean, smooth = values[0], []
+    for value in values:
+        mean = weight * mean + (1 - weight) * value
+        smooth.append(mean)
+    return smooth

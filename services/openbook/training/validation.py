@@ -1,0 +1,109 @@
+"""How well the weights of now answer: the same questions each time, all workers taking their share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from openbook.core.metrics import exact_match, f1, has_answer, has_regex_answer, regex_match
+from openbook.core.types import NO_HIT, GenerationSettings, Int64
+from openbook.models import decoding, marginal
+from openbook.models.checkpoint import GeneratorCheckpoint
+from openbook.models.seq2seq import Seq2Seq
+from openbook.training.data import Example
+from openbook.training.loss import Prepared, RagLoss
+from openbook.training.retrieval import Found
+from openbook.training.settings import TrainingSettings
+from openbook.training.world import World
+
+EXAMPLES_AT_ONCE = 8
+MAX_NEW_TOKENS = 32
+
+
+class Validation:
+    """Measured on a fixed set of examples. Made before the first step: it keeps what the frozen retriever found."""
+
+    def __init__(
+        self,
+        objective: RagLoss,
+        generator: GeneratorCheckpoint,
+        examples: Sequence[Example],
+        settings: TrainingSettings,
+        world: World,
+    ) -> None:
+        self._objective, self._generator, self._world = objective, generator, world
+        self._examples = examples[world.rank :: world.n_workers]
+        self._n_examples = len(examples)
+        self._settings = settings
+        self._frozen = [self._found(batch).ids for batch in self._batches()]
+
+    def __call__(self) -> dict[str, float]:
+        """Means over all examples: log p(y|x), exact match, F1 (or accuracy), passages with an answer among the k,
+        entropy of the prior, and how many of the k are those that the retriever found before training.
+
+        The last two, with the distinct passages of a batch, are the signs of a retriever that collapses.
+        """
+        sums = np.zeros(len(NAMES))
+        reader = Seq2Seq(self._objective.generator)
+        with torch.inference_mode():
+            for batch, frozen in zip(self._batches(), self._frozen, strict=True):
+                sums += self._measured(batch, frozen, reader)
+        total = torch.from_numpy(sums).to(self._objective.device)
+        self._world.add_up([total])
+        return dict(zip(NAMES, (total / max(1, self._n_examples)).tolist(), strict=True))
+
+    def _measured(self, batch: Sequence[Example], frozen: Int64, reader: Seq2Seq) -> np.ndarray:
+        found = self._found(batch)
+        prepared = self._objective.as_tensors(batch, found)
+        inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
+        formulation = self._settings.models.formulation
+        log_p = marginal.log_likelihood(reader, *inputs, prepared.labels, formulation)
+        log_prior = marginal.log_prior(inputs[2])
+        entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum()
+        agreement = [
+            len({*now} & {*then} - {NO_HIT}) / len({*then} - {NO_HIT})
+            for now, then in zip(found.ids.tolist(), frozen.tolist(), strict=True)
+        ]
+        texts = self._answers(reader, prepared)
+        right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
+        recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
+        return np.array([float(log_p.sum()), *np.sum(right, 0), sum(recalled), float(entropy), sum(agreement)])
+
+    def _answers(self, reader: Seq2Seq, prepared: Prepared) -> list[str]:
+        """Greedy answers, or the most probable label."""
+        task, formulation = self._settings.task, self._settings.models.formulation
+        inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
+        if task.kind == "classification":
+            words = list(task.labels.values())
+            labels = [row[row != marginal.IGNORED].tolist() for row in self._objective.labels(words)]
+            best = marginal.label_log_likelihood(reader, *inputs, labels, formulation).argmax(-1)
+            return [words[i] for i in best.tolist()]
+        settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=MAX_NEW_TOKENS)
+        return [self._generator.text(each.token_ids) for each in decoding.generate(reader, *inputs, settings)]
+
+    def _found(self, batch: Sequence[Example]) -> Found:
+        return self._objective.retrieve(batch)
+
+    def _batches(self) -> list[Sequence[Example]]:
+        return [self._examples[i : i + EXAMPLES_AT_ONCE] for i in range(0, len(self._examples), EXAMPLES_AT_ONCE)]
+
+
+NAMES = ("log_likelihood", "exact_match", "f1", "has_answer", "prior_entropy", "agreement")
+
+
+def _scores(text: str, example: Example) -> tuple[float, float]:
+    question = example.question
+    if question.answer_regex:
+        matches = float(regex_match(text, question.answer_regex))
+        return matches, matches
+    # In classification and question generation the target is not among the file's answers.
+    answers = question.answers if example.target in question.answers else (example.target,)
+    return float(exact_match(text, answers)), f1(text, answers)
+
+
+def _recalled(example: Example, found: Found, row: int) -> bool:
+    """Whether one of the passages has an answer."""
+    question, texts = example.question, [passage.text for passage in found.passages[row]]
+    if question.answer_regex:
+        return any(has_regex_answer(text, question.answer_regex) for text in texts)
+    return any(has_answer(text, question.answers) for text in texts)
