@@ -2,9 +2,10 @@
 
     python deploy/default-model/prepare.py DATA OUT
 
-DATA holds questions and documents whose sources services/openbook/embedded/reader/README.md names: questions/squad-train,
-nq-train and entityquestions-*, documents/wikipedia-intros, all .jsonl.gz. The index serves passages of 100 words, so that is what the reader learns to read: 100 words of the
-question's paragraph, cut at random around the answer. SQuAD's paragraphs are also kept whole.
+DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and documents (wikipedia-intros); their
+sources stand in services/openbook/embedded/reader/README.md. The index serves passages of 100 words, so that is what
+the reader learns to read: 100 words of the question's paragraph, cut at random around the answer. SQuAD's paragraphs
+are also kept whole.
 """
 
 import gzip

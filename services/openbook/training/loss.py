@@ -20,7 +20,7 @@ from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
 from openbook.training.data import Example
 from openbook.training.loop import Loss
-from openbook.training.retrieval import Found, Retriever
+from openbook.training.retrieval import EMPTY, Found, Retriever
 from openbook.training.settings import TrainingSettings
 
 LENGTH_STEP = 32
@@ -100,6 +100,11 @@ class RagLoss(nn.Module):
             self.labels([example.target for example in examples]),
             len(np.unique(found.ids)),
         )
+
+    def check(self, example: Example) -> None:
+        """Whether it can be trained on. Raises InvalidRequest: question or answer has too many tokens."""
+        self._reads.contexts(example.text, [EMPTY])
+        self.labels([example.target])
 
     def retrieve(self, examples: Sequence[Example], k: int | None = None) -> Found:
         """The k passages of each example, found with the query encoder as it is; as many as are trained with."""

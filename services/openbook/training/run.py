@@ -1,5 +1,6 @@
 """A whole run: models, data and index put together, resumed, recorded and saved, by one worker or several."""
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ import torch
 from transformers import DPRQuestionEncoder
 
 from openbook.corpus.questions import Question
+from openbook.errors import InvalidRequest
 from openbook.models.checkpoint import device_of, load_generator
 from openbook.models.encoder import load_encoder
 from openbook.models.formats import RagFormat
@@ -22,6 +24,8 @@ from openbook.training.retrieval import Retriever, open_retriever
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import Validation
 from openbook.training.world import Alone, World
+
+log = logging.getLogger(__name__)
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its numbers, by name."""
@@ -51,15 +55,17 @@ class Run:
         self.retriever: Retriever = open_retriever(settings.retrieval, self._space, device)
         self.objective = RagLoss(self.encoder, self.generator, self.retriever, settings).to(device)
         seed = settings.loop.seed
-        examples = read_examples(settings.task, seed, self._texts)
+        examples = self._usable(read_examples(settings.task, seed, self._texts))
         self.plan = self._plan(examples)
         self.loop: Loop[Example, Prepared] = Loop(
             self.objective, examples, settings.loop, settings.optimizer, settings.models.frozen, self.world
         )
-        asked = read_validation(settings.task, settings.loop.n_validation, seed)
+        asked = self._usable(read_validation(settings.task, settings.loop.n_validation, seed))
         self._validation = Validation(self.objective, self.generator, asked, settings, self.world) if asked else None
 
-    def train(self, on_step: OnStep = lambda step, scalars: None) -> Path:
+    def train(self, on_step: log = logging.getLogger(__name__)
+
+OnStep = lambda step, scalars: None) -> Path:
         """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
 
         Raises:
@@ -94,6 +100,19 @@ class Run:
         """Let go of the index and of what runs in the background."""
         self.loop.close()
         self.retriever.close()
+
+    def _usable(self, examples: list[Example]) -> list[Example]:
+        """Without those that are too long, which are found now and not in the middle of the run."""
+        usable, refusals = [], []
+        for example in examples:
+            try:
+                self.objective.check(example)
+                usable.append(example)
+            except InvalidRequest as error:
+                refusals.append(f"{example.question.id}: {error}")
+        if refusals:
+            log.warning("%d of %d examples are left out, first %s", len(refusals), len(examples), refusals[0])
+        return usable
 
     def _plan(self, examples: Sequence[Example]) -> dict[str, str]:
         settings = self.settings
@@ -150,7 +169,9 @@ REGEX_PASSAGES = 100
 """That a regular expression's answer is looked for in. The paper took 1,000."""
 
 
-def train(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None) -> Path:
+def train(settings: TrainingSettings, on_step: log = logging.getLogger(__name__)
+
+OnStep = lambda step, scalars: None) -> Path:
     """A run in this process, without Ray. Returns the folder of the trained models. Raises as `Run` and `Run.train`."""
     run = Run(settings)
     try:
