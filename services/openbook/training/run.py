@@ -63,9 +63,7 @@ class Run:
         asked = self._usable(read_validation(settings.task, settings.loop.n_validation, seed))
         self._validation = Validation(self.objective, self.generator, asked, settings, self.world) if asked else None
 
-    def train(self, on_step: log = logging.getLogger(__name__)
-
-OnStep = lambda step, scalars: None) -> Path:
+    def train(self, on_step: OnStep = lambda step, scalars: None) -> Path:
         """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
 
         Raises:
@@ -169,9 +167,7 @@ REGEX_PASSAGES = 100
 """That a regular expression's answer is looked for in. The paper took 1,000."""
 
 
-def train(settings: TrainingSettings, on_step: log = logging.getLogger(__name__)
-
-OnStep = lambda step, scalars: None) -> Path:
+def train(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None) -> Path:
     """A run in this process, without Ray. Returns the folder of the trained models. Raises as `Run` and `Run.train`."""
     run = Run(settings)
     try:
