@@ -49,12 +49,12 @@ def read_examples(task: TaskSettings, seed: int, search: Search | None = None) -
     return examples
 
 
-def read_validation(task: TaskSettings, n_questions: int, seed: int) -> list[Example]:
-    """The same questions each time, one example each, with as many of every file as its share. Raises as above."""
+def read_validation(task: TaskSettings, n_questions: int) -> list[Example]:
+    """One example of each question, as many of every file as its share. The same in every run. Raises as above."""
     examples: list[Example] = []
     for file in task.validation:
-        found = list(_examples(task.model_copy(update={"max_answers": 1}), _read(file, seed)))
-        examples += _drawn(found, -(-n_questions // len(task.validation)), seed)
+        found = list(_examples(task.model_copy(update={"max_answers": 1}), _read(file, 0)))
+        examples += _drawn(found, -(-n_questions // len(task.validation)), 0)
     return examples
 
 

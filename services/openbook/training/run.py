@@ -60,8 +60,8 @@ class Run:
         self.loop: Loop[Example, Prepared] = Loop(
             self.objective, examples, settings.loop, settings.optimizer, settings.models.frozen, self.world
         )
-        asked = self._usable(read_validation(settings.task, settings.loop.n_validation, seed))
-        self._validation = Validation(self.objective, self.generator, asked, settings, self.world) if asked else None
+        asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
+        self.validation = Validation(self.objective, self.generator, asked, settings, self.world) if asked else None
 
     def train(self, on_step: OnStep = lambda step, scalars: None) -> Path:
         """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
@@ -130,7 +130,7 @@ class Run:
         return [[p.text for p in passages] for passages in self.objective.retrieve(examples, REGEX_PASSAGES).passages]
 
     def _validate(self) -> dict[str, float]:
-        measured = self._validation() if self._validation else {}
+        measured = self.validation() if self.validation else {}
         return {f"validation/{name}": value for name, value in measured.items()}
 
     def _record(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from openbook.core.metrics import exact_match, f1, has_answer, has_regex_answer, regex_match
-from openbook.core.types import NO_HIT, GenerationSettings, Int64
+from openbook.core.types import NO_HIT, Float64, GenerationSettings, Int64
 from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.seq2seq import Seq2Seq
@@ -38,36 +38,40 @@ class Validation:
         self._frozen = [self._found(batch).ids for batch in self._batches()]
 
     def __call__(self) -> dict[str, float]:
-        """Means over all examples: log p(y|x), exact match, F1 (or accuracy), passages with an answer among the k,
-        entropy of the prior, and how many of the k are those that the retriever found before training.
+        """Means over all examples of all workers, by name.
 
-        The last two, with the distinct passages of a batch, are the signs of a retriever that collapses.
+        Entropy and agreement, with the distinct passages of a batch, are the signs of a retriever that collapses.
         """
-        sums = np.zeros(len(NAMES))
-        reader = Seq2Seq(self._objective.generator)
-        with torch.inference_mode():
-            for batch, frozen in zip(self._batches(), self._frozen, strict=True):
-                sums += self._measured(batch, frozen, reader)
-        total = torch.from_numpy(sums).to(self._objective.device)
+        total = torch.from_numpy(self.measured().sum(0)).to(self._objective.device)
         self._world.add_up([total])
         return dict(zip(NAMES, (total / max(1, self._n_examples)).tolist(), strict=True))
 
-    def _measured(self, batch: Sequence[Example], frozen: Int64, reader: Seq2Seq) -> np.ndarray:
+    def measured(self) -> Float64:
+        """(n, 6) for each of this worker's examples, in the order of NAMES: log p(y|x), exact match (or accuracy), F1,
+        whether a passage has an answer, entropy of the prior in nats, and the share of its passages that the retriever
+        found before training."""
+        reader = Seq2Seq(self._objective.generator)
+        with torch.inference_mode():
+            batches = zip(self._batches(), self._frozen, strict=True)
+            rows = [self._of_batch(batch, frozen, reader) for batch, frozen in batches]
+        return np.concatenate([*rows, np.zeros((0, len(NAMES)))])
+
+    def _of_batch(self, batch: Sequence[Example], frozen: Int64, reader: Seq2Seq) -> Float64:
         found = self._found(batch)
         prepared = self._objective.as_tensors(batch, found)
         inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
         formulation = self._settings.models.formulation
         log_p = marginal.log_likelihood(reader, *inputs, prepared.labels, formulation)
         log_prior = marginal.log_prior(inputs[2])
-        entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum()
+        entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum(-1)
         agreement = [
-            len({*now} & {*then} - {NO_HIT}) / len({*then} - {NO_HIT})
+            len({*now} & {*then} - {NO_HIT}) / max(1, len({*then} - {NO_HIT}))
             for now, then in zip(found.ids.tolist(), frozen.tolist(), strict=True)
         ]
         texts = self._answers(reader, prepared)
         right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
         recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
-        return np.array([float(log_p.sum()), *np.sum(right, 0), sum(recalled), float(entropy), sum(agreement)])
+        return np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
 
     def _answers(self, reader: Seq2Seq, prepared: Prepared) -> list[str]:
         """Greedy answers, or the most probable label."""
