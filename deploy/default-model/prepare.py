@@ -2,8 +2,9 @@
 
     python deploy/default-model/prepare.py DATA OUT
 
-DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and documents (wikipedia-intros); their
-sources stand in services/openbook/embedded/reader/README.md. The index serves passages of 100 words, so that is what
+DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and documents (squad, nq-paragraphs,
+wikipedia-intros); their sources stand in services/openbook/embedded/reader/README.md. OUT/documents.jsonl.gz has all
+that these questions are about. The index serves passages of 100 words, so that is what
 the reader learns to read: 100 words of the question's paragraph, cut at random around the answer. SQuAD's paragraphs
 are also kept whole.
 """
@@ -31,14 +32,18 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
-    """Those lines that have an answer in their context."""
-    n_kept = 0
+    """One line each."""
+    n_written = 0
     with gzip.GzipFile(path, "wb", mtime=0) as file:  # no time in it: equal data, equal bytes
         for record in records:
-            if has_answer(record["context"], record["answers"]):
-                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-                n_kept += 1
-    print(f"{path}: {n_kept} questions")
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            n_written += 1
+    print(f"{path}: {n_written} lines")
+
+
+def answered(records: Iterable[Record]) -> Iterator[Record]:
+    """Those that have an answer in their context."""
+    return (record for record in records if has_answer(record["context"], record["answers"]))
 
 
 def around_the_answer(record: Record, rng: random.Random) -> Record:
@@ -63,14 +68,19 @@ def main(data: Path, out: Path) -> None:
     rng = random.Random(0)
     out.mkdir(parents=True, exist_ok=True)
     squad = list(read(data / "questions/squad-train.jsonl.gz"))
-    write(out / "squad-paragraphs.jsonl.gz", (r for r in squad if len(r["context"].split()) <= MAX_WORDS))
-    write(out / "squad-passages.jsonl.gz", (around_the_answer(r, rng) for r in squad))
+    write(out / "squad-paragraphs.jsonl.gz", answered(r for r in squad if len(r["context"].split()) <= MAX_WORDS))
+    write(out / "squad-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in squad))
     nq = read(data / "questions/nq-train.jsonl.gz")
-    write(out / "nq-passages.jsonl.gz", (around_the_answer(r, rng) for r in nq))
-    articles = {r["title"]: r["text"] for r in read(data / "documents/wikipedia-intros.jsonl.gz")}
+    write(out / "nq-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in nq))
+    intros = list(read(data / "documents/wikipedia-intros.jsonl.gz"))
+    articles = {r["title"]: r["text"] for r in intros}
+    asked_about = set()
     for part in ("train", "dev"):
-        questions = read(data / f"questions/entityquestions-{part}.jsonl.gz")
-        write(out / f"entityquestions-{part}-passages.jsonl.gz", (of_the_article(r, articles) for r in questions))
+        questions = [of_the_article(r, articles) for r in read(data / f"questions/entityquestions-{part}.jsonl.gz")]
+        write(out / f"entityquestions-{part}-passages.jsonl.gz", answered(questions))
+        asked_about |= {r["title"] for r in questions}
+    paragraphs = [*read(data / "documents/squad.jsonl.gz"), *read(data / "documents/nq-paragraphs.jsonl.gz")]
+    write(out / "documents.jsonl.gz", [*paragraphs, *(r for r in intros if r["title"] in asked_about)])
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def has_regex_answer(passage: str, pattern: str) -> bool:
     return regex_match(unicodedata.normalize("NFD", passage), unicodedata.normalize("NFD", pattern))
 
 
+@lru_cache(maxsize=1024)  # many questions are asked of one passage
 def _joined(text: str) -> str:
     """The tokens with a character between and around them that no token holds, so `in` compares whole tokens."""
     return "\0".join(["", *_tokens(text), ""])

@@ -142,23 +142,12 @@ class TextEncoder:
         Passages of like length are computed together; the last bits may depend on what else is in the batch.
         """
         rows = np.empty((len(passages), self.dimension), np.float32)
-        ids = self._passage_ids(passages) if passages else []
+        ids = passage_ids(self._tokenizer, self.pooling, passages) if passages else []
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         for start in range(0, len(order), PASSAGES_PER_BATCH):
             batch = order[start : start + PASSAGES_PER_BATCH]
             rows[batch] = self._embed([ids[i] for i in batch], LENGTH_STEP)
         return rows
-
-    def _passage_ids(self, passages: Sequence[Passage]) -> list[list[int]]:
-        options = {"truncation": "longest_first", "max_length": self.pooling.max_tokens}
-        texts = [passage.text for passage in passages]
-        if self.pooling.titles == "pair":
-            # Cuts the longer of the two: the text, unless a title is longer than what would be left of it.
-            ids = self._tokenizer([passage.title for passage in passages], texts, **options)["input_ids"]
-        else:
-            titled = (f"{p.title}. {p.text}" if p.title else p.text for p in passages)
-            ids = self._tokenizer([self.pooling.passage_prefix + text for text in titled], **options)["input_ids"]
-        return list(ids)
 
     @torch.inference_mode()
     def _embed(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> Float32:
@@ -166,6 +155,23 @@ class TextEncoder:
         device = self._model.device
         embedding: Float32 = embed(self._model, self.pooling, ids.to(device), mask.to(device)).cpu().numpy()
         return embedding
+
+
+def question_ids(tokenizer: Any, pooling: Pooling, questions: Sequence[str]) -> list[list[int]]:
+    """Token ids of questions to train on. One that does not fit is cut at its end, as in DPR."""
+    texts = [pooling.query_prefix + question for question in questions]
+    return list(tokenizer(texts, truncation=True, max_length=pooling.max_tokens)["input_ids"])
+
+
+def passage_ids(tokenizer: Any, pooling: Pooling, passages: Sequence[Passage]) -> list[list[int]]:
+    """Token ids of titles and texts. A text that does not fit is cut at its end."""
+    options = {"truncation": "longest_first", "max_length": pooling.max_tokens}
+    texts = [passage.text for passage in passages]
+    if pooling.titles == "pair":
+        # Cuts the longer of the two: the text, unless a title is longer than what would be left of it.
+        return list(tokenizer([passage.title for passage in passages], texts, **options)["input_ids"])
+    titled = (f"{p.title}. {p.text}" if p.title else p.text for p in passages)
+    return list(tokenizer([pooling.passage_prefix + text for text in titled], **options)["input_ids"])
 
 
 def embed(model: Any, pooling: Pooling, ids: Tensor, mask: Tensor) -> Tensor:

@@ -15,10 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, StartupError
 from openbook.training.loop import Loop
 
-WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
+TENSORS = WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
+STATE = "state.json"
 PREFIX = "step-"
 
 Plan = Mapping[str, Any]
@@ -37,7 +39,8 @@ def save(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
     weights = {name: parameter.detach().contiguous() for name, parameter in loop.parameters.items()}
     save_file(weights, partial / WEIGHTS)
     save_file(_moments(loop), partial / MOMENTS)
-    (partial / STATE).write_text(json.dumps({"step": loop.step, "plan": plan}, indent=1), encoding="utf-8")
+    state = {"step": loop.step, "plan": plan, "sha256": {name: file_digest(partial / name) for name in TENSORS}}
+    (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
@@ -52,14 +55,15 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         _check_plan(folder, state["plan"], plan)
+        for name in TENSORS:
+            if file_digest(folder / name) != state["sha256"][name]:
+                raise ValueError(f"{name} was altered")
         weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
         with torch.no_grad():
             for name, parameter in loop.parameters.items():
                 parameter.copy_(weights[name])
                 loop.optimizer.state[parameter] = {
-                    "step": moments[f"{name}.step"],
-                    "exp_avg": moments[f"{name}.exp_avg"].to(parameter.device),
-                    "exp_avg_sq": moments[f"{name}.exp_avg_sq"].to(parameter.device),
+                    key: moments[f"{name}.{key}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         loop.step = int(state["step"])
     except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from openbook.core.fingerprint import json_digest
+from openbook.core.metrics import has_answer, has_regex_answer
 from openbook.corpus.questions import Question, read_questions
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.training.settings import QuestionFile, TaskSettings
@@ -56,6 +57,13 @@ def read_validation(task: TaskSettings, n_questions: int) -> list[Example]:
         found = list(_examples(task.model_copy(update={"max_answers": 1}), _read(file, 0)))
         examples += _drawn(found, -(-n_questions // len(task.validation)), 0)
     return examples
+
+
+def answered_by(question: Question, text: str) -> bool:
+    """Whether a passage's text has an answer."""
+    if question.answer_regex:
+        return has_regex_answer(text, question.answer_regex)
+    return has_answer(text, question.answers)
 
 
 def digest(examples: Sequence[Example]) -> str:

@@ -7,7 +7,7 @@ workers, without a different result.
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -88,6 +88,8 @@ class Loop(Generic[E, P]):
         self.world: World = world or Alone()
         self._objective, self._examples, self._settings, self._schedule = objective, examples, settings, optimizer
         assert isinstance(objective, nn.Module)
+        for setting, patterns in (("frozen", frozen), ("learning_rates", optimizer.learning_rates)):
+            _check_patterns(objective, setting, patterns)
         self.parameters = _trained(objective, frozen)
         self.optimizer = _adamw(self.parameters, optimizer)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -172,13 +174,16 @@ def rate_factor(step: int, n_steps: int, settings: OptimizerSettings) -> float:
     return left if settings.decay == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 
 
-def _trained(module: nn.Module, frozen: Sequence[str]) -> dict[str, nn.Parameter]:
+def _check_patterns(module: nn.Module, setting: str, patterns: Iterable[str]) -> None:
     names = [name for name, _ in module.named_parameters()]
-    for pattern in frozen:
+    for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise InvalidConfig(
-                f"frozen: {pattern!r} names no parameter; there are {names[0]!r} and {len(names) - 1} more"
+                f"{setting}: {pattern!r} names no parameter; there are {names[0]!r} and {len(names) - 1} more"
             )
+
+
+def _trained(module: nn.Module, frozen: Sequence[str]) -> dict[str, nn.Parameter]:
     for name, parameter in module.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):
             parameter.requires_grad_(False)

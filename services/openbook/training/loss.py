@@ -15,7 +15,7 @@ from openbook.core.types import NO_HIT, Float32
 from openbook.errors import InvalidRequest
 from openbook.models import marginal
 from openbook.models.checkpoint import GeneratorCheckpoint, of_base
-from openbook.models.encoder import EncoderCheckpoint, embed
+from openbook.models.encoder import EncoderCheckpoint, embed, question_ids
 from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
 from openbook.training.data import Example
@@ -185,9 +185,7 @@ class RagLoss(nn.Module):
 
     def _question_ids(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         pooling, tokenizer = self._encoder.pooling, self._encoder.tokenizer
-        texts = [pooling.query_prefix + example.text for example in examples]
-        # A question of a training file that is too long for the encoder is cut, as in DPR.
-        rows = tokenizer(texts, truncation=True, max_length=pooling.max_tokens)["input_ids"]
+        rows = question_ids(tokenizer, pooling, [example.text for example in examples])
         return pad(rows, tokenizer.pad_token_id, LENGTH_STEP // 2, pooling.max_tokens)
 
     def _queries(self, ids: Tensor, mask: Tensor) -> Tensor:

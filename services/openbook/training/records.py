@@ -17,6 +17,8 @@ TITLES = {
     "validation/has_answer": "validation: an answer among the k passages",
     "prior_entropy": "entropy of the prior, nats",
     "distinct_passages": "distinct passages per example",
+    "accuracy": "questions whose passage comes first in their batch",
+    "validation/reciprocal_rank": "validation: mean reciprocal rank of the passage",
     "validation/agreement": "validation: passages as the frozen retriever finds them",
 }
 """What the picture shows, and in which words."""
@@ -30,12 +32,12 @@ class Records:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
-        kept = [line for line in read_metrics(self._path) if line["step"] <= step]
+        kept = [line for line in read_metrics(self._path) if line["step"] <= step] if step else []
         partial = self._path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         partial.rename(self._path)
         self._file = self._path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1)
+        self._tensorboard = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1 if step else 0)
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one step, by name."""

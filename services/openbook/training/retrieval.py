@@ -11,17 +11,15 @@ import numpy as np
 import torch
 
 from openbook.config import IndexClientSettings
-from openbook.core.topk import canonical_scores, top_k
+from openbook.core.topk import canonical_scores, score_error_bound, top_k
 from openbook.core.types import NO_HIT, Float32, Int64, Passage
+from openbook.corpus.questions import Question
 from openbook.errors import DeadlineExceeded, InvalidModel, ShardUnavailable, SnapshotMismatch
-from openbook.training.data import Example
+from openbook.training.data import Example, Search
 from openbook.training.settings import RetrievalSettings
 
 T = TypeVar("T")
 
-SPARE = 8
-"""Candidates beyond k whose exact scores are computed too, because rounding may have hidden a better one."""
-ROWS_AT_ONCE = 1 << 18
 EMPTY = Passage(NO_HIT, "", "", "")
 
 
@@ -116,6 +114,20 @@ def _one_each(passages: Sequence[Passage]) -> Found:
     return Found(np.zeros((n, 1), np.int64), np.zeros((n, 1), np.float32), [[passage] for passage in passages])
 
 
+def texts_by(find: Callable[[Sequence[Example]], Found]) -> Search:
+    """What `read_examples` looks for the answers of regular expressions in."""
+
+    def search(questions: Sequence[str]) -> list[list[str]]:
+        found = find([Example(text, "", Question("", text)) for text in questions])
+        return [[passage.text for passage in passages] for passages in found.passages]
+
+    return search
+
+
+REGEX_PASSAGES = 100
+"""That a regular expression's answer is looked for in. The paper took 1,000."""
+
+
 class SnapshotTexts:
     """All passages of a snapshot by id."""
 
@@ -152,23 +164,35 @@ class MemoryIndex:
         self._vectors = np.concatenate([np.load(file) for file in files])  # (n_passages, d)
         self._on_device = torch.from_numpy(self._vectors).to(device)
         manifest = self._texts.snapshot.manifest
+        self._max_norm = manifest.max_norm
         self.identity = {"snapshot": manifest.snapshot_id, "space": manifest.encoder_fingerprint}
 
     def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
         """Bare."""
         assert queries is not None
-        asked = torch.from_numpy(queries).to(self._on_device.device)
-        n_candidates = min(k + SPARE, len(self._vectors))
-        candidates = (asked @ self._on_device.T).topk(n_candidates, -1).indices.cpu().numpy()  # (n, k + SPARE)
-        scores = np.stack(
-            [canonical_scores(query, self._vectors[ids]) for query, ids in zip(queries, candidates, strict=True)]
-        )
-        ids, scores = top_k(candidates.astype(np.int64), scores, k)
+        best = [self._best(*each, k) for each in zip(queries, self._candidates(queries, k), strict=True)]
+        ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
         vectors = self._vectors[ids.clip(0)] * (ids != NO_HIT)[..., None]
         return Found(ids, scores, [[self._texts[i] for i in row] for row in ids.tolist()], vectors)
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _candidates(self, queries: Float32, k: int) -> list[Int64]:
+        """For each query the ids among which its best k are, ties and rounding considered."""
+        approximate = torch.from_numpy(queries).to(self._on_device.device) @ self._on_device.T  # (n, n_passages)
+        kth = approximate.topk(min(k, approximate.shape[1]), -1).values[:, -1]
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
+        errors = [score_error_bound(queries.shape[1], norm, self._max_norm) for norm in norms]
+        # Whatever scores less than the k-th by more than both of them, and this limit, may err.
+        limits = (kth.double() - 3 * torch.tensor(errors, device=kth.device)).float()
+        return [
+            (row >= limit).nonzero()[:, 0].cpu().numpy() for row, limit in zip(approximate, limits, strict=True)
+        ]
+
+    def _best(self, query: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
+        """(1, k) ids and canonical scores."""
+        return top_k(candidates[None], canonical_scores(query, self._vectors[candidates])[None], k)
 
 
 class LiveIndex:

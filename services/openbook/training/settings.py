@@ -72,7 +72,19 @@ class ModelsSettings(Section):
     # Patterns of parameter names that keep their values: "generator.*embeddings*", "query_encoder.*.layer.[0-2].*"
     frozen: tuple[str, ...] = ()
     saved_dtype: Literal["float32", "float16"] = "float32"  # of what is written beside the embedded encoder
-    dropout: bool = True  # in the generator, as its config says; queries are always encoded without
+    # In the generator, as its config says, while queries are encoded without; in both encoders of a bi-encoder.
+    dropout: bool = True
+
+
+class BiEncoderSettings(Section):
+    """Query and passage encoder, trained together as DPR (Karpukhin et al. 2020), in RAG's place.
+
+    `retrieval` then says where BM25 finds negatives: a snapshot, and how many of its passages are looked through (k).
+    """
+
+    passage_encoder: str | None = None  # with none, the query encoder reads passages too: one tower for both
+    n_negatives: Annotated[int, Field(ge=0)] = 1  # hard ones of each question, beside those of its micro-batch
+    n_validation_passages: Annotated[int, Field(ge=0)] = 1000  # of the snapshot, among which positives are looked for
 
 
 class OptimizerSettings(Section):
@@ -130,6 +142,7 @@ class TrainingSettings(Section):
     task: TaskSettings
     retrieval: RetrievalSettings
     models: ModelsSettings = ModelsSettings()
+    biencoder: BiEncoderSettings | None = None  # none: RAG
     optimizer: OptimizerSettings = OptimizerSettings()
     loop: LoopSettings
     workers: WorkersSettings = WorkersSettings()
@@ -144,6 +157,14 @@ class TrainingSettings(Section):
             )
         if not (self.models.train_generator or self.trains_query_encoder):
             raise ValueError("nothing is trained: neither the generator nor the query encoder")
+        return self
+
+    @model_validator(mode="after")
+    def _biencoder_has_negatives(self) -> "TrainingSettings":
+        if self.biencoder is not None and self.retrieval.kind != "bm25":
+            raise ValueError(f"a bi-encoder's negatives are of retrieval.kind bm25, got {self.retrieval.kind!r}")
+        if self.biencoder is not None and self.optimizer.label_smoothing:
+            raise ValueError(f"label_smoothing is of a generator's tokens, got {self.optimizer.label_smoothing}")
         return self
 
     @property

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from openbook.core.metrics import exact_match, f1, has_answer, has_regex_answer, regex_match
+from openbook.core.metrics import exact_match, f1, regex_match
 from openbook.core.types import NO_HIT, Float64, GenerationSettings, Int64
 from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.seq2seq import Seq2Seq
-from openbook.training.data import Example
+from openbook.training.data import Example, answered_by
 from openbook.training.loss import Prepared, RagLoss
 from openbook.training.retrieval import Found
 from openbook.training.settings import TrainingSettings
@@ -107,7 +107,4 @@ def _scores(text: str, example: Example) -> tuple[float, float]:
 
 def _recalled(example: Example, found: Found, row: int) -> bool:
     """Whether one of the passages has an answer."""
-    question, texts = example.question, [passage.text for passage in found.passages[row]]
-    if question.answer_regex:
-        return any(has_regex_answer(text, question.answer_regex) for text in texts)
-    return any(has_answer(text, question.answers) for text in texts)
+    return any(answered_by(example.question, passage.text) for passage in found.passages[row])
