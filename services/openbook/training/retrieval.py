@@ -186,9 +186,7 @@ class MemoryIndex:
         errors = [score_error_bound(queries.shape[1], norm, self._max_norm) for norm in norms]
         # Whatever scores less than the k-th by more than both of them, and this limit, may err.
         limits = (kth.double() - 3 * torch.tensor(errors, device=kth.device)).float()
-        return [
-            (row >= limit).nonzero()[:, 0].cpu().numpy() for row, limit in zip(approximate, limits, strict=True)
-        ]
+        return [(row >= limit).nonzero()[:, 0].cpu().numpy() for row, limit in zip(approximate, limits, strict=True)]
 
     def _best(self, query: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
         """(1, k) ids and canonical scores."""
