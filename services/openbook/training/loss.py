@@ -189,7 +189,7 @@ class RagLoss(nn.Module):
         return pad(rows, tokenizer.pad_token_id, LENGTH_STEP // 2, pooling.max_tokens)
 
     def _queries(self, ids: Tensor, mask: Tensor) -> Tensor:
-        # In float32 here as in the search: a query is a few tokens, and its rounding would be multiplied by query_scale.
+        # In float32, as in the search: a query is a few tokens, and query_scale would multiply its rounding.
         with torch.autocast(self.device.type, enabled=False):
             queries = embed(self.query_encoder, self._encoder.pooling, ids.to(self.device), mask.to(self.device))
         return queries * self._encoder.pooling.query_scale
