@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openbook.core.metrics import bootstrap_interval
+from openbook.training.rag import RagJob
 from openbook.training.run import Run
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import NAMES
@@ -79,10 +80,12 @@ def measured(row: str, seed: int, k: int, out: Path, **sizes: Any) -> dict[str, 
     if not result.exists():
         run = Run(settings(row, seed, k, folder, **sizes))
         try:
-            assert run.validation is not None
-            before = run.validation.measured().tolist() if run.loop.step == 0 else []
+            assert isinstance(run.job, RagJob)
+            assert run.job.validation is not None
+            validation = run.job.validation
+            before = validation.measured().tolist() if run.loop.step == 0 else []
             run.train()
-            result.write_text(json.dumps({"before": before, "after": run.validation.measured().tolist()}))
+            result.write_text(json.dumps({"before": before, "after": validation.measured().tolist()}))
         finally:
             run.close()
     found: dict[str, Any] = json.loads(result.read_text())

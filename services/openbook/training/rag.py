@@ -1,0 +1,74 @@
+"""RAG as what a run trains: query encoder and generator over passages that are retrieved at every step."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import DPRQuestionEncoder
+
+from openbook.errors import InvalidRequest
+from openbook.models.checkpoint import device_of, load_generator
+from openbook.models.encoder import load_encoder
+from openbook.models.formats import RagFormat
+from openbook.models.saving import save_encoder, save_generator, save_rag
+from openbook.training.data import Example, digest, read_examples, read_validation
+from openbook.training.loss import RagLoss
+from openbook.training.retrieval import REGEX_PASSAGES, Retriever, open_retriever, texts_by
+from openbook.training.settings import TrainingSettings
+from openbook.training.validation import Validation
+from openbook.training.world import World
+
+log = logging.getLogger(__name__)
+
+
+class RagJob:
+    """See `openbook.training.run.Job`."""
+
+    def __init__(self, settings: TrainingSettings, world: World) -> None:
+        self._settings = settings
+        device = torch.device(device_of(settings.loop.device))
+        self._encoder = load_encoder(settings.models.query_encoder)
+        self._generator = load_generator(settings.models.generator)
+        self._space = self._encoder.space
+        fingerprint = self._encoder.fingerprint
+        self._retriever: Retriever = open_retriever(settings.retrieval, self._space, device)
+        self.objective = RagLoss(self._encoder, self._generator, self._retriever, settings).to(device)
+        search = texts_by(lambda examples: self.objective.retrieve(examples, REGEX_PASSAGES))
+        self.examples = self._usable(read_examples(settings.task, settings.loop.seed, search))
+        self.plan = {**self.objective.identity, "query encoder": fingerprint, "examples": digest(self.examples)}
+        asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
+        self.validation = Validation(self.objective, self._generator, asked, settings, world) if asked else None
+
+    def validate(self) -> Mapping[str, float]:
+        """See `Validation`."""
+        return self.validation() if self.validation else {}
+
+    def save(self, folder: Path) -> None:
+        """In RAG's layout where it can hold both models, else each in a folder of its own."""
+        models = self._settings.models
+        encoder = replace(self._encoder, declared_space=self._space)
+        if isinstance(encoder.model, DPRQuestionEncoder) and isinstance(self._generator.input_format, RagFormat):
+            save_rag(folder, encoder, self._generator, models.formulation)
+            return
+        if self._settings.trains_query_encoder:
+            save_encoder(folder / "query_encoder", encoder)
+        save_generator(folder / "generator", self._generator, getattr(torch, models.saved_dtype))
+
+    def close(self) -> None:
+        """Let go of the index."""
+        self._retriever.close()
+
+    def _usable(self, examples: list[Example]) -> list[Example]:
+        """Without those that are too long, which are found now and not in the middle of the run."""
+        usable, refusals = [], []
+        for example in examples:
+            try:
+                self.objective.check(example)
+                usable.append(example)
+            except InvalidRequest as error:
+                refusals.append(f"{example.question.id}: {error}")
+        if refusals:
+            log.warning("%d of %d examples are left out, first %s", len(refusals), len(examples), refusals[0])
+        return usable
