@@ -15,8 +15,17 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from openbook.cache.server import RedisServer
+
+# The same examples every time, however long they take: a run on a slow machine fails where a run on a fast one does.
+# New examples are looked for with `pytest --hypothesis-profile=search`.
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

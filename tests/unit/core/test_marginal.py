@@ -43,7 +43,7 @@ def _written_out(scores: Any, log_likelihood: Any, tokens: Any) -> Any:
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_log_space_equals_the_formulas_in_probabilities(problem: Any) -> None:
     scores, log_likelihood, tokens = problem
     prior = marginal.log_prior(scores)
@@ -62,7 +62,7 @@ def test_log_space_equals_the_formulas_in_probabilities(problem: Any) -> None:
 
 
 @given(problems(), st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_order_of_passages_and_empty_slots_change_nothing(problem: Any, random: Any) -> None:
     scores, log_likelihood, tokens = problem
     order = list(range(scores.shape[1]))
@@ -76,7 +76,7 @@ def test_the_order_of_passages_and_empty_slots_change_nothing(problem: Any, rand
 
 
 @given(problems())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_formulations_agree_on_one_token_and_on_one_passage(problem: Any) -> None:
     scores, log_likelihood, tokens = problem
     prior = marginal.log_prior(scores)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openbook.core import metrics
 from openbook.errors import InvalidRequest
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 WORDS = ["the", "a", "cat", "sat", "mat.", "The", "Dog!", "U.S.", "1,000", "naïve"]
 words = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 outcomes = st.lists(st.tuples(st.integers(0, 8).map(lambda i: i / 8), st.booleans()), min_size=1, max_size=30)

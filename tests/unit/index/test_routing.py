@@ -229,7 +229,7 @@ class World:
                 self.router.unanswered(address)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), budget=st.sampled_from([0.0, 0.05, 0.5, 1.0]))
 def test_whatever_happens(seed: int, budget: float) -> None:
     world = World(seed, budget)

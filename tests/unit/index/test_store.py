@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openbook.core.types import Passage
@@ -12,7 +12,7 @@ from openbook.index.store import PassageReader, write_passages
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(texts=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=20), first_id=st.integers(0, 2**40))
 def test_passages_come_back_whatever_is_in_them(
     tmp_path: Path, texts: list[tuple[str, str, str]], first_id: int

@@ -144,7 +144,7 @@ class TestStream:
         assert not isinstance(only[0], TokenDelta)
         assert only[0].text == "warsaw"
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(text=st.text(max_size=12))
     def test_text_only_grows_and_ends_whole_at_whatever_byte_it_is_cut(self, text: str) -> None:
         ids = tiny.byte_tokenizer()(text)["input_ids"]
@@ -168,7 +168,7 @@ def test_old_rag_checkpoints_read_the_question_as_the_question_encoder_spells_it
     assert likelihood(old, question) == likelihood(new, spelled) != likelihood(new, question)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     question=st.text("ab ?é", max_size=60).map(lambda text: " ".join(text.split())),
     text=st.text("xyz é", max_size=80).map(lambda text: " ".join(text.split())),

@@ -62,10 +62,12 @@ async def busy(worker: Worker, batcher: Batcher[int, int]) -> asyncio.Task[int]:
     return first
 
 
-async def waiting(batcher: Batcher[int, int], *items: int) -> list[asyncio.Task[int]]:
+async def waiting(batcher: Batcher[int, int], *items: int, deadline: Deadline = NEVER) -> list[asyncio.Task[int]]:
     """Tasks whose items stand in the queue."""
-    tasks = [asyncio.create_task(batcher.submit(item, NEVER)) for item in items]
-    await asyncio.sleep(0)  # lets them run until they wait
+    n_waiting = len(batcher._queue) + len(items)
+    tasks = [asyncio.create_task(batcher.submit(item, deadline)) for item in items]
+    while len(batcher._queue) < n_waiting:
+        await asyncio.sleep(0)
     return tasks
 
 
@@ -125,7 +127,7 @@ def test_what_is_too_late_is_not_computed() -> None:
         with pytest.raises(DeadlineExceeded):
             await batcher.submit(7, Deadline.after(0, clock))
         first = await busy(worker, batcher)
-        late = asyncio.create_task(batcher.submit(1, Deadline.after(60, clock)))
+        (late,) = await waiting(batcher, 1, deadline=Deadline.after(60, clock))
         (other,) = await waiting(batcher, 2)
         clock.advance(60)
         worker.go.set()
@@ -140,7 +142,7 @@ def test_nobody_waits_for_a_busy_worker_longer_than_the_deadline() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)
         with pytest.raises(DeadlineExceeded, match="before doubler was done"):
-            await batcher.submit(1, Deadline.after(0.01))
+            await batcher.submit(1, Deadline.after(0.01, ManualClock()))  # not over before it waits
         worker.go.set()
         assert await first == 0
 
@@ -214,7 +216,7 @@ def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
         with pytest.raises(Overloaded, match="room for 1"):
             await batcher.submit(1, NEVER)
         await stream.aclose()  # type: ignore[attr-defined]
-        assert await asyncio.to_thread(closed.wait, 10)
+        assert await asyncio.to_thread(closed.wait, 60)
         assert await batcher.submit(1, NEVER) == 2
 
     run(test, max_queue=1)
