@@ -185,13 +185,17 @@ def embed(model: Any, pooling: Pooling, ids: Tensor, mask: Tensor) -> Tensor:
 
 def _pool(output: Any, mask: Tensor, pooling: Pooling) -> Tensor:
     if pooling.mode == "pooler":
-        pooled: Tensor = output.pooler_output
-        return pooled.float()
-    states: Tensor = output.last_hidden_state.float()  # (n, t, d)
+        return _precise(output.pooler_output)
+    states = _precise(output.last_hidden_state)  # (n, t, d)
     if pooling.mode == "cls":
         return states[:, 0]
-    weights = mask[..., None].float()
+    weights = mask[..., None].to(states.dtype)
     return (states * weights).sum(1) / weights.sum(1)
+
+
+def _precise(states: Tensor) -> Tensor:
+    """In float32 or better."""
+    return states if states.dtype == torch.float64 else states.float()
 
 
 def _sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: float | None) -> Pooling:

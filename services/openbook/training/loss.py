@@ -98,7 +98,7 @@ class RagLoss(nn.Module):
             context_ids,
             context_mask,
             self.labels([example.target for example in examples]),
-            len(np.unique(found.ids)),
+            len(np.unique(found.ids[found.ids != NO_HIT])),
         )
 
     def check(self, example: Example) -> None:
