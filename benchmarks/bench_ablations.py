@@ -22,6 +22,7 @@ from rich.table import Table
 
 from openbook.core.metrics import bootstrap_interval
 from openbook.training.rag import RagJob
+from openbook.training.rag import RagJob
 from openbook.training.run import Run
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import NAMES
@@ -79,11 +80,12 @@ def measured(row: str, seed: int, k: int, out: Path, **sizes: Any) -> dict[str, 
     result = folder / "questions.json"
     if not result.exists():
         run = Run(settings(row, seed, k, folder, **sizes))
+        job = run.job
+        assert isinstance(job, RagJob)
+        assert job.validation is not None
+        validation, job.validation = job.validation, None  # measured here, question by question, and not twice
         try:
-            assert isinstance(run.job, RagJob)
-            assert run.job.validation is not None
-            validation = run.job.validation
-            before = validation.measured().tolist() if run.loop.step == 0 else []
+            before = validation.measured().tolist() if seed == 0 and row != "dense, end to end" else []
             run.train()
             result.write_text(json.dumps({"before": before, "after": validation.measured().tolist()}))
         finally:
@@ -122,7 +124,7 @@ def main(
         for n_passages in k or [4]:
             for row in ROWS:
                 found = measured(row, seed, n_passages, out, **sizes)
-                if seed == 0 and found["before"] and row != "dense, end to end":
+                if found["before"]:
                     results.setdefault(f"{row}, k={n_passages}, before training", []).append(np.array(found["before"]))
                 results.setdefault(f"{row}, k={n_passages}", []).append(np.array(found["after"]))
     table = Table("retriever", "seeds", *SHOWN.values())
