@@ -22,7 +22,6 @@ from rich.table import Table
 
 from openbook.core.metrics import bootstrap_interval
 from openbook.training.rag import RagJob
-from openbook.training.rag import RagJob
 from openbook.training.run import Run
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import NAMES
