@@ -59,7 +59,7 @@ def check(
         build_snapshot(PASSAGES, VECTORS, tmp_path / "s", N_SHARDS, "Flat", "none", "none")
         with served(tmp_path / "s") as servers:
             lost.append(lambda shard: servers[shard].stop(grace_s=0))
-            tier = ShardedIndex([server.address for server in servers], timeout_s=10)
+            tier = ShardedIndex([server.address for server in servers], timeout_s=60)
             await tier.connect()
             yield tier
             await tier.close()

@@ -83,7 +83,7 @@ class Admin:
 def admin(built: Path, tmp_path: Path) -> Iterator[Admin]:
     """Of a server of a root that serves a."""
     Root.create(tmp_path / "root", built / "a")
-    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root", retain_s=3600))
     with server, grpc.insecure_channel(server.address) as channel:
         yield Admin(channel)
 
@@ -180,7 +180,7 @@ def test_a_former_snapshot_drains(built: Path) -> None:
             gone.set()
 
         threading.Thread(target=look, daemon=True).start()
-        assert gone.wait(30)
+        assert gone.wait(60)
 
 
 def test_a_restart_finds_what_was_published_and_what_was_prepared(built: Path, tmp_path: Path) -> None:

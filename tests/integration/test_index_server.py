@@ -56,7 +56,7 @@ def stub(server: IndexServer) -> Iterator[index_pb2_grpc.IndexServiceStub]:
 
 def refusal(call: Any, request: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as caught:
-        call(request, timeout=30)
+        call(request, timeout=60)
     error: Any = caught.value
     return error.code().name, error.details()
 
@@ -200,7 +200,7 @@ def test_a_process_serves_until_it_is_told_to_stop(snapshot: Path, number: signa
     with subprocess.Popen([sys.executable, "-c", RUN, snapshot], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
-            info = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=30)
+            info = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=60)
         process.send_signal(number)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
     assert info.n_passages == 20

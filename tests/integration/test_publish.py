@@ -46,12 +46,12 @@ def root(tmp_path: Path) -> Path:
 def servers(root: Path) -> Iterator[list[IndexServer]]:
     """Two shards, two servers each."""
     with ExitStack() as stack:
-        settings = [IndexServerSettings(snapshot=root, shard=shard) for shard in (0, 0, 1, 1)]
+        settings = [IndexServerSettings(snapshot=root, shard=shard, retain_s=3600) for shard in (0, 0, 1, 1)]
         yield [stack.enter_context(IndexServer(each)) for each in settings]
 
 
 def settings_of(servers: Sequence[IndexServer]) -> IndexClientSettings:
-    return IndexClientSettings(addresses=tuple(server.address for server in servers))
+    return IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
 
 
 def states(servers: Sequence[IndexServer], root: Path) -> list[str]:
@@ -196,7 +196,7 @@ def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
         ]
 
         async def found(tls: ClientTls | None) -> Coverage:
-            tier = ShardedIndex([server.address for server in servers], 10, tls=tls)
+            tier = ShardedIndex([server.address for server in servers], 60, tls=tls)
             try:
                 return (await tier.search(VECTORS[:1], 3, Deadline.after(60))).coverage
             finally:

@@ -24,8 +24,14 @@ def errors(operation: str) -> float:
     return CACHE_ERRORS.labels(operation)._value.get()
 
 
+def freeze(server: RedisServer) -> None:
+    """Stop it, and wait until it stands still."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    os.waitpid(server.process.pid, os.WUNTRACED)
+
+
 def settings(server: RedisServer, **changes: object) -> CacheSettings:
-    return CacheSettings(url=server.url, timeout_s=2.0).model_copy(update=changes)
+    return CacheSettings(url=server.url, timeout_s=60.0).model_copy(update=changes)
 
 
 def test_the_same_bits_come_back_in_the_order_of_the_keys(redis_server: RedisServer) -> None:
@@ -121,7 +127,7 @@ def test_a_frozen_server_costs_one_timeout_and_serves_again_when_it_thaws() -> N
             cache = RedisCache(settings(server), clock)
             await cache.put_many([("before", EMBEDDING)])
             impatient = RedisCache(settings(server, timeout_s=0.05), clock)
-            os.kill(server.process.pid, signal.SIGSTOP)
+            freeze(server)
             try:
                 before = errors("read")
                 assert await impatient.get_many(["before"]) == [None]
@@ -166,7 +172,7 @@ def test_a_crowd_of_our_own_is_a_miss_and_no_reason_to_leave_redis_alone(redis_s
 def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_servers, "STOP_TIMEOUT_S", 0.1)
     server = RedisServer()
-    os.kill(server.process.pid, signal.SIGSTOP)
+    freeze(server)
     server.stop()
     assert server.process.returncode == -signal.SIGKILL
 

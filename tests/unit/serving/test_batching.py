@@ -66,7 +66,7 @@ async def waiting(batcher: Batcher[int, int], *items: int, deadline: Deadline = 
     """Tasks whose items stand in the queue."""
     n_waiting = len(batcher._queue) + len(items)
     tasks = [asyncio.create_task(batcher.submit(item, deadline)) for item in items]
-    while len(batcher._queue) < n_waiting:
+    while len(batcher._queue) < n_waiting:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return tasks
 
