@@ -47,8 +47,7 @@ def save_rag(
     Raises:
         InvalidModel: the folder is not empty, or a model does not fit into this layout; nothing was written.
     """
-    input_format = _check(encoder, generator)
-    config = _config(encoder, generator.model, input_format)
+    config = check_rag(encoder, generator)
     with _new(folder) as partial:
         rag = _KINDS[formulation](config=config, question_encoder=encoder.model, generator=generator.model)
         if formulation is Formulation.TOKEN:  # the other class has none, and decodes with its generator's
@@ -81,11 +80,9 @@ def save_generator(folder: Path, generator: GeneratorCheckpoint, dtype: torch.dt
     Raises:
         InvalidModel: the folder is not empty, or the format it reads has no place outside RAG's layout.
     """
+    check_generator(generator)
     read = generator.input_format
     declared = {"input_format": "pair" if isinstance(read, PairFormat) else "rag", "max_tokens": read.max_tokens}
-    prefix = getattr(generator.model.config, "prefix", None) or ""
-    if read not in (PairFormat(read.max_tokens), RagFormat(read.max_tokens, prefix=prefix)):
-        raise InvalidModel(f"only RAG's layout holds a generator that reads {read}: save it with its query encoder")
     with _new(folder) as partial:
         if generator.base is None:
             generator.model.save_pretrained(partial)
@@ -96,6 +93,18 @@ def save_generator(folder: Path, generator: GeneratorCheckpoint, dtype: torch.dt
             layers = generator.model.config.decoder.num_hidden_layers
             declared |= {"base": generator.base, "decoder_layers": layers, "sha256": file_digest(partial / WEIGHTS)}
         _write(partial / "openbook.json", declared)
+
+
+def check_rag(encoder: EncoderCheckpoint, generator: GeneratorCheckpoint) -> RagConfig:
+    """The config of both in RAG's layout. Raises InvalidModel: a model does not fit into it."""
+    return _config(encoder, generator.model, _rag_format(encoder, generator))
+
+
+def check_generator(generator: GeneratorCheckpoint) -> None:
+    """Whether `save_generator` can write it. Raises InvalidModel."""
+    read, prefix = generator.input_format, getattr(generator.model.config, "prefix", None) or ""
+    if read not in (PairFormat(read.max_tokens), RagFormat(read.max_tokens, prefix=prefix)):
+        raise InvalidModel(f"only RAG's layout holds a generator that reads {read}: save it with its query encoder")
 
 
 @contextmanager
@@ -131,7 +140,7 @@ def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _check(encoder: EncoderCheckpoint, generator: GeneratorCheckpoint) -> RagFormat:
+def _rag_format(encoder: EncoderCheckpoint, generator: GeneratorCheckpoint) -> RagFormat:
     if not isinstance(encoder.model, DPRQuestionEncoder):
         raise InvalidModel(
             f"RAG's layout holds DPR's question encoder, got {type(encoder.model).__name__}, whose pooling "

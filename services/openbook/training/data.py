@@ -68,7 +68,7 @@ def answered_by(question: Question, text: str) -> bool:
 
 def digest(examples: Sequence[Example]) -> str:
     """Identifies examples and their order."""
-    return json_digest([[example.text, example.target, example.question.context] for example in examples])[:32]
+    return json_digest([[each.text, each.target, each.question.title, each.question.context] for each in examples])[:32]
 
 
 def _read(file: QuestionFile, seed: int) -> list[Question]:

@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import DPRQuestionEncoder
 
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidDocuments, InvalidRequest
 from openbook.models.checkpoint import device_of, load_generator
 from openbook.models.encoder import load_encoder
 from openbook.models.formats import RagFormat
-from openbook.models.saving import save_encoder, save_generator, save_rag
-from openbook.training.data import Example, digest, read_examples, read_validation
+from openbook.models.saving import check_generator, check_rag, save_encoder, save_generator, save_rag
+from openbook.training.data import Example, Search, digest, read_examples, read_validation
 from openbook.training.loss import RagLoss
 from openbook.training.retrieval import REGEX_PASSAGES, Retriever, open_retriever, texts_by
 from openbook.training.settings import TrainingSettings
@@ -32,14 +33,19 @@ class RagJob:
         self._encoder = load_encoder(settings.models.query_encoder)
         self._generator = load_generator(settings.models.generator)
         self._space = self._encoder.space
+        self._check_layout()
         fingerprint = self._encoder.fingerprint
-        self._retriever: Retriever = open_retriever(settings.retrieval, self._space, device)
-        self.objective = RagLoss(self._encoder, self._generator, self._retriever, settings).to(device)
-        search = texts_by(lambda examples: self.objective.retrieve(examples, REGEX_PASSAGES))
-        self.examples = self._usable(read_examples(settings.task, settings.loop.seed, search))
-        self.plan = {**self.objective.identity, "query encoder": fingerprint, "examples": digest(self.examples)}
-        asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
-        self.validation = Validation(self.objective, self._generator, asked, settings, world) if asked else None
+        with ExitStack() as undo:
+            self._retriever: Retriever = open_retriever(settings.retrieval, self._space, device)
+            undo.callback(self.close)
+            self.objective = RagLoss(self._encoder, self._generator, self._retriever, settings).to(device)
+            self.examples = self._usable(read_examples(settings.task, settings.loop.seed, self._search))
+            if not self.examples:
+                raise InvalidDocuments("all examples are too long to be trained on, as the warning before this says")
+            self.plan = {**self.objective.identity, "query encoder": fingerprint, "examples": digest(self.examples)}
+            asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
+            self.validation = Validation(self.objective, self._generator, asked, settings, world) if asked else None
+            undo.pop_all()
 
     def validate(self) -> Mapping[str, float]:
         """See `Validation`."""
@@ -49,7 +55,7 @@ class RagJob:
         """In RAG's layout where it can hold both models, else each in a folder of its own."""
         models = self._settings.models
         encoder = replace(self._encoder, declared_space=self._space)
-        if isinstance(encoder.model, DPRQuestionEncoder) and isinstance(self._generator.input_format, RagFormat):
+        if self._fits_rag:
             save_rag(folder, encoder, self._generator, models.formulation)
             return
         if self._settings.trains_query_encoder:
@@ -59,6 +65,25 @@ class RagJob:
     def close(self) -> None:
         """Let go of the index."""
         self._retriever.close()
+
+    @property
+    def _fits_rag(self) -> bool:
+        return isinstance(self._encoder.model, DPRQuestionEncoder) and isinstance(
+            self._generator.input_format, RagFormat
+        )
+
+    def _check_layout(self) -> None:
+        """What could not be saved at the end is refused at the start."""
+        if self._fits_rag:
+            check_rag(self._encoder, self._generator)
+        else:
+            check_generator(self._generator)
+
+    @property
+    def _search(self) -> Search | None:
+        if self._settings.retrieval.kind not in ("dense", "bm25"):
+            return None
+        return texts_by(lambda examples: self.objective.retrieve(examples, REGEX_PASSAGES))
 
     def _usable(self, examples: list[Example]) -> list[Example]:
         """Without those that are too long, which are found now and not in the middle of the run."""

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,14 +79,11 @@ class Run:
         self.settings, self.world = settings, world or Alone()
         self.job = job_of(settings, self.world)
         self.plan = {**self.job.plan, **_plan(settings)}
-        self.loop: Loop[Any, Any] = Loop(
-            self.job.objective,
-            self.job.examples,
-            settings.loop,
-            settings.optimizer,
-            settings.models.frozen,
-            self.world,
-        )
+        objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
+        with ExitStack() as undo:
+            undo.callback(self.job.close)
+            self.loop: Loop[Any, Any] = Loop(objective, examples, settings.loop, settings.optimizer, frozen, self.world)
+            undo.pop_all()
 
     def train(self, on_step: OnStep = lambda step, scalars: None) -> Path:
         """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
@@ -151,7 +149,7 @@ class Run:
 
 def _plan(settings: TrainingSettings) -> dict[str, str]:
     return {
-        "task": settings.task.kind,
+        "task": settings.task.model_dump_json(include={"kind", "labels"}),
         "retrieval": f"{settings.retrieval.kind}, k = {settings.retrieval.k}",
         "models": settings.models.model_dump_json(exclude={"query_encoder", "generator"}),
         "optimizer": settings.optimizer.model_dump_json(),

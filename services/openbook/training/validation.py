@@ -33,23 +33,27 @@ class Validation:
     ) -> None:
         self._objective, self._generator, self._world = objective, generator, world
         self._examples = examples[world.rank :: world.n_workers]
-        self._n_examples = len(examples)
         self._settings = settings
         self._frozen = [self._found(batch).ids for batch in self._batches()]
 
     def __call__(self) -> dict[str, float]:
-        """Means over all examples of all workers, by name.
+        """Means over all examples of all workers for which there is such a number, by name.
 
         Entropy and agreement, with the distinct passages of a batch, are the signs of a retriever that collapses.
         """
-        total = torch.from_numpy(self.measured().sum(0)).to(self._objective.device)
+        rows = self.measured()
+        total = torch.from_numpy(np.stack([np.nansum(rows, 0), (~np.isnan(rows)).sum(0)])).to(self._objective.device)
         self._world.add_up([total])
-        return dict(zip(NAMES, (total / max(1, self._n_examples)).tolist(), strict=True))
+        return {name: of / n for name, of, n in zip(NAMES, *total.tolist(), strict=True) if n}
 
     def measured(self) -> Float64:
         """(n, 6) for each of this worker's examples, in the order of NAMES: log p(y|x), exact match (or accuracy), F1,
         whether a passage has an answer, entropy of the prior in nats, and the share of its passages that the retriever
-        found before training."""
+        found before training.
+
+        NaN where there is none: the probability of an answer of which only a regular expression is known, passages
+        that have the answer where the answer is a class.
+        """
         reader = Seq2Seq(self._objective.generator)
         with torch.inference_mode():
             batches = zip(self._batches(), self._frozen, strict=True)
@@ -71,7 +75,11 @@ class Validation:
         texts = self._answers(reader, prepared)
         right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
         recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
-        return np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
+        rows = np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
+        rows[[not example.target for example in batch], NAMES.index("log_likelihood")] = np.nan
+        if self._settings.task.kind == "classification":
+            rows[:, NAMES.index("has_answer")] = np.nan
+        return rows
 
     def _answers(self, reader: Seq2Seq, prepared: Prepared) -> list[str]:
         """Greedy answers, or the most probable label."""
