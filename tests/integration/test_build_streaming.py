@@ -48,7 +48,7 @@ def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("openbook.index.build.ROWS_AT_ONCE", 500)
     monkeypatch.setattr("openbook.index.build.TRAINING_ROWS", 1000)
     peaks = []
-    for n in (4_000, 32_000):
+    for n in (2_000, 4_000, 32_000):  # with the first, all is imported
         vectors: Any = Vectors(n)
         tracemalloc.start()
         build_snapshot(Passages(n), vectors, tmp_path / str(n), 2, "Flat", "made", "made")
@@ -56,7 +56,7 @@ def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: p
         tracemalloc.stop()
         assert vectors.most == 1000
     whole_bytes = 32_000 * D * 4
-    assert peaks[1] - peaks[0] < whole_bytes / 10
+    assert peaks[2] - peaks[1] < whole_bytes / 10, peaks
     shard = Shard(tmp_path / "32000", 1)
     assert shard.fetch([31_999])[0].text == "text 31999"
     np.testing.assert_array_equal(shard.fetch_vectors([20_000]), Vectors(32_000)[20_000:20_001])
