@@ -1,0 +1,51 @@
+"""What `openbook train` reads: values that go together, or are refused with what they would have to be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_training as tiny
+import yaml
+from pydantic import ValidationError
+
+from openbook.training.settings import TrainingSettings
+
+CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"loop": {"micro_batch_size": 3}}, "micro_batch_size must be a divisor of batch_size = 8, got 3"),
+        ({"workers": {"n_workers": 4}}, "n_workers must divide the 2 micro-batches of a batch, got 4"),
+        ({"retrieval": {"snapshot": None}}, r"dense needs index\.addresses or a snapshot, one of them"),
+        ({"retrieval": {"index": {"addresses": ["a:1"]}}}, r"dense needs index\.addresses or a snapshot, one of them"),
+        ({"retrieval": {"kind": "bm25", "snapshot": None}}, "bm25 needs a snapshot"),
+        ({"models": {"train_query_encoder": False, "train_generator": False}}, "nothing is trained"),
+        ({"models": {"train_generator": False}, "retrieval": {"kind": "given"}}, "nothing is trained"),
+        ({"optimizer": {"learning_rates": {"*": -1}}}, "greater than or equal to 0"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "learning_rate"),
+        ({"loop": {"n_stepz": 1}}, "n_stepz"),
+        ({"task": {"train": []}}, "task.train"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sections: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        tiny.settings(**sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "trains"),
+    [
+        ({}, True),
+        ({"models": {"train_query_encoder": False}}, False),
+        *(({"retrieval": {"kind": kind}}, False) for kind in ("bm25", "given", "none")),
+    ],
+)
+def test_only_a_dense_prior_trains_the_query_encoder(sections: dict[str, Any], trains: bool) -> None:
+    assert tiny.settings(**sections).trains_query_encoder == trains
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGURATIONS.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_configurations_of_the_default_model_are_valid(path: Path) -> None:
+    TrainingSettings.model_validate(yaml.safe_load(path.read_text()))
