@@ -23,7 +23,9 @@ from openbook.index.snapshot import Snapshot
 
 N, D, N_SHARDS = 40, 4, 2
 VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
-DEADLINE_S = 5.0
+DEADLINE_S = 10.0
+RETAIN_S = 10.0
+"""A former snapshot: as long as between a search and its fetch may pass."""
 
 
 def build(out: Path, sign: int = 1, n_shards: int = N_SHARDS) -> Path:
@@ -54,7 +56,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OPENBOOK_INDEX_SERVER__RETAIN_S": "1"},
+            env={**os.environ, "OPENBOOK_INDEX_SERVER__RETAIN_S": str(RETAIN_S)},
         )
         self._address = ""
 
@@ -74,7 +76,12 @@ class ServerProcess:
         return successor
 
     def send(self, number: signal.Signals) -> None:
+        """Returns when the signal has done its work: frozen is a process once all its threads stand still."""
         self.popen.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self.popen.pid, os.WUNTRACED)
+        elif number == signal.SIGKILL:
+            self.popen.wait()
 
     def kill(self) -> None:
         """End it, and wait for the end."""
@@ -100,7 +107,7 @@ def running(folder: Path, n_replicas: int, n_shards: int = N_SHARDS) -> Iterator
             server.kill()
 
 
-def tier_of(servers: Sequence[ServerProcess], timeout_s: float = 2.0) -> ShardedIndex:
+def tier_of(servers: Sequence[ServerProcess], timeout_s: float = 10.0) -> ShardedIndex:
     return ShardedIndex([server.address for server in servers], timeout_s)
 
 
@@ -112,7 +119,7 @@ def is_alive(tier: ShardedIndex, server: ServerProcess) -> bool:
 
 async def seconds_until(condition: Callable[[], bool]) -> float:
     started = monotonic()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # what is waited for happens in another process
             await asyncio.sleep(0.01)
     return monotonic() - started
@@ -138,7 +145,7 @@ class Load:
         """Let so many more questions be answered."""
         target = self.n_done + n
         async with self._progress:
-            await asyncio.wait_for(self._progress.wait_for(lambda: self.n_done >= target), 60)
+            await asyncio.wait_for(self._progress.wait_for(lambda: self.n_done >= target), 240)
 
     async def __aenter__(self) -> "Load":
         self._callers = [asyncio.create_task(self._call(i)) for i in range(self._n_callers)]
