@@ -172,7 +172,7 @@ class MemoryIndex:
         assert queries is not None
         best = [self._best(*each, k) for each in zip(queries, self._candidates(queries, k), strict=True)]
         ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
-        vectors = self._vectors[ids.clip(0)] * (ids != NO_HIT)[..., None]
+        vectors = np.where((ids != NO_HIT)[..., None], self._vectors[ids.clip(0)], np.float32(0))
         return Found(ids, scores, [[self._texts[i] for i in row] for row in ids.tolist()], vectors)
 
     def close(self) -> None:

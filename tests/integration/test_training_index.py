@@ -1,0 +1,126 @@
+"""Training over a live index tier: what it fetches, and what it does when the tier changes or is gone."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_training as tiny
+import torch
+
+from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32
+from openbook.corpus.questions import Question
+from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable, SnapshotMismatch
+from openbook.index.build import build_snapshot
+from openbook.index.server import IndexServer
+from openbook.testing import ExactIndex, served
+from openbook.training.data import Example
+from openbook.training.retrieval import Found, LiveIndex, MemoryIndex, open_retriever
+from openbook.training.settings import RetrievalSettings
+
+N = 50
+VECTORS = np.concatenate([tiny.vectors(30), tiny.vectors(20)])  # the first 20 are there twice
+QUERIES = tiny.vectors(5, seed=2)
+ASKED = [Example(f"question {i}", "", Question(str(i), "")) for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("built") / "snapshot")
+
+
+def build(out: Path, vectors: Float32 = VECTORS) -> Path:
+    build_snapshot(tiny.passages(len(vectors)), vectors, out, 3, "Flat", "tiny", tiny.SPACE)
+    return out
+
+
+@contextmanager
+def live(servers: list[IndexServer], retry_s: float = 0.0) -> Iterator[LiveIndex]:
+    addresses = tuple(server.address for server in servers)
+    index = LiveIndex(IndexClientSettings(addresses=addresses, timeout_s=60), retry_s)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+def again(server: IndexServer, snapshot: Path) -> IndexServer:
+    """Another server where one was."""
+    return IndexServer(IndexServerSettings(snapshot=snapshot, shard=server.shard.number, port=server.port))
+
+
+def same(one: Found, other: Found) -> None:
+    assert one.ids.tolist() == other.ids.tolist()
+    assert one.scores.tobytes() == other.scores.tobytes()
+    assert one.passages == other.passages
+    assert one.vectors is not None
+    assert other.vectors is not None
+    assert one.vectors.tobytes() == other.vectors.tobytes()
+
+
+@pytest.mark.parametrize("k", [1, 7, N, N + 13])
+def test_the_tier_the_snapshot_in_memory_and_the_exact_twin_find_the_same(snapshot: Path, k: int) -> None:
+    """Ids, score bits, texts and vectors; ties by id; empty slots where there are fewer than k."""
+    memory = MemoryIndex(snapshot, torch.device("cpu")).find(ASKED, QUERIES, k)
+    with served(snapshot) as servers, live(servers) as index:
+        same(index.find(ASKED, QUERIES, k), memory)
+    twin = asyncio.run(ExactIndex(tiny.passages(N), VECTORS).search(QUERIES, k, Deadline.after(60)))
+    assert memory.ids.tolist() == twin.ids.tolist()
+    assert memory.scores.tobytes() == twin.scores.tobytes()
+
+
+def test_more_passages_than_a_server_gives_at_once(tmp_path: Path) -> None:
+    """As for regular expressions: 16 questions with 100 passages each."""
+    vectors = tiny.vectors(1500)
+    build_snapshot(tiny.passages(1500), vectors, tmp_path / "s", 1, "Flat", "tiny", tiny.SPACE)
+    queries, asked = tiny.vectors(16, seed=4), ASKED[:1] * 16
+    with served(tmp_path / "s") as servers, live(servers) as index:
+        found = index.find(asked, queries, 100)
+        with pytest.raises(InvalidRequest, match=r"k must be 1\.\.1000, got 1001"):
+            index.find(asked, queries, 1001)
+    same(found, MemoryIndex(tmp_path / "s", torch.device("cpu")).find(asked, queries, 100))
+
+
+def test_a_tier_of_another_space_is_refused(snapshot: Path) -> None:
+    with served(snapshot) as servers:
+        asked = IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
+        open_retriever(RetrievalSettings(index=asked), tiny.SPACE, torch.device("cpu")).close()
+        with pytest.raises(InvalidModel, match="encoder other, the index holds those of wikipedia"):
+            open_retriever(RetrievalSettings(index=asked), "other", torch.device("cpu"))
+
+
+def test_a_step_fails_rather_than_train_on_a_part_and_waits_for_what_comes_back(snapshot: Path) -> None:
+    with served(snapshot) as servers, live(servers) as index, live(servers, retry_s=120) as patient:
+        before = index.find(ASKED, QUERIES, 7)
+        servers[1].stop(grace_s=0)
+        with pytest.raises(ShardUnavailable, match=r"shard 1"):
+            index.find(ASKED, QUERIES, 7)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(patient.find, ASKED, QUERIES, 7)
+            with again(servers[1], snapshot):
+                same(waiting.result(), before)
+
+
+def test_a_run_does_not_go_on_with_another_snapshot(snapshot: Path, tmp_path: Path) -> None:
+    new = build(tmp_path / "new", -VECTORS)
+    with served(snapshot) as servers, live(servers, retry_s=120) as index:
+        began_with = index.identity["snapshot"]
+        for server in servers:
+            server.stop(grace_s=0)
+        others = again(servers[0], new), again(servers[1], new), again(servers[2], new)
+        problem = pytest.raises(SnapshotMismatch, match=f"the run began with snapshot {began_with}, the index tier now")
+        with others[0], others[1], others[2], problem:
+            index.find(ASKED, QUERIES, 7)
+        assert index.identity["snapshot"] == began_with
+
+
+def test_a_tier_that_is_not_there_is_said_at_the_start(snapshot: Path) -> None:
+    with served(snapshot) as servers:
+        addresses = tuple(server.address for server in servers)
+    with pytest.raises(ShardUnavailable):
+        LiveIndex(IndexClientSettings(addresses=addresses), retry_s=0)
