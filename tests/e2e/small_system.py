@@ -28,6 +28,11 @@ DIMENSION = 64
 QUESTION = "who patented the telephone"
 
 
+def flag(question: str) -> Path:
+    """The file, named at a question's end, that keeps its answer from ending for as long as it is there."""
+    return Path(question.split()[-1])
+
+
 class EchoModel:
     """Answers with the best passage, except questions about its own misbehaviour."""
 
@@ -41,8 +46,8 @@ class EchoModel:
                 raise RuntimeError("a secret of the house")
             if question.startswith("unreadable"):
                 raise InvalidRequest("question has 9999 tokens, the generator reads 300")
-            if question.startswith("dawdle"):
-                time.sleep(1)
+            while question.startswith("dawdle") and flag(question).exists():
+                time.sleep(0.01)
         return [self._echo(each, settings) for each in retrieved]
 
     def stream(
@@ -53,7 +58,7 @@ class EchoModel:
             if question.startswith("explode") and i == 2:
                 raise RuntimeError("a secret of the house")
             yield TokenDelta(word if i == 0 else f" {word}", -0.5, generation.log_prior)
-        while question.startswith("endless"):
+        while question.startswith("endless") and flag(question).exists():
             time.sleep(0.01)
             yield TokenDelta(" more", -0.5, generation.log_prior)
         yield generation
@@ -109,6 +114,7 @@ def serving_tier(
 
     ports = {"http_port": free_port(), "grpc_port": free_port(), "num_cpus": 0.1}
     values = {
+        "index": {"timeout_s": 60},
         "cache": {"url": redis_url},
         "encoder": {"num_cpus": 0.1},
         "generator": {"num_cpus": 0.1},

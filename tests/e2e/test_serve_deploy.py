@@ -25,7 +25,7 @@ from openbook.index.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.serving import cluster, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SERVE = Path(__file__).parents[2] / "deploy" / "serve.yaml"
 PASSAGES = [
@@ -72,14 +72,14 @@ def ray_cluster() -> Iterator[Cluster]:
             httpx.delete(f"{address}/api/serve/applications/", timeout=60)
         finally:
             node.send_signal(signal.SIGTERM)
-            node.wait(60)
+            node.wait(120)
 
 
 def until_answered(url: str, node: "subprocess.Popen[str]") -> None:
     """Polls, as whoever waits for a deployment does; the test's own time limit ends it."""
     while node.poll() is None:
         try:
-            if httpx.get(url, timeout=5).is_success:
+            if httpx.get(url, timeout=60).is_success:
                 return
         except httpx.TransportError:
             pass
@@ -106,7 +106,7 @@ def config(ray_cluster: Cluster, redis_server: RedisServer, tmp_path_factory: py
 def test_without_the_index_tier_nothing_is_deployed(ray_cluster: Cluster, config: Path) -> None:
     with pytest.raises(StartupError, match=r"the index tier is not there after 0 s: 1 of 3 servers"):
         cluster.deploy(config, 3, 1, 0, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
-    assert httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/").json()["applications"] == {}
+    assert httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/", timeout=60).json()["applications"] == {}
 
 
 def test_the_config_deploys_and_answers(ray_cluster: Cluster, config: Path, tmp_path: Path) -> None:
@@ -119,17 +119,21 @@ def test_the_config_deploys_and_answers(ray_cluster: Cluster, config: Path, tmp_
         cluster.deploy(config, 1, 1, 60, server.port, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
         http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
         until_running(ray_cluster)
-        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}") as client:
+        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120) as client:
             answer = client.answer("who invented the telephone?", k=2)
         assert "bell" in answer.answer.lower()
         assert answer.evidence[0].passage.title == "Telephone"
-        over_http = httpx.post(f"{http}/v1/answer", json={"question": "who invented the telephone?", "k": 2})
+        over_http = httpx.post(
+            f"{http}/v1/answer", json={"question": "who invented the telephone?", "k": 2}, timeout=120
+        )
         assert over_http.json()["answer"] == answer.answer
 
 
 def until_running(ray_cluster: Cluster) -> None:
     while True:
-        details = httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/").json()["applications"]["openbook"]
+        details = httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/", timeout=60).json()["applications"][
+            "openbook"
+        ]
         if details["status"] == "RUNNING":
             break
         assert details["status"] in ("NOT_STARTED", "DEPLOYING"), details["message"]
@@ -141,6 +145,6 @@ def until_running(ray_cluster: Cluster) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5).is_success
+        return httpx.get(url, timeout=60).is_success
     except httpx.TransportError:
         return False

@@ -17,7 +17,7 @@ from openbook.serving.encoder import EncoderLoader
 from openbook.serving.generator import GeneratorLoader
 from openbook.testing import HashEncoder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def load_other_space(settings: EncoderSettings) -> HashEncoder:
@@ -60,7 +60,7 @@ def test_a_replica_that_cannot_start_says_why(
         run.deploy(assemble(settings, encoder, generator), settings.serving)
     # The next one, put right, starts.
     run.deploy(assemble(system, load_hash, load_echo), system.serving)
-    with Client(f"127.0.0.1:{system.serving.grpc_port}") as client:
+    with Client(f"127.0.0.1:{system.serving.grpc_port}", timeout_s=120) as client:
         assert client.answer(QUESTION).answer
 
 

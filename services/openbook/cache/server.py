@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +109,13 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that nobody listens on at this moment.
+
+    Out of a range from which neither the system nor Ray hands any out: whoever is to listen there may take seconds to
+    begin, and meanwhile Ray opens dozens of others.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
