@@ -66,19 +66,19 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
                     key: moments[f"{name}.{key}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         loop.step = int(state["step"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise InvalidCheckpoint(f"{folder}: not a whole checkpoint: {error}") from None
 
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint among those in a folder."""
     found = [each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"]
-    return max(found, key=_step, default=None)
+    return max(found, key=step_of, default=None)
 
 
 def prune(folder: Path, n_kept: int) -> None:
     """Remove all but the newest."""
-    found = sorted((each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"), key=_step)
+    found = sorted((each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"), key=step_of)
     for old in found[:-n_kept]:
         shutil.rmtree(old)
 
@@ -88,7 +88,8 @@ def name_of(step: int) -> str:
     return f"{PREFIX}{step:07d}"
 
 
-def _step(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """After which a checkpoint was made, by its name."""
     return int(folder.name.removeprefix(PREFIX))
 
 
