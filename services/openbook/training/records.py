@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 METRICS = "metrics.jsonl"
 PICTURE = "curves.png"
 TENSORBOARD = "tensorboard"
@@ -94,9 +96,8 @@ SMOOTHED = 60
 """Curves of more points get a running mean."""
 
 
-def _smoothed(values: tuple[float, ...], weight: float = 0.95) -> list[float]:
-    mean, smooth = values[0], []
-    for value in values:
-        mean = weight * mean + (1 - weight) * value
-        smooth.append(mean)
+def _smoothed(values: tuple[float, ...]) -> np.ndarray:
+    """The mean of each value and its neighbours, a twentieth of the curve on either side."""
+    window = np.ones(2 * (len(values) // 20) + 1)
+    smooth: np.ndarray = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
     return smooth

@@ -1,0 +1,143 @@
+"""How well the weights of now answer, counted by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_training as tiny
+import torch
+
+from openbook.core.types import Formulation
+from openbook.corpus.questions import Question
+from openbook.training.data import Example
+from openbook.training.loss import RagLoss
+from openbook.training.retrieval import Given, MemoryIndex
+from openbook.training.validation import NAMES, Validation
+from openbook.training.world import Alone, World
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("validation")
+    tiny.models(folder)
+    tiny.snapshot(folder)
+    return folder
+
+
+@pytest.fixture
+def retriever(folder: Path) -> MemoryIndex:
+    return MemoryIndex(folder / "snapshot", torch.device("cpu"))
+
+
+def parts(folder: Path, retriever: Any, **sections: dict[str, Any]) -> tuple[RagLoss, Any]:
+    asked = tiny.settings(**sections)
+    return tiny.objective(folder, retriever, asked, precise=False), asked
+
+
+def validation(objective: RagLoss, asked: Any, examples: Sequence[Example], world: World | None = None) -> Validation:
+    return Validation(objective, objective._reads, examples, asked, world or Alone())
+
+
+def log_likelihood(objective: RagLoss, example: Example) -> float:
+    with torch.no_grad():
+        return -float(objective(objective.prepare([example])).total)
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+def test_numbers_of_a_retriever_that_is_trained(folder: Path, retriever: MemoryIndex, formulation: Formulation) -> None:
+    objective, asked = parts(folder, retriever, models={"formulation": formulation})
+    examples = tiny.examples(11)
+    check = validation(objective, asked, examples)
+    rows = check.measured()
+    assert rows.shape == (11, len(NAMES))
+    log_p, right, overlap, recalled, entropy, agreement = rows.T
+    wanted = [log_likelihood(objective, example) for example in examples]
+    np.testing.assert_allclose(log_p, wanted, rtol=1e-4)
+    assert not right.any()  # random weights
+    assert (overlap < 1).all()
+    found = objective.retrieve(examples)
+    assert recalled.tolist() == [
+        any(f" {example.target} " in f" {passage.text} " for passage in row)
+        for example, row in zip(examples, found.passages, strict=True)
+    ]
+    assert 0 < recalled.sum() < 11
+    prior = np.exp(found.scores - np.logaddexp.reduce(found.scores, 1, keepdims=True))
+    np.testing.assert_allclose(entropy, -(prior * np.log(prior.clip(1e-30))).sum(1), atol=1e-4)
+    assert agreement.tolist() == [1.0] * 11
+    assert check() == pytest.approx(dict(zip(NAMES, rows.mean(0).tolist(), strict=True)))
+
+
+def test_agreement_falls_when_the_retriever_changes(folder: Path, retriever: MemoryIndex) -> None:
+    objective, asked = parts(folder, retriever)
+    examples = tiny.examples(8)
+    before = objective.retrieve(examples).ids
+    check = validation(objective, asked, examples)
+    with torch.no_grad():
+        for parameter in objective.query_encoder.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    after = objective.retrieve(examples).ids
+    shares = [len({*one} & {*other}) / 3 for one, other in zip(before.tolist(), after.tolist(), strict=True)]
+    assert check.measured()[:, NAMES.index("agreement")].tolist() == pytest.approx(shares)
+    assert sum(shares) < 8
+
+
+def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryIndex) -> None:
+    """Also those that are no example's target, and regular expressions, of which no probability is known."""
+    objective, asked = parts(folder, retriever)
+    (first,) = tiny.examples(1)
+    (said,) = validation(objective, asked, [first])._answers(objective.reader, objective.prepare([first]))
+    assert said.strip()
+    of_two = Example(first.text, "bell", Question("", first.text, ("bell", said)))
+    pattern = Example(first.text, "", Question("", first.text, answer_regex=f"^{'.' * len(said)}$"))
+    rows = validation(objective, asked, [first, of_two, pattern]).measured()
+    assert rows[:, NAMES.index("exact_match")].tolist() == [0, 1, 1]
+    assert np.isnan(rows[:, 0]).tolist() == [False, False, True]
+    both = validation(objective, asked, [of_two, pattern])()
+    assert both["log_likelihood"] == pytest.approx(rows[1, 0])
+    assert both["exact_match"] == 1.0
+    assert "log_likelihood" not in validation(objective, asked, [pattern])()
+
+
+def test_classes_are_chosen_by_probability(folder: Path) -> None:
+    labels = {"SUPPORTS": "y", "REFUTES": "n"}
+    task = {"kind": "classification", "labels": labels}
+    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
+    claims = [
+        Example(text, labels[label], Question("", text, (label,), context="moon"))
+        for text, label in zip(tiny.texts(6, 3), [*labels] * 3, strict=True)
+    ]
+    found = validation(objective, asked, claims)()
+    assert "has_answer" not in found
+    of_words = [[log_likelihood(objective, replace(claim, target=word)) for word in "yn"] for claim in claims]
+    right = [(each[0] >= each[1]) == (claim.target == "y") for each, claim in zip(of_words, claims, strict=True)]
+    assert found["exact_match"] == found["f1"] == pytest.approx(np.mean(right))
+    assert 0 < sum(right) < 6
+    of_right = [each["yn".index(claim.target)] for each, claim in zip(of_words, claims, strict=True)]
+    assert found["log_likelihood"] == pytest.approx(np.mean(of_right), rel=1e-4)
+
+
+@pytest.mark.parametrize("n_workers", [2, 3])
+def test_workers_take_shares_and_all_have_the_means_of_all(
+    folder: Path, retriever: MemoryIndex, n_workers: int
+) -> None:
+    objective, asked = parts(folder, retriever)
+    examples = tiny.examples(2)  # one worker of three has none
+    alone, results = validation(objective, asked, examples)(), []
+    together = tiny.Together(n_workers)
+    together.run(lambda world: results.append(validation(objective, asked, examples, world)()))
+    assert len(results) == n_workers
+    for each in results:
+        assert each == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_generator_goes_on_training_afterwards(folder: Path, retriever: MemoryIndex) -> None:
+    """Answers are without dropout, whatever the mode; and nothing of it is left in the gradients."""
+    objective, asked = parts(folder, retriever, models={"dropout": True})
+    check = validation(objective, asked, tiny.examples(2))
+    assert check() == check()
+    assert objective.generator.training
+    assert not objective.query_encoder.training
+    assert not tiny.gradients(objective)
