@@ -1,10 +1,10 @@
-"""What end-to-end training is good for: the paper's Table 6 on SQuAD, at a size for two cores.
+"""What end-to-end training is good for: the paper's Table 6, at a size for two cores.
 
-    python benchmarks/bench_ablations.py SNAPSHOT DATA OUT [--steps 60] [--seeds 2] [--k 4]
+    python benchmarks/bench_ablations.py DATA OUT [--reader DIR] [--steps 60] [--seed 0 --seed 1] [--k 4]
 
-Every row trains the same reader for the same steps on SQuAD's train questions, and answers the same dev questions,
-which are about other articles; the passages of both, among many others, are in SNAPSHOT (the embedded corpus). DATA
-holds squad-train.jsonl.gz and squad-dev.jsonl.gz. Runs that are done are not run again.
+DATA is what deploy/default-model/prepare.py wrote, with squad-dev.jsonl.gz and an index of its documents as `snapshot`.
+Every row trains the same reader for the same steps on the same questions of SQuAD and EntityQuestions, and answers the
+same dev questions, which are about other articles. Runs that are done are not run again.
 """
 
 import json
@@ -32,23 +32,24 @@ ROWS: dict[str, dict[str, Any]] = {
     "dense, frozen": {"models": {"train_query_encoder": False}},
     "dense, end to end": {},
 }
+TRAIN = ("squad-passages", "entityquestions-train-passages")
+DEV = ("squad-dev", "entityquestions-dev-passages")
 SHOWN = {"log_likelihood": "log p(y|x)", "exact_match": "EM", "f1": "F1", "has_answer": "recall"}
 
 
 def settings(row: str, seed: int, k: int, out: Path, **sizes: Any) -> TrainingSettings:
     """Of one run."""
-    snapshot, data, reader, n_steps, n_dev = (sizes[name] for name in ("snapshot", "data", "reader", "steps", "dev"))
+    data, reader, n_steps, n_dev = (sizes[name] for name in ("data", "reader", "steps", "dev"))
     own = ROWS[row]
-    retrieval = {"kind": "dense", "k": k, "snapshot": snapshot, **own.get("retrieval", {})}
+    retrieval = {"kind": "dense", "k": k, "snapshot": data / "snapshot", **own.get("retrieval", {})}
     if retrieval["kind"] == "none":
         del retrieval["snapshot"]
     return TrainingSettings.model_validate(
         {
             "task": {
-                "train": [{"path": data / "squad-train.jsonl.gz"}],
-                "validation": [{"path": data / "squad-dev.jsonl.gz"}],
+                "train": [{"path": data / f"{name}.jsonl.gz"} for name in TRAIN],
+                "validation": [{"path": data / f"{name}.jsonl.gz"} for name in DEV],
                 "max_answers": 1,
-                "max_target_tokens": 24,
             },
             "retrieval": retrieval,
             "models": {"generator": reader, "dropout": False, **own.get("models", {})},
@@ -93,43 +94,59 @@ def measured(row: str, seed: int, k: int, out: Path, **sizes: Any) -> dict[str, 
     return found
 
 
-def lines(results: dict[str, list[np.ndarray]]) -> Iterator[list[str]]:
+def lines(results: dict[str, list[np.ndarray]], rows: slice) -> Iterator[list[str]]:
     """Means over questions and seeds with their 95 % intervals: over questions, whose seeds are averaged first."""
-    for row, runs in results.items():
-        means = np.mean(runs, 0)  # (n, 6)
+    for name, runs in results.items():
+        means = np.mean(runs, 0)[rows]  # (n, 6)
         cells = []
-        for name in SHOWN:
-            values = means[:, NAMES.index(name)]
+        for number in SHOWN:
+            values = means[:, NAMES.index(number)] * (1 if number == "log_likelihood" else 100)
             low, high = bootstrap_interval(values)
-            scale = 1 if name == "log_likelihood" else 100
-            cells.append(f"{scale * values.mean():.2f} ({scale * low:.2f} to {scale * high:.2f})")
-        yield [row, str(len(runs)), *cells]
+            cells.append(f"{values.mean():.2f} ({low:.2f} to {high:.2f})")
+        yield [name, str(len(runs)), *cells]
+
+
+def gain(results: dict[str, list[np.ndarray]], better: str, worse: str, rows: slice) -> str:
+    """How much one is ahead of another on the same questions: a paired comparison."""
+    differences = (np.mean(results[better], 0) - np.mean(results[worse], 0))[rows]
+    cells = []
+    for number, title in SHOWN.items():
+        values = differences[:, NAMES.index(number)] * (1 if number == "log_likelihood" else 100)
+        low, high = bootstrap_interval(values)
+        cells.append(f"{title} {values.mean():+.2f} ({low:+.2f} to {high:+.2f})")
+    return f"{better} over {worse}: {', '.join(cells)}"
 
 
 def main(
-    snapshot: Path,
     data: Path,
     out: Path,
-    steps: int = 60,
-    seeds: int = 2,
+    seed: Annotated[list[int] | None, typer.Option(help="Several, for several runs of each row.")] = None,
     k: Annotated[list[int] | None, typer.Option()] = None,
-    dev: int = 400,
+    steps: int = 60,
+    dev: int = 300,
     reader: str = "embedded",
 ) -> None:
-    """Train and measure every row, then print the table."""
-    sizes = {"snapshot": snapshot, "data": data, "reader": reader, "steps": steps, "dev": dev}
+    """Train and measure every row, then print a table for each file of dev questions."""
+    sizes = {"data": data, "reader": reader, "steps": steps, "dev": dev}
     results: dict[str, list[np.ndarray]] = {}
-    for seed in range(seeds):
+    for number in seed or [0]:
         for n_passages in k or [4]:
             for row in ROWS:
-                found = measured(row, seed, n_passages, out, **sizes)
+                found = measured(row, number, n_passages, out, **sizes)
                 if found["before"]:
                     results.setdefault(f"{row}, k={n_passages}, before training", []).append(np.array(found["before"]))
                 results.setdefault(f"{row}, k={n_passages}", []).append(np.array(found["after"]))
-    table = Table("retriever", "seeds", *SHOWN.values())
-    for line in lines(results):
-        table.add_row(*line)
-    Console(width=150).print(table)
+    n_each = dev // len(DEV)
+    for i, name in enumerate(DEV):
+        rows = slice(i * n_each, (i + 1) * n_each)
+        table = Table("retriever", "runs", *SHOWN.values(), title=f"{name}, {n_each} questions, {steps} steps")
+        for line in lines(results, rows):
+            table.add_row(*line)
+        Console(width=160).print(table)
+        for n_passages in k or [4]:
+            names = [f"{row}, k={n_passages}" for row in ("dense, end to end", "dense, frozen", "no retrieval")]
+            print(gain(results, names[0], names[1], rows))
+            print(gain(results, names[1], names[2], rows))
     print(json.dumps({row: np.mean(runs, (0, 1)).tolist() for row, runs in results.items()}))
 
 
