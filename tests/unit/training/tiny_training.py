@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Barrier, Lock, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tiny_checkpoints as tiny
@@ -23,6 +23,8 @@ from openbook.training.settings import TrainingSettings
 from openbook.training.world import World
 
 torch.set_num_threads(1)
+
+T = TypeVar("T")
 
 SPACE, DIMENSION = "wikipedia", 16
 WORDS = tiny.TEXT.split()
@@ -101,7 +103,7 @@ class Together:
         self.n_workers = n_workers
         self.computing = Lock()
         self._barrier = Barrier(n_workers, timeout=60)
-        self._given: list[Sequence[Tensor]] = [()] * n_workers
+        self._given: list[Any] = [None] * n_workers
 
     def run(self, work: Callable[[World], None]) -> None:
         """Let every worker do its work, and wait for them. Raises what one of them raised."""
@@ -123,20 +125,17 @@ class Together:
         if problems:
             raise problems[0]
 
-    def add_up(self, rank: int, tensors: Sequence[Tensor]) -> None:
-        self._given[rank] = tensors
+    def gathered(self, rank: int, value: T) -> list[T]:
+        """What every worker gave, by rank."""
+        self._given[rank] = value
         self.computing.release()
         try:
             self._barrier.wait()
-            totals = [
-                torch.stack([each.detach() for each in column]).sum(0) for column in zip(*self._given, strict=True)
-            ]
-            self._barrier.wait()
+            values = list(self._given)
+            self._barrier.wait()  # nobody gives anew, or changes what it gave, before all have seen it
         finally:
             self.computing.acquire()
-        with torch.no_grad():
-            for tensor, total in zip(tensors, totals, strict=True):
-                tensor.copy_(total)
+        return values
 
 
 class Worker:
@@ -147,4 +146,11 @@ class Worker:
         self._together = together
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        self._together.add_up(self.rank, tensors)
+        copies = [tensor.detach().clone() for tensor in tensors]
+        columns = zip(*self._together.gathered(self.rank, copies), strict=True)
+        with torch.no_grad():
+            for tensor, column in zip(tensors, columns, strict=True):
+                tensor.copy_(torch.stack(column).sum(0))
+
+    def of_first(self, value: T) -> T:
+        return self._together.gathered(self.rank, value)[0]
