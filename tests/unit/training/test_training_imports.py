@@ -8,17 +8,6 @@ import tiny_training as tiny
 
 BLOCKED = ["ray", "faiss", "grpc", "google.protobuf", "redis", "fastapi", "bm25s", "tenacity"]
 BLOCKED += ["matplotlib", "tensorboardX"]
-    "ray",
-    "faiss",
-    "grpc",
-    "google.protobuf",
-    "redis",
-    "fastapi",
-    "bm25s",
-    "tenacity",
-    "matplotlib",
-    "tensorboardX",
-]
 
 ONE_STEP = f"""
 import sys
