@@ -78,6 +78,23 @@ def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path
     assert build(documents, tmp_path / "out").n_passages == 1
 
 
+def test_one_build_of_a_target_at_a_time_and_no_work_in_progress_beside_what_is_done(
+    documents: Path, tmp_path: Path
+) -> None:
+    def another(stage: str, done: int, total: int) -> None:
+        if stage == "encode":
+            with pytest.raises(InvalidConfig, match=r"out\.work: another build is at work here"):
+                build(documents, tmp_path / "out")
+
+    work = tmp_path / "out.work"
+    build(documents, tmp_path / "out", another)
+    work.mkdir()
+    (work / "note.json").touch()  # as if killed after all but the last step
+    with pytest.raises(InvalidConfig, match="out: exists"):
+        build(documents, tmp_path / "out")
+    assert not work.exists()
+
+
 def test_a_folder_that_holds_something_else_is_left_alone(documents: Path, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "mine").write_text("precious")

@@ -19,8 +19,8 @@ from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.types import Float32
 from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.index.build import build_snapshot, check_plan
-from openbook.index.snapshot import Manifest
+from openbook.index.build import LOCK, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.snapshot import MANIFEST, Manifest
 from openbook.index.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 
@@ -29,7 +29,7 @@ ROWS_PER_STEP = 1024
 
 VECTORS = "vectors.npy"
 NOTE = "note.json"
-OURS = (TEXTS, OFFSETS, VECTORS, NOTE, f"{NOTE}.new")
+OURS = (TEXTS, OFFSETS, VECTORS, NOTE, f"{NOTE}.new", LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -63,7 +63,7 @@ def build_corpus(
     """Build a snapshot of a corpus; `recall_target` as for `openbook.index.build.build_snapshot`.
 
     Raises:
-        InvalidConfig: `out` exists, or a number is out of its range.
+        InvalidConfig: `out` exists or is being built, or a number is out of its range.
         InvalidDocuments: the corpus cannot be read or holds no words.
         InvalidModel: the encoder cannot be loaded.
     """
@@ -72,6 +72,10 @@ def build_corpus(
     if not documents.is_file():
         raise InvalidDocuments(f"{documents}: no such file")
     model = TextEncoder.load(encoder, role="passage")
+    work = out.with_name(f"{out.name}.work")
+    _check_ours(work)
+    if (out / MANIFEST).exists():  # a build was killed when it was as good as done
+        shutil.rmtree(work, ignore_errors=True)
     check_plan(out, n_shards, factory, model.dimension)
     plan = _Plan(
         documents_digest=file_digest(documents),
@@ -79,22 +83,22 @@ def build_corpus(
         encoder_fingerprint=model.fingerprint,
         dimension=model.dimension,
     )
-    work = out.with_name(f"{out.name}.work")
-    note = _resume(work, plan) or _start(work, plan, documents)
-    passages = PassageReader(work)
-    vectors = _encode(work, note, passages, model, on_progress)
-    manifest = build_snapshot(
-        passages,
-        vectors,
-        out,
-        n_shards=n_shards,
-        factory=factory,
-        encoder=encoder.model,
-        encoder_fingerprint=model.space,
-        on_progress=on_progress,
-        recall_target=recall_target,
-    )
-    shutil.rmtree(work)
+    with undisturbed(work):
+        note = _resume(work, plan) or _start(work, plan, documents)
+        passages = PassageReader(work)
+        vectors = _encode(work, note, passages, model, on_progress)
+        manifest = build_snapshot(
+            passages,
+            vectors,
+            out,
+            n_shards=n_shards,
+            factory=factory,
+            encoder=encoder.model,
+            encoder_fingerprint=model.space,
+            on_progress=on_progress,
+            recall_target=recall_target,
+        )
+        shutil.rmtree(work)
     return manifest
 
 
@@ -103,9 +107,12 @@ def embedded_documents() -> Path:
     return Path(str(files("openbook") / "embedded/corpus/documents.jsonl.gz"))
 
 
-def _resume(work: Path, plan: _Plan) -> _Note | None:
+def _check_ours(work: Path) -> None:
     if strangers := sorted({path.name for path in work.glob("*")} - set(OURS)):
         raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
+
+
+def _resume(work: Path, plan: _Plan) -> _Note | None:
     try:
         note = _Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
@@ -114,8 +121,7 @@ def _resume(work: Path, plan: _Plan) -> _Note | None:
 
 
 def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    clear(work)
     n_passages = write_passages(work, read_passages(documents, plan.n_words))
     if not n_passages:
         raise InvalidDocuments(f"{documents}: holds no words")

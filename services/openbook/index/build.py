@@ -1,8 +1,9 @@
 """Turns passages and their vectors into a snapshot: all of it, or nothing that looks like one."""
 
+import fcntl
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,7 @@ from openbook.index.snapshot import (
 from openbook.index.store import write_passages
 
 ROWS_AT_ONCE = 8192
+LOCK = ".lock"
 TRAINING_ROWS = 1 << 18  # enough for 6,700 centroids at FAISS's 39 vectors each
 
 OnProgress = Callable[[str, int, int], None]
@@ -49,7 +51,8 @@ def build_snapshot(
     queries: Float32 | None = None,
     recall_target: float | None = None,
 ) -> Manifest:
-    """Write a snapshot folder. It appears under its name only when it is complete.
+    """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
+    beside it, where the next build of the same name begins anew if this one is killed.
 
     Args:
         passages: with ids 0..N-1, in order.
@@ -64,16 +67,18 @@ def build_snapshot(
         recall_target: at 10; the search is widened until it is reached, where it can be.
 
     Raises:
-        InvalidConfig: `out` exists, `n_shards` is below 1, or FAISS cannot build this factory from these vectors.
+        InvalidConfig: `out` exists or is being built, `n_shards` is below 1, or FAISS cannot build this factory from
+            these vectors.
         InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite.
     """
     _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
     empty = check_plan(out, n_shards, factory, dimension)
     ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
-    partial.mkdir(parents=True)
-    try:
+    partial = out.with_name(f".{out.name}.partial")
+    with undisturbed(partial), _removed_on_failure(partial):
+        _check_new(out)  # nobody can finish it from now on but us
+        clear(partial)
         max_norm = 0.0
         for shard, rows in enumerate(ranges):
             folder = shard_folder(partial, shard)
@@ -91,20 +96,58 @@ def build_snapshot(
         manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
         _write_manifest(partial, manifest)
         _publish(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return manifest
+
+
+@contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Alone at work in a folder, which is made if it is not there. Whoever is killed there leaves it to the next.
+
+    Raises:
+        InvalidConfig: another process is at work in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidConfig(f"{folder}: another build is at work here") from None
+        yield
+
+
+def clear(folder: Path) -> None:
+    """Remove what another one left in a folder where we are `undisturbed`."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            clear(folder)
+            (folder / LOCK).unlink()
+            folder.rmdir()
+        raise
 
 
 def check_plan(out: Path, n_shards: int, factory: str, dimension: int) -> Index:
     """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
     check_installation()
-    if out.exists():
-        raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
+    _check_new(out)
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
     return Index.from_factory(factory, dimension)
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
 
 
 def _check_vectors(n_passages: int, vectors: Float32) -> None:
@@ -192,4 +235,5 @@ def _publish(partial: Path, out: Path) -> None:
     for path in (*partial.rglob("*"), partial):
         fsync(path)
     partial.rename(out)
+    (out / LOCK).unlink()
     fsync(out.parent)
