@@ -137,7 +137,7 @@ def _index_settings(config: Path | None, addresses: list[str] | None) -> "IndexC
 
 @app.command()
 def up(
-    snapshot: Annotated[Path | None, typer.Argument(help="A folder that `openbook build` made.")] = None,
+    snapshot: Annotated[Path | None, typer.Argument(help="A snapshot, or what `openbook index root` made.")] = None,
     config: Config = None,
 ) -> None:
     """The whole system on this machine: index servers, cache and Ray Serve. Ctrl-C stops all of it."""
@@ -150,6 +150,7 @@ def up(
     telemetry.setup_logging("up")
     with until_stopped(), local_system(snapshot, load(config)) as settings:
         serving = settings.serving
+        print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
         http, grpc = f"{serving.host}:{serving.http_port}", f"{serving.host}:{serving.grpc_port}"
         print(f"ready: http://{http}/docs, gRPC {grpc}; Ctrl-C stops")
         signal.pause()

@@ -1,5 +1,10 @@
 """Index servers and Redis for one machine: whatever ends the start, nothing is left running."""
 
+import asyncio
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +15,8 @@ from openbook.config import Settings
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, StartupError
 from openbook.index.build import build_snapshot
+from openbook.index.publish import held_by_servers, publish
+from openbook.index.root import Root
 from openbook.serving import local
 from openbook.serving.local import IndexProcess, local_tiers
 
@@ -66,6 +73,50 @@ def test_an_interruption_while_they_read_their_shards_leaves_nothing_behind(
         pass
     assert len(started) == 2
     assert all(each.process.poll() is not None for each in started)
+
+
+def test_what_was_published_to_a_root_is_served_after_a_restart(snapshot: Path, tmp_path: Path) -> None:
+    passages = [Passage(i, "d", "t", "new") for i in range(4)]
+    new_id = build_snapshot(passages, -np.eye(4, dtype=np.float32), tmp_path / "new", 2, "Flat", "e", "f").snapshot_id
+    Root.create(tmp_path / "root", snapshot)
+    with local_tiers(tmp_path / "root", Settings()) as settings:
+        assert asyncio.run(publish(tmp_path / "new", settings.index)) == 2
+    with local_tiers(tmp_path / "root", Settings()) as settings:
+        held = asyncio.run(held_by_servers(settings.index))
+    assert [(row.state, row.snapshot_id, row.sequence) for row in held] == [("current", new_id, 2)] * 2
+
+
+UP = """
+import signal, subprocess, sys
+from pathlib import Path
+from openbook.config import Settings
+from openbook.serving.local import local_tiers
+
+class Told(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+
+subprocess.Popen = Told
+with local_tiers(Path(sys.argv[1]), Settings()):
+    print("ready", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_whoever_is_killed_leaves_nothing_behind(snapshot: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", UP, str(snapshot)], stdout=subprocess.PIPE, text=True) as killed:
+        try:
+            assert killed.stdout is not None
+            *children, last = (killed.stdout.readline() for _ in range(4))
+            assert last == "ready\n"  # after two index servers and Redis
+            ends = [os.pidfd_open(int(pid)) for pid in children]
+        finally:
+            killed.kill()
+    for end in ends:
+        assert select.select([end], [], [], 60)[0]
+        os.close(end)
 
 
 def test_with_nothing_to_serve_it_says_what_to_name() -> None:

@@ -6,7 +6,9 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,8 +61,7 @@ class RedisServer:
         }
         self.executable = find_server()
         options = [str(part) for key, value in arguments.items() for part in (f"--{key}", value)]
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
-        self.process = subprocess.Popen([self.executable, *options], start_new_session=True, stdout=subprocess.DEVNULL)
+        self.process = start([str(self.executable), *options], stdout=subprocess.DEVNULL)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -96,6 +97,26 @@ class RedisServer:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+# Outlasts the exec. Where the parent has died before, no signal comes any more: there is nothing to start then.
+_TETHERED = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that outlives neither us nor, on Linux, the thread that started it, even if that is killed.
+
+    In a session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
+    """
+    if sys.platform == "linux":
+        command = [sys.executable, "-I", "-S", "-c", _TETHERED, str(os.getpid()), *command]
+    return subprocess.Popen(command, start_new_session=True, **options)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

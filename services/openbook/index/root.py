@@ -9,7 +9,6 @@ Several servers may share one root: each writes the same, and none what is older
 
 import fcntl
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +51,12 @@ class Published(BaseModel):
     def after_discard(self, name: str) -> "Published":
         """What is to be on record once a prepared snapshot was let go."""
         return self.model_copy(update={"prepared": None}) if name == self.prepared else self
+
+
+def served_by(folder: Path) -> Path:
+    """The snapshot that is served from a folder: itself, or what a root has on record. Raises as `Root.read`."""
+    root = Root(folder)
+    return root.folder_of(root.read().current) if Root.is_one(folder) else folder
 
 
 class Root:
@@ -121,7 +126,7 @@ class Root:
 
     def _write(self, published: Published) -> None:
         path = self._folder / PUBLISHED
-        partial = path.with_name(f".{PUBLISHED}.{uuid.uuid4().hex[:8]}.partial")
+        partial = path.with_name(f".{PUBLISHED}.partial")  # of one writer at a time
         try:
             with partial.open("w", encoding="utf-8") as file:
                 file.write(published.model_dump_json(indent=2) + "\n")

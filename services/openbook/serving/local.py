@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from openbook.cache.server import RedisServer, end
+from openbook.cache.server import RedisServer, end, start
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, StartupError
+from openbook.index.root import served_by
 from openbook.index.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,7 @@ class IndexProcess:
 
     def __init__(self, snapshot: Path, shard: int) -> None:
         command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = start(command, stdout=subprocess.PIPE, text=True)
         self.shard = shard
 
     def address(self) -> str:
@@ -36,7 +36,7 @@ class IndexProcess:
         """
         assert self.process.stdout is not None
         # It prints its address once it listens, and nothing if it never does.
-        address = self.process.stdout.readline().strip()
+        address = str(self.process.stdout.readline()).strip()
         if not address:
             raise StartupError(f"the index server of shard {self.shard} ended with code {self.process.wait()}")
         return address
@@ -48,10 +48,12 @@ class IndexProcess:
 
 @contextmanager
 def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
-    """Index servers and Redis, as far as the settings name none; yields settings that name them all.
+    """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
+
+    What is published to the servers of a root is what the next ones serve.
 
     Raises:
-        InvalidSnapshot: the folder is no snapshot, or its files were altered.
+        InvalidSnapshot: the folder is neither a snapshot nor a root, or its files were altered.
         InvalidConfig: neither a snapshot to serve nor index servers to ask, or there is no redis-server to start.
         StartupError: a process does not start.
     """
@@ -61,7 +63,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
             if snapshot is None:
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
             servers: list[IndexProcess] = []
-            for shard in range(len(Snapshot.open(snapshot).manifest.shards)):
+            for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
                 servers.append(IndexProcess(snapshot, shard))
                 stack.callback(servers[-1].stop)
             index = index.model_copy(update={"addresses": tuple(server.address() for server in servers)})
