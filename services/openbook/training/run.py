@@ -1,13 +1,16 @@
 """A whole run: what is trained put together, resumed, recorded and saved, by one worker or several."""
 
+import fcntl
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from openbook.errors import InvalidConfig
 from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective
 from openbook.training.records import Records
@@ -19,6 +22,10 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
+LOCK = "lock"
+
+LOCK_TIMEOUT_S = 60.0
+"""After a kill, until the last worker of the former run has ended too."""
 
 NOT_IN_THE_PLAN = {"out", "device", "n_threads", "checkpoint_every", "n_checkpoints", "validate_every", "n_validation"}
 """Settings of the loop that change no result."""
@@ -82,6 +89,7 @@ class Run:
         objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
         with ExitStack() as undo:
             undo.callback(self.job.close)
+            self._check_same_for_all()
             self.loop: Loop[Any, Any] = Loop(objective, examples, settings.loop, settings.optimizer, frozen, self.world)
             undo.pop_all()
 
@@ -89,15 +97,29 @@ class Run:
         """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
 
         Raises:
-            InvalidConfig: the checkpoint is one of another plan.
+            InvalidConfig: the checkpoint is one of another plan, or another run is at work in its folder.
             TrainingDiverged: the loss is not a number any more.
             ShardUnavailable, SnapshotMismatch: a step could not retrieve.
         """
-        loop, out = self.loop, self.settings.loop.out
-        found = checkpoints.latest(out / CHECKPOINTS)
-        if found is not None:
-            checkpoints.restore(found, loop, self.plan)
-        records = Records(out, loop.step) if self.world.rank == 0 else None
+        out = self.settings.loop.out
+        with _only_one(out) if self.world.rank == 0 else nullcontext():
+            # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
+            found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS))
+            if found is not None:
+                checkpoints.restore(found, self.loop, self.plan)
+            self._steps(on_step)
+            if self.world.rank == 0:
+                self._save()
+        return out / MODEL
+
+    def close(self) -> None:
+        """Let go of the index and of what runs in the background."""
+        self.loop.close()
+        self.job.close()
+
+    def _steps(self, on_step: OnStep) -> None:
+        loop = self.loop
+        records = Records(self.settings.loop.out, loop.step) if self.world.rank == 0 else None
         try:
             if loop.step == 0:
                 self._record(records, 0, self._validate(), on_step)
@@ -112,14 +134,12 @@ class Run:
         finally:
             if records is not None:
                 records.close()
-        if self.world.rank == 0:
-            self._save()
-        return out / MODEL
 
-    def close(self) -> None:
-        """Let go of the index and of what runs in the background."""
-        self.loop.close()
-        self.job.close()
+    def _check_same_for_all(self) -> None:
+        """Raises InvalidConfig: this worker sees other files, or another snapshot, than worker 0."""
+        for name, value in self.world.of_first(self.plan).items():
+            if self.plan[name] != value:
+                raise InvalidConfig(f"{name}: worker 0 has {value!r}, worker {self.world.rank} has {self.plan[name]!r}")
 
     def _validate(self) -> dict[str, float]:
         return {f"validation/{name}": value for name, value in self.job.validate().items()}
@@ -145,6 +165,27 @@ class Run:
         folder = self.settings.loop.out / MODEL
         shutil.rmtree(folder, ignore_errors=True)
         self.job.save(folder)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """As long as no other process does. What a killed one held is free once it has ended.
+
+    Raises:
+        InvalidConfig: another one is still at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + LOCK_TIMEOUT_S
+    with (folder / LOCK).open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise InvalidConfig(f"loop.out = {folder}: another run is at work there") from None
+                time.sleep(0.1)
+        yield
 
 
 def _plan(settings: TrainingSettings) -> dict[str, str]:

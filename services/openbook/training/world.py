@@ -1,12 +1,14 @@
 """The workers of a run as one: what each has summed up, added together."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -26,6 +28,10 @@ class World(Protocol):
         """Replace each tensor by its sum over all workers, in place."""
         ...
 
+    def of_first(self, value: T) -> T:
+        """What worker 0 has."""
+        ...
+
 
 class Alone:
     """One worker."""
@@ -35,6 +41,10 @@ class Alone:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Nothing to add."""
+
+    def of_first(self, value: T) -> T:
+        """Its own."""
+        return value
 
 
 class Distributed:
@@ -53,3 +63,9 @@ class Distributed:
             with torch.no_grad():
                 for tensor, total in zip(same, parts, strict=True):
                     tensor.copy_(total)
+
+    def of_first(self, value: T) -> T:
+        """Pickled: workers trust each other."""
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
