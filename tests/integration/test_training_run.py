@@ -1,0 +1,344 @@
+"""`openbook train --local` with tiny models, from files to files: interrupted, shared out, refused, saved, loaded."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoints
+import tiny_encoders
+import tiny_training as tiny
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import RagSequenceForGeneration, RagTokenizer
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
+from openbook.index.build import build_snapshot
+from openbook.models.checkpoint import load_generator, weights_digest
+from openbook.models.encoder import load_encoder
+from openbook.testing import served
+from openbook.training.loss import RagLoss
+from openbook.training.retrieval import MemoryIndex
+from openbook.training.run import Run, train
+from openbook.training.settings import TrainingSettings
+
+N_STEPS = 8
+
+
+class World:
+    """Files of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.encoder, self.generator = tiny.models(folder)
+        self.snapshot = tiny.snapshot(folder)
+        self.questions = tiny.questions(folder)
+
+    def config(self, out: str, **sections: dict[str, Any]) -> dict[str, Any]:
+        given: dict[str, dict[str, Any]] = {
+            "task": {"train": [{"path": str(self.questions)}], "validation": [{"path": str(self.questions)}]},
+            "retrieval": {"kind": "dense", "k": 3, "snapshot": str(self.snapshot)},
+            "models": {"query_encoder": self.encoder, "generator": self.generator},
+            "optimizer": {"learning_rate": 3e-3, "warmup_steps": 2},
+            "loop": {"out": str(self.folder / out), "n_steps": N_STEPS, "batch_size": 4, "micro_batch_size": 2}
+            | {"checkpoint_every": 3, "validate_every": 4, "n_validation": 3},
+        }
+        return {name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}}
+
+    def settings(self, out: str, **sections: dict[str, Any]) -> TrainingSettings:
+        return TrainingSettings.model_validate(self.config(out, **sections))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def whole(files: World) -> Path:
+    """The folder of the models of a run that was not interrupted."""
+    return train(files.settings("whole"))
+
+
+def lines(out: Path) -> list[dict[str, float]]:
+    """Of metrics.jsonl, without the one number that depends on the clock."""
+    read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
+
+
+def weights(model: Path) -> dict[str, Tensor]:
+    return {
+        f"{file.parent.relative_to(model)}/{name}": value
+        for file in sorted(model.rglob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+
+
+def check_same(one: Path, other: Path) -> None:
+    """To the bit."""
+    assert lines(one.parent) == lines(other.parent)
+    mine, others = weights(one), weights(other)
+    assert mine.keys() == others.keys()
+    assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def test_what_a_run_leaves_behind(files: World, whole: Path) -> None:
+    out = files.folder / "whole"
+    assert whole == out / "model"
+    found = lines(out)
+    assert [line["step"] for line in found] == list(range(N_STEPS + 1))
+    assert [line["step"] for line in found if "validation/exact_match" in line] == [0, 4, 8]
+    seen = {"loss", "learning_rate", "gradient_norm", "prior_entropy", "distinct_passages"}
+    assert all(line.keys() >= seen for line in found[1:])
+    assert [line["learning_rate"] for line in found[1:4]] == pytest.approx([1.5e-3, 3e-3, 3e-3])
+    assert found[-1]["validation/log_likelihood"] > found[0]["validation/log_likelihood"]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000008"]
+    assert {path.name for path in out.iterdir()} >= {"curves.png", "metrics.jsonl", "tensorboard"}
+
+
+def test_training_changed_both_models_and_nothing_else(files: World, whole: Path) -> None:
+    before = {"query": load_encoder(files.encoder), "generator": load_generator(files.generator)}
+    after = {"query": load_encoder(str(whole)), "generator": load_generator(str(whole))}
+    for name in before:
+        assert before[name].fingerprint != after[name].fingerprint
+    assert load_encoder(str(whole)).space == tiny.SPACE
+
+
+@pytest.mark.parametrize("after", [0, 3, 7])
+def test_interrupted_and_run_again_it_ends_with_the_same_bits(files: World, whole: Path, after: int) -> None:
+    """Before the first checkpoint, right after one, and between; with dropout."""
+
+    def interrupting(step: int, scalars: Mapping[str, float]) -> None:
+        if step == after:
+            raise KeyboardInterrupt
+
+    settings = files.settings(f"after-{after}")
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, interrupting)
+    assert not (settings.loop.out / "model").exists()
+    begun = [step for step in (3, 6) if step <= after - (after % 3 == 0)]
+    steps: list[int] = []
+    check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
+    assert steps == list(range(begun[-1] + 1 if begun else 0, N_STEPS + 1))
+
+
+def test_a_finished_run_is_only_saved_again(files: World, whole: Path) -> None:
+    settings = files.settings("finished")
+    train(settings)
+    (settings.loop.out / "model/model.safetensors").unlink()  # killed while saving
+    steps: list[int] = []
+    check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
+    assert steps == []
+
+
+def test_two_workers_with_half_the_batch_each(files: World) -> None:
+    """The paper's arithmetic does not know how many there are: to 1e-6 in float32 after 5 steps."""
+    asked = {"loop": {"n_steps": 5, "batch_size": 8}, "workers": {"n_workers": 2}, "optimizer": {"learning_rate": 1e-3}}
+    alone = train(files.settings("one", **{**asked, "workers": {"n_workers": 1}}))
+    together = tiny.Together(2)
+
+    def work(world: Any) -> None:
+        run = Run(files.settings("two", **asked), world)
+        run.train()
+        run.close()
+
+    together.run(work)
+    mine, others = weights(alone), weights(files.folder / "two/model")
+    for name, value in mine.items():
+        # What is added to all keys cancels in the softmax: such a gradient is rounding, which Adam makes steps of.
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(others[name], value, atol=1e-6, rtol=0)
+    for one, other in zip(lines(files.folder / "one"), lines(files.folder / "two"), strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
+
+
+def test_over_index_servers_it_is_the_same_run(files: World, whole: Path) -> None:
+    with served(files.snapshot) as servers:
+        addresses = [server.address for server in servers]
+        retrieval = {"snapshot": None, "index": {"addresses": addresses, "timeout_s": 60}}
+        check_same(train(files.settings("served", retrieval=retrieval)), whole)
+
+
+def test_transformers_loads_what_was_trained_and_has_the_same_loss(files: World, whole: Path) -> None:
+    """DPR and BART: RAG's own layout."""
+    rag = RagSequenceForGeneration.from_pretrained(whole)
+    tokenizer = RagTokenizer.from_pretrained(whole)
+    settings = files.settings("unused", models={"dropout": False})
+    memory = MemoryIndex(files.snapshot, torch.device("cpu"))
+    objective = RagLoss(load_encoder(str(whole)), load_generator(str(whole)), memory, settings)
+    example = tiny.examples(1)[0]
+    prepared = objective.prepare([example])
+    asked = tokenizer.question_encoder(example.text, return_tensors="pt")
+    queries = rag.question_encoder(**{name: asked[name] for name in ("input_ids", "attention_mask")}).pooler_output
+    assert prepared.vectors is not None
+    answer = tokenizer.generator(example.target, add_special_tokens=False)["input_ids"]
+    loss = rag(
+        context_input_ids=prepared.context_ids,
+        context_attention_mask=prepared.context_mask,
+        doc_scores=(queries[:, None] * prepared.vectors).sum(-1),
+        labels=torch.tensor([[2, *answer, 2]]),
+        n_docs=3,
+    ).loss
+    torch.testing.assert_close(objective(prepared).total, loss[0], atol=1e-4, rtol=1e-5)
+
+
+def test_a_sentence_encoder_is_saved_by_itself_and_keeps_its_pooling(files: World) -> None:
+    cls = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    modules = [
+        {"type": f"sentence_transformers.models.{k}", "path": "1_Pooling" if k == "Pooling" else ""} for k in kinds
+    ]
+    name = tiny_encoders.saved(
+        files.folder / "sentence",
+        tiny_encoders.bert_model(),
+        tiny_encoders.bert_tokenizer(),
+        modules=modules,
+        **{"1_Pooling__config": cls},
+        config_sentence_transformers={"prompts": {"query": "question : "}},
+        openbook={"query_scale": 7.0, "space": tiny.SPACE},
+    )
+    model = train(files.settings("sentences", models={"query_encoder": name}, loop={"n_steps": 2}))
+    before, after = load_encoder(name), load_encoder(str(model / "query_encoder"))
+    assert after.pooling == before.pooling
+    assert after.space == tiny.SPACE
+    assert weights_digest(after.model) != weights_digest(before.model)
+    generator = load_generator(str(model / "generator"))
+    assert generator.input_format == load_generator(files.generator).input_format
+    frozen = train(
+        files.settings("frozen", models={"query_encoder": name, "train_query_encoder": False}, loop={"n_steps": 2})
+    )
+    assert [path.name for path in frozen.iterdir()] == ["generator"], "the query encoder is as it was"
+
+
+def test_the_embedded_reader_is_saved_beside_its_encoder(files: World) -> None:
+    """In float16 and without the embeddings it shares: as small as the one that comes with openbook."""
+    given = {"train": [{"path": str(files.questions)}], "validation": []}
+    sections = {"task": given, "retrieval": {"kind": "given"}, "loop": {"n_steps": 1}}
+    models = {"query_encoder": "embedded", "generator": "embedded", "saved_dtype": "float16"}
+    model = train(files.settings("embedded", models=models, **sections))
+    assert [path.name for path in model.iterdir()] == ["generator"]
+    before, after = load_generator("embedded"), load_generator(str(model / "generator"))
+    assert after.base == "embedded"
+    assert after.input_format == before.input_format
+    assert after.fingerprint != before.fingerprint
+    stored = weights(model / "generator")
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    assert not any("embeddings" in name for name in stored)
+
+
+def regexes(files: World) -> dict[str, Any]:
+    rows = [{"question": text, "answer_regex": f"{text.split()[0]}|zzz"} for text in tiny.texts(8, 3, seed=2)]
+    return {"train": [{"path": str(tiny.jsonl(files.folder / "regexes.jsonl", *rows))}], "validation": []}
+
+
+def claims(files: World) -> dict[str, Any]:
+    rows = [{"claim": text, "label": "NOT"[i % 3]} for i, text in enumerate(tiny.texts(9, 3))]
+    path = str(tiny.jsonl(files.folder / "claims.jsonl", *rows))
+    labels = {"N": "no", "T": "yes"}  # two of the three
+    return {"kind": "classification", "labels": labels, "train": [{"path": path}], "validation": [{"path": path}]}
+
+
+VARIANTS: dict[str, Callable[[World], dict[str, dict[str, Any]]]] = {
+    "token": lambda files: {"models": {"formulation": "token"}},
+    "frozen retriever": lambda files: {"models": {"train_query_encoder": False}},
+    "query encoder alone": lambda files: {"models": {"train_generator": False}, "optimizer": {"learning_rate": 0.02}},
+    "bm25": lambda files: {"retrieval": {"kind": "bm25"}},
+    "nothing retrieved": lambda files: {"retrieval": {"kind": "none"}},
+    "k above the corpus": lambda files: {"retrieval": {"k": 20}, "loop": {"n_steps": 6}},
+    "question generation": lambda files: {"task": {"kind": "question_generation"}},
+    "regular expressions": lambda files: {"task": regexes(files)},
+    "classification": lambda files: {"task": claims(files)},
+    "bfloat16": lambda files: {"loop": {"dtype": "bfloat16"}},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tasks_and_ablations_learn(files: World, name: str) -> None:
+    """The loss of the same few examples falls."""
+    sections = VARIANTS[name](files)
+    sections["models"] = {"dropout": False, **sections.get("models", {})}
+    sections["loop"] = {"n_steps": 20, "micro_batch_size": 4, "validate_every": 100, **sections.get("loop", {})}
+    train(files.settings(name, **sections))
+    losses = [line["loss"] for line in lines(files.folder / name)[-sections["loop"]["n_steps"] :]]
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+@pytest.mark.parametrize(
+    ("sections", "difference"),
+    [
+        ({"retrieval": {"k": 4}}, "retrieval = 'dense, k = 3', this run has 'dense, k = 4'"),
+        ({"optimizer": {"learning_rate": 1e-3}}, "optimizer = "),
+        ({"loop": {"seed": 1}}, "loop = "),
+        ({"models": {"dropout": False}}, "models = "),
+    ],
+)
+def test_a_run_goes_on_only_as_it_began(files: World, whole: Path, sections: dict[str, Any], difference: str) -> None:
+    with pytest.raises(InvalidConfig, match=rf"step-0000008: was made with {difference}.*a folder of its own"):
+        train(files.settings("whole", **sections))
+
+
+def test_a_run_goes_on_only_with_what_it_began_with(files: World, whole: Path) -> None:
+    build_snapshot(tiny.passages(9), -tiny.vectors(9), files.folder / "other", 1, "Flat", "tiny", tiny.SPACE)
+    more = tiny.jsonl(files.folder / "more.jsonl", {"question": "who", "answers": ["bell"]})
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("snapshot", {"retrieval": {"snapshot": str(files.folder / "other")}}),
+        ("examples", {"task": {"train": [{"path": str(files.questions)}, {"path": str(more)}]}}),
+        ("generator", {"models": {"generator": str(whole)}}),
+    ]
+    for name, sections in cases:
+        with pytest.raises(InvalidConfig, match=f"was made with {name} = "):
+            train(files.settings("whole", **sections))
+
+
+def test_examples_that_are_too_long_are_left_out_and_counted(files: World, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, not in the middle of the run: in training and in validation."""
+    long = {"id": "long", "question": "who " * 40, "answers": ["bell"]}
+    wordy = {"id": "wordy", "question": "who", "answers": ["bell " * 20]}
+    path = str(tiny.jsonl(files.folder / "long.jsonl", long, wordy, {"question": "who", "answers": ["bell"]}))
+    task = {"train": [{"path": path}], "validation": [{"path": path}]}
+    with caplog.at_level(logging.WARNING):
+        train(files.settings("long", task=task, loop={"n_steps": 2}))
+    warnings = [record.message for record in caplog.records if "left out" in record.message]
+    assert len(warnings) == 2
+    for warning in warnings:
+        assert "2 of 3 examples are left out, first long: question has 166 tokens" in warning
+    none = str(tiny.jsonl(files.folder / "too_long.jsonl", long))
+    with pytest.raises(InvalidDocuments, match="all examples are too long"):
+        Run(files.settings("none", task={"train": [{"path": none}]}))
+
+
+def test_what_could_not_be_saved_is_refused_before_it_is_trained(files: World) -> None:
+    """An old RAG checkpoint's generator, which reads questions as its own query encoder spells them."""
+    old = tiny_checkpoints.save_rag(files.folder / "old", tiny_checkpoints.rag())
+    name = tiny_encoders.saved(
+        files.folder / "bert",
+        tiny_encoders.bert_model(),
+        tiny_encoders.bert_tokenizer(),
+        openbook={"space": tiny.SPACE},
+    )
+    with pytest.raises(InvalidModel, match="only RAG's layout holds a generator that reads"):
+        Run(files.settings("unsaved", models={"query_encoder": name, "generator": old}))
+
+
+def test_regular_expressions_need_passages(files: World) -> None:
+    with pytest.raises(InvalidConfig, match=r"retrieval.kind must be dense or bm25"):
+        Run(files.settings("given", task=regexes(files), retrieval={"kind": "given"}))
+
+
+def test_the_command(files: World, whole: Path) -> None:
+    config = files.folder / "config.yaml"
+    config.write_text(yaml.safe_dump(files.config("command")))
+    done = CliRunner().invoke(app, ["train", str(config), "--local"])
+    assert done.exit_code == 0, done.output
+    assert f"{files.folder / 'command/model'}: trained for 8 steps" in done.output.replace("\n", "")
+    check_same(files.folder / "command/model", whole)
+    config.write_text(yaml.safe_dump(files.config("command", loop={"n_stepz": 3})))
+    done = CliRunner().invoke(app, ["train", str(config), "--local"])
+    assert isinstance(done.exception, InvalidConfig)
+    assert "n_stepz" in str(done.exception)
