@@ -31,6 +31,8 @@ def build(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Threads for encoding; all cores if not given.")] = None,
     recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
+    queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
+    query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""
     from openbook.config import EncoderSettings, section
@@ -46,6 +48,8 @@ def build(
             factory=factory,
             n_words=words,
             recall_target=recall,
+            queries=queries,
+            query_encoder=query_encoder,
             on_progress=on_progress,
         )
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_encoders
+from typer.testing import CliRunner
 
+from openbook.cli import app
 from openbook.config import EncoderSettings
 from openbook.corpus import build as corpus_build
 from openbook.corpus.build import build_corpus
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch
 from openbook.index.snapshot import Manifest, Snapshot
 from openbook.index.store import PassageReader
 from openbook.models.encoder import TextEncoder
@@ -44,6 +47,44 @@ def test_a_snapshot_holds_the_passages_and_their_embeddings(documents: Path, tmp
         assert [p.text for p in passages] == TEXTS[entry.first_id : entry.first_id + entry.n_passages]
         vectors = np.load(snapshot.shard_folder(shard) / "vectors.npy")
         np.testing.assert_allclose(vectors, encoder.encode_passages(list(passages)), atol=1e-5)
+
+
+def test_recall_is_measured_with_questions_of_a_file(documents: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    texts = ["What tells about rivers?", "Which one is about law?", "What about bread?"]
+    questions.write_text("".join(json.dumps({"question": text, "answers": ["it"]}) + "\n" for text in texts))
+    command = ["build", str(documents), "--out", str(tmp_path / "out"), "--factory", "HNSW32", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--queries", str(questions)])
+    assert done.exit_code == 0, done.output
+    recall = Snapshot.open(tmp_path / "out").manifest.recall
+    assert recall is not None
+    assert (recall.queries, recall.n_queries, recall.at_10) == ("given", 3, 1.0)
+
+
+def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_encoded(
+    documents: Path, tmp_path: Path
+) -> None:
+    def refused(queries: Path, query_encoder: str | None = None) -> None:
+        build_corpus(
+            documents,
+            tmp_path / "out",
+            EncoderSettings(),
+            n_shards=1,
+            factory="Flat",
+            queries=queries,
+            query_encoder=query_encoder,
+        )
+
+    questions = tmp_path / "questions.jsonl"
+    with pytest.raises(InvalidDocuments, match=r"questions\.jsonl: cannot be read"):
+        refused(questions)
+    questions.write_text("")
+    with pytest.raises(InvalidDocuments, match=r"questions\.jsonl: holds no questions"):
+        refused(questions)
+    other = tiny_encoders.saved(tmp_path / "other", tiny_encoders.bert_model(), tiny_encoders.bert_tokenizer())
+    with pytest.raises(SnapshotMismatch, match=r"query encoder '.*other' needs passages embedded by"):
+        refused(questions, str(other))
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_interrupted_it_goes_on_where_it_stopped(

@@ -17,8 +17,9 @@ from openbook.config import EncoderSettings
 from openbook.core.fingerprint import file_digest
 from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.types import Float32
+from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
-from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.errors import InvalidConfig, InvalidDocuments, SnapshotMismatch
 from openbook.index.build import LOCK, build_snapshot, check_plan, clear, undisturbed
 from openbook.index.snapshot import MANIFEST, Manifest
 from openbook.index.store import OFFSETS, TEXTS, PassageReader, write_passages
@@ -58,20 +59,29 @@ def build_corpus(
     factory: str,
     n_words: int = WORDS_PER_PASSAGE,
     recall_target: float | None = None,
+    queries: Path | None = None,
+    query_encoder: str | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Manifest:
     """Build a snapshot of a corpus; `recall_target` as for `openbook.index.build.build_snapshot`.
 
+    Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
+    is `encoder` itself if none is named.
+
     Raises:
         InvalidConfig: `out` exists or is being built, or a number is out of its range.
-        InvalidDocuments: the corpus cannot be read or holds no words.
-        InvalidModel: the encoder cannot be loaded.
+        InvalidDocuments: the corpus or the file of questions cannot be read, or holds no words or no questions.
+        InvalidModel: an encoder cannot be loaded.
+        InvalidRequest: a question is longer than its encoder can read.
+        SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
     """
     if n_words < 1:
         raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
     if not documents.is_file():
         raise InvalidDocuments(f"{documents}: no such file")
     model = TextEncoder.load(encoder, role="passage")
+    asks = encoder.model_copy(update={"model": query_encoder or encoder.model})
+    asked = _encoded(queries, asks, model) if queries else None
     work = out.with_name(f"{out.name}.work")
     _check_ours(work)
     if (out / MANIFEST).exists():  # a build was killed when it was as good as done
@@ -96,10 +106,25 @@ def build_corpus(
             encoder=encoder.model,
             encoder_fingerprint=model.space,
             on_progress=on_progress,
+            queries=asked,
             recall_target=recall_target,
         )
         shutil.rmtree(work)
     return manifest
+
+
+def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) -> Float32:
+    """(n, d): the questions of a file, as those are encoded that will be asked."""
+    encoder = TextEncoder.load(settings)
+    if encoder.space != passages.space:
+        raise SnapshotMismatch(
+            f"the query encoder {settings.model!r} needs passages embedded by {encoder.space}, these are embedded by "
+            f"{passages.space}"
+        )
+    texts = [question.text for question in read_questions(queries)]
+    if not texts:
+        raise InvalidDocuments(f"{queries}: holds no questions")
+    return encoder.encode_questions(texts)
 
 
 def embedded_documents() -> Path:
