@@ -170,11 +170,11 @@ def test_micro_batches_are_prepared_ahead_and_never_with_old_weights() -> None:
 
     class Watched(Toy):
         def prepare(self, examples: Sequence[Tensor]) -> Tensor:
-            events.append(("prepare", float(self.first.weight.sum())))
+            events.append(("prepare", float(self.first.weight.detach().sum())))
             return super().prepare(examples)
 
         def forward(self, x: Tensor) -> Loss:
-            events.append(("compute", float(self.first.weight.sum())))
+            events.append(("compute", float(self.first.weight.detach().sum())))
             return super().forward(x)
 
     trained(loop_of(Watched(), n_steps=3))
