@@ -183,9 +183,14 @@ def _check_patterns(module: nn.Module, setting: str, patterns: Iterable[str]) ->
             )
 
 
+WITHOUT_EFFECT = ("*.key.bias", "*.k_proj.bias", "*.k_lin.bias")
+"""What all keys have in common, softmax does not see. The gradients are rounding, which Adam would make full steps of:
+other ones for every number of workers."""
+
+
 def _trained(module: nn.Module, frozen: Sequence[str]) -> dict[str, nn.Parameter]:
     for name, parameter in module.named_parameters():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*frozen, *WITHOUT_EFFECT)):
             parameter.requires_grad_(False)
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not trained:
