@@ -65,12 +65,12 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def draw(metrics: Path, picture: Path) -> None:
-    """The curves as one picture, a panel for each that the run has."""
+    """The curves as one picture, a panel for each that the run has and that ever moves."""
     from matplotlib.figure import Figure
 
     lines = list(read_metrics(metrics))
     curves = {name: [(line["step"], line[name]) for line in lines if name in line] for name in TITLES}
-    panels = [(title, curves[name]) for name, title in TITLES.items() if curves[name]]
+    panels = [(title, curves[name]) for name, title in TITLES.items() if len({value for _, value in curves[name]}) > 1]
     if not panels:
         return
     n_rows = -(-len(panels) // 2)
