@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss identity clean help
+.PHONY: bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss bench-train identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ bench-scale: $(VENV)/.dev  ## A snapshot of 5 million vectors, built, served, se
 
 bench-loss: $(VENV)/.dev  ## Loss and gradients beside transformers: time and memory
 	$(BIN)/python benchmarks/bench_loss.py
+
+bench-train: $(VENV)/.dev  ## A training step beside transformers: time and memory; half an hour and 10 GB of memory
+	$(BIN)/python benchmarks/bench_train.py
 
 bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minutes
 	$(BIN)/python benchmarks/bench_decode.py

@@ -23,19 +23,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
+from rag_side_by_side import EOS, PAD, SIZES, build, rag
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    DPRConfig,
-    DPRQuestionEncoder,
-    RagConfig,
-    RagSequenceForGeneration,
-    RagTokenForGeneration,
-)
 
 from openbook.core.types import Formulation, GenerationSettings
 from openbook.models.decoding import Seq2Seq, generate
@@ -48,36 +40,6 @@ CASES = [
     (Formulation.SEQUENCE, 4, 10, 2),
     (Formulation.SEQUENCE, 1, 50, 1),
 ]
-PAD, EOS = 1, 2
-
-
-def build(args: argparse.Namespace) -> Any:
-    """A BART that answers at random."""
-    torch.manual_seed(0)
-    config = BartConfig(
-        d_model=args.d_model,
-        encoder_layers=args.layers,
-        decoder_layers=args.layers,
-        encoder_attention_heads=args.d_model // 64,
-        decoder_attention_heads=args.d_model // 64,
-        encoder_ffn_dim=4 * args.d_model,
-        decoder_ffn_dim=4 * args.d_model,
-        vocab_size=args.vocabulary,
-        init_std=0.05,
-        forced_eos_token_id=None,
-    )
-    model = BartForConditionalGeneration(config).eval()
-    model.final_logits_bias[0, PAD] = -1e4  # transformers takes a generated pad for the end of the answer
-    model.config.bos_token_id = None  # or it would leave BOS out of a candidate's score
-    return model
-
-
-def rag(model: Any, formulation: Formulation, k: int) -> Any:
-    """transformers' class around the same generator."""
-    small = DPRConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=8)
-    config = RagConfig.from_question_encoder_generator_configs(small, model.config, n_docs=k)
-    kind = RagTokenForGeneration if formulation is Formulation.TOKEN else RagSequenceForGeneration
-    return kind(config=config, question_encoder=DPRQuestionEncoder(small), generator=model).eval()
 
 
 def theirs(oracle: Any, ids: Tensor, mask: Tensor, scores: Tensor, settings: GenerationSettings) -> list[list[int]]:
@@ -119,7 +81,7 @@ def measure(run: Callable[[], Any]) -> tuple[float, Any]:
 def main() -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("real", 180), ("padded", 300), ("d-model", 512), ("layers", 6), ("vocabulary", 50265)):
+    for name, default in {"real": 180, "padded": 300, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("new-tokens", 16), ("repeat", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
