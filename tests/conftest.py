@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112  # Ray may read it when it is imported
 # Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
 # gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

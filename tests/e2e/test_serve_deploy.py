@@ -61,12 +61,12 @@ def ray_cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ob-") as folder:
         options["--temp-dir"] = folder
         arguments = [str(part) for option in options.items() for part in option]
-        environment = {**os.environ, **run.ray_flags(serving, Path(folder))}
+        environment = {**os.environ, **run.ray_flags(serving, Path(folder)), "RAY_raylet_start_wait_time_s": "300"}
         with Path(folder, "log").open("w") as log:
             node = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log, text=True)
         address = f"http://127.0.0.1:{dashboard}"
         try:
-            until_answered(f"{address}/api/serve/applications/", node)
+            until_answered(f"{address}/api/serve/applications/", node, Path(folder, "log"))
             yield Cluster(f"127.0.0.1:{gcs}", address, serving)
             # Serve's processes end at once when they are asked, and half a minute later when their node goes away.
             httpx.delete(f"{address}/api/serve/applications/", timeout=60)
@@ -75,7 +75,7 @@ def ray_cluster() -> Iterator[Cluster]:
             node.wait(120)
 
 
-def until_answered(url: str, node: "subprocess.Popen[str]") -> None:
+def until_answered(url: str, node: "subprocess.Popen[str]", log: Path) -> None:
     """Polls, as whoever waits for a deployment does; the test's own time limit ends it."""
     while node.poll() is None:
         try:
@@ -84,7 +84,7 @@ def until_answered(url: str, node: "subprocess.Popen[str]") -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise AssertionError(f"Ray ended with code {node.returncode}")
+    raise AssertionError(f"Ray ended with code {node.returncode}\n{log.read_text()}")
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,11 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
-N_STARTS = 2
-"""Ray gives up when its node is not up within 30 s. Seen in a process that served gRPC itself: the node's process left
-no log at all. Ray forks to start it, so gRPC's fork handlers are suspected; that was not proven."""
+NODE_TIMEOUT_S = 60.0
+N_STARTS = 3
+"""Ray gives up when its node is not up in time, 30 s by default: too little for a machine with much to do. Seen also in
+a process that served gRPC itself: the node's process left no log at all. Ray forks to start it, so gRPC's fork handlers
+are suspected; that was not proven."""
 
 OBJECT_STORE_BYTES = 80_000_000
 """Serve passes questions and answers, which are small."""
@@ -154,6 +156,9 @@ def ray_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
+        "RAY_raylet_start_wait_time_s": f"{NODE_TIMEOUT_S:.0f}",
+        # By default a proxy that is not up 15 s after it began is killed: it took longer on a machine with much to do.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
         # By default a replica lingers for half a minute after its last request.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
