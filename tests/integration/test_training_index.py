@@ -1,8 +1,7 @@
-"""Training over a live index tier: what it fetches, and what it does when the tier changes or is gone."""
+"""What a run fetches from a live index tier, beside the snapshot in memory and the exact twin."""
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import pytest
 import tiny_training as tiny
 import torch
 
-from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.config import IndexClientSettings
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32
 from openbook.corpus.questions import Question
-from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable, SnapshotMismatch
+from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable
 from openbook.index.build import build_snapshot
 from openbook.index.server import IndexServer
 from openbook.testing import ExactIndex, served
@@ -31,27 +29,19 @@ ASKED = [Example(f"question {i}", "", Question(str(i), "")) for i in range(5)]
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("built") / "snapshot")
-
-
-def build(out: Path, vectors: Float32 = VECTORS) -> Path:
-    build_snapshot(tiny.passages(len(vectors)), vectors, out, 3, "Flat", "tiny", tiny.SPACE)
+    out = tmp_path_factory.mktemp("built") / "snapshot"
+    build_snapshot(tiny.passages(N), VECTORS, out, 3, "Flat", "tiny", tiny.SPACE)
     return out
 
 
 @contextmanager
-def live(servers: list[IndexServer], retry_s: float = 0.0) -> Iterator[LiveIndex]:
+def live(servers: list[IndexServer]) -> Iterator[LiveIndex]:
     addresses = tuple(server.address for server in servers)
-    index = LiveIndex(IndexClientSettings(addresses=addresses, timeout_s=60), retry_s)
+    index = LiveIndex(IndexClientSettings(addresses=addresses, timeout_s=60), retry_s=0)
     try:
         yield index
     finally:
         index.close()
-
-
-def again(server: IndexServer, snapshot: Path) -> IndexServer:
-    """Another server where one was."""
-    return IndexServer(IndexServerSettings(snapshot=snapshot, shard=server.shard.number, port=server.port))
 
 
 def same(one: Found, other: Found) -> None:
@@ -92,31 +82,6 @@ def test_a_tier_of_another_space_is_refused(snapshot: Path) -> None:
         open_retriever(RetrievalSettings(index=asked), tiny.SPACE, torch.device("cpu")).close()
         with pytest.raises(InvalidModel, match="encoder other, the index holds those of wikipedia"):
             open_retriever(RetrievalSettings(index=asked), "other", torch.device("cpu"))
-
-
-def test_a_step_fails_rather_than_train_on_a_part_and_waits_for_what_comes_back(snapshot: Path) -> None:
-    with served(snapshot) as servers, live(servers) as index, live(servers, retry_s=120) as patient:
-        before = index.find(ASKED, QUERIES, 7)
-        servers[1].stop(grace_s=0)
-        with pytest.raises(ShardUnavailable, match=r"shard 1"):
-            index.find(ASKED, QUERIES, 7)
-        with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(patient.find, ASKED, QUERIES, 7)
-            with again(servers[1], snapshot):
-                same(waiting.result(), before)
-
-
-def test_a_run_does_not_go_on_with_another_snapshot(snapshot: Path, tmp_path: Path) -> None:
-    new = build(tmp_path / "new", -VECTORS)
-    with served(snapshot) as servers, live(servers, retry_s=120) as index:
-        began_with = index.identity["snapshot"]
-        for server in servers:
-            server.stop(grace_s=0)
-        others = again(servers[0], new), again(servers[1], new), again(servers[2], new)
-        problem = pytest.raises(SnapshotMismatch, match=f"the run began with snapshot {began_with}, the index tier now")
-        with others[0], others[1], others[2], problem:
-            index.find(ASKED, QUERIES, 7)
-        assert index.identity["snapshot"] == began_with
 
 
 def test_a_tier_that_is_not_there_is_said_at_the_start(snapshot: Path) -> None:
