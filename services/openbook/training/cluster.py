@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import ray
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
 from ray.train.torch import TorchTrainer
 
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
@@ -30,15 +30,22 @@ from openbook.training.world import Distributed
 
 log = logging.getLogger(__name__)
 
+LOG = "log.txt"
+"""In the run's folder: what worker 0 warns of, and workers that were lost. Ray would pass on its own warnings too."""
+
+POLL_S = 0.5
+
 OBJECT_STORE_BYTES = 80_000_000
 """Of a Ray of our own: nothing but settings passes through it."""
 
-POLL_S = 0.5
+N_STARTS = 3
+"""Ray gives up when its node is not up in time."""
 
 FLAGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "60",  # a machine with much to do takes longer than 30
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # there is one machine
 }
 """Of a Ray of our own."""
@@ -61,6 +68,7 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
     """
     loop, workers = settings.loop, settings.workers
     out = loop.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
     # Ray hides what it has not reserved for a worker.
     device = loop.device if loop.device != "auto" else "cuda" if workers.use_gpu else "cpu"
     settings = settings.model_copy(update={"loop": loop.model_copy(update={"out": out, "device": device})})
@@ -78,22 +86,25 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
                 storage_path=str(out),
                 failure_config=FailureConfig(max_failures=workers.max_failures),
                 worker_runtime_env={"env_vars": _environment(loop.n_threads)},
-                callbacks=[_Failures()],
-                logging_config=LoggingConfig(log_level="CRITICAL"),  # we say it in one line
+                callbacks=[_Failures(out)],
             ),
         )
         try:
             trainer.fit()
         except TrainingFailedError as error:
-            raise _why(error, workers.max_failures) from error
+            raise _why(error, workers.max_failures) from None
     return out / MODEL
 
 
 def _work(config: Mapping[str, Any]) -> None:
     """One worker, from whichever checkpoint there is."""
+    settings, world = config["settings"], Distributed()
     os.chdir(config["folder"])  # what relative paths in the settings are relative to
-    logging.getLogger().setLevel(logging.WARNING)
-    run = Run(config["settings"], Distributed())
+    if world.rank == 0:
+        notes = logging.FileHandler(settings.loop.out / LOG)
+        notes.setLevel(logging.WARNING)
+        logging.getLogger("openbook").addHandler(notes)
+    run = Run(settings, world)
     try:
         run.train()
     finally:
@@ -103,17 +114,22 @@ def _work(config: Mapping[str, Any]) -> None:
 class _Failures(UserCallback):  # type: ignore[misc]
     """Lives in Ray's controller. An error of ours ends the run: the next attempt would only run into it again."""
 
+    def __init__(self, out: Path) -> None:
+        self._log = out / LOG
+
     def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
         for error in worker_exceptions.values():
             if isinstance(error, OpenbookError):
                 raise error
-        log.warning("%s", _described(worker_exceptions))
+        with self._log.open("a", encoding="utf-8") as file:
+            print(_described(worker_exceptions), file=file)
 
 
 def _why(error: TrainingFailedError, max_failures: int) -> OpenbookError:
     failures = getattr(error, "worker_failures", None)
     if failures is not None:
-        return WorkersFailed(f"more than workers.max_failures = {max_failures} times, last {_described(failures)}")
+        lost = f"more than workers.max_failures = {max_failures} times, last {_described(failures)}"
+        return WorkersFailed(f"{lost} (see the logs of Ray Train)")
     cause = getattr(error, "controller_failure", error)
     return cause if isinstance(cause, OpenbookError) else StartupError(f"Ray Train: {cause}")
 
@@ -137,35 +153,32 @@ def _connected(workers: WorkersSettings) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS", "local")
-    try:
-        ray.init(address=address, logging_level=logging.WARNING, **(_of_our_own(workers) if address == "local" else {}))
-    except Exception as error:  # Ray raises no class of its own
-        ray.shutdown()
-        raise StartupError(f"Ray does not start: {error}") from None
+    address, own = os.environ.get("RAY_ADDRESS", "local"), dict[str, Any]()
+    if address == "local":
+        for name, value in FLAGS.items():
+            os.environ.setdefault(name, value)
+        own = {"num_cpus": ceil(workers.n_workers * workers.num_cpus), "object_store_memory": OBJECT_STORE_BYTES}
+        own["include_dashboard"] = False
+    _start_ray(address=address, logging_level=logging.WARNING, log_to_driver=False, **own)
     try:
         n_gpus = ray.cluster_resources().get("GPU", 0)
-        if address == "local" and workers.use_gpu and n_gpus < workers.n_workers:
+        if own and workers.use_gpu and n_gpus < workers.n_workers:  # a cluster might still grow
             raise InvalidConfig(f"workers.use_gpu: {workers.n_workers} workers, and this machine has {n_gpus:.0f} GPUs")
         yield
     finally:
         ray.shutdown()
 
 
-def _of_our_own(workers: WorkersSettings) -> dict[str, Any]:
-    for name, value in FLAGS.items():
-        os.environ.setdefault(name, value)
-
-    def hush() -> None:
-        # Ray Train asks the dashboard, which we leave out, every second, and warns that it is not there.
-        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
-
-    return {
-        "num_cpus": ceil(workers.n_workers * workers.num_cpus),
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-        "runtime_env": {"worker_process_setup_hook": hush},  # a function within one travels without this module
-    }
+def _start_ray(**options: Any) -> None:
+    for attempt in range(N_STARTS):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises no class of its own
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
+                raise StartupError(f"Ray does not start: {error}") from None
+            log.warning("Ray did not start in time; trying again")
 
 
 @contextmanager
@@ -183,13 +196,26 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
-    """Tells in a thread what the workers record."""
-    is_over, curves = threading.Event(), _Curves(out)
+    """Tells in a thread what the workers record and warn of."""
+    is_over, curves, notes = threading.Event(), _Tail(out / METRICS), _Tail(out / LOG)
+    found = checkpoints.latest(out / CHECKPOINTS)
+    told = checkpoints.step_of(found) if found else -1
+
+    def tell() -> None:
+        nonlocal told
+        for note in notes.new_lines():
+            log.warning("%s", note)
+        for line in curves.new_lines():
+            scalars = json.loads(line)
+            step = scalars.pop("step")
+            if step > told:  # workers that go on begin a file with the steps until their checkpoint
+                told = step
+                on_step(step, scalars)
 
     def follow() -> None:
         while not is_over.wait(POLL_S):
-            curves.tell(on_step)
-        curves.tell(on_step)
+            tell()
+        tell()
 
     with ThreadPoolExecutor(1, "follow") as executor:
         following = executor.submit(follow)
@@ -200,34 +226,26 @@ def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
     following.result()
 
 
-class _Curves:
-    """What is new in `metrics.jsonl`: steps that no former run has told of, each once.
+class _Tail:
+    """What is new in a file since now, or in the one that has taken its place."""
 
-    Workers that go on begin another file, with the steps until their checkpoint.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self._path = out / METRICS
-        self._file: BinaryIO | None = None
-        found = checkpoints.latest(out / CHECKPOINTS)
-        self._told = checkpoints.step_of(found) if found else -1
-        if self._is_another():  # of a former run; held open, so that no other file gets its number
-            self._file = self._path.open("rb")
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Held open, so that no other file gets its number.
+        self._file: BinaryIO | None = path.open("rb") if path.exists() else None
+        if self._file is not None:
             self._file.seek(0, os.SEEK_END)
 
-    def tell(self, on_step: OnStep) -> None:
+    def new_lines(self) -> Iterator[str]:
+        """Those that are whole."""
         if self._is_another():
             self._file = self._path.open("rb")
         while self._file is not None:
             begin, line = self._file.tell(), self._file.readline()
             if not line.endswith(b"\n"):
-                self._file.seek(begin)  # the rest will come
+                self._file.seek(begin)
                 return
-            scalars = json.loads(line)
-            step = scalars.pop("step")
-            if step > self._told:
-                self._told = step
-                on_step(step, scalars)
+            yield line.decode().rstrip("\n")
 
     def _is_another(self) -> bool:
         if not self._path.exists():

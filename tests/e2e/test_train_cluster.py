@@ -1,0 +1,264 @@
+"""`openbook train` on Ray: workers as one, killed and interrupted at a known step, over a live index tier."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import ray
+import tiny_training as tiny
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from openbook.errors import InvalidConfig
+from openbook.index.build import build_snapshot
+from openbook.index.server import IndexServer
+from openbook.testing import served
+from openbook.training import cluster
+from openbook.training.run import train
+from openbook.training.settings import TrainingSettings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+OPENBOOK = [sys.executable, "-m", "openbook.cli"]
+TIMEOUT_S = 300.0
+N_STEPS = 8
+
+
+@dataclass
+class Files:
+    """Models, questions, and index servers that do something when a step is recorded."""
+
+    folder: Path
+    servers: list[IndexServer]
+    encoder: str
+    generator: str
+    questions: Path
+    actions: list[tuple[Path, int, Callable[[], None]]] = field(default_factory=list)
+
+    def config(self, out: str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Two workers with half a batch each, in two micro-batches."""
+        index = {"addresses": [server.address for server in self.servers], "timeout_s": 60}
+        given: dict[str, dict[str, Any]] = {
+            "task": {"train": [{"path": str(self.questions)}]},
+            "retrieval": {"kind": "dense", "k": 3, "index": index, "retry_s": TIMEOUT_S},
+            "models": {"query_encoder": self.encoder, "generator": self.generator},
+            "loop": {"out": str(self.folder / out), "n_steps": N_STEPS, "batch_size": 8, "micro_batch_size": 2}
+            | {"checkpoint_every": 3},
+            "workers": {"n_workers": 2, "num_cpus": 0.5},
+        }
+        return {name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}}
+
+    def settings(self, out: str, **sections: dict[str, Any]) -> TrainingSettings:
+        return TrainingSettings.model_validate(self.config(out, **sections))
+
+    def after(self, out: str, step: int, action: Callable[[], None]) -> None:
+        """Do something while the step after this one is under way: once, and after what was asked for before."""
+        self.actions.append((self.folder / out, step, action))
+
+    def act(self) -> None:
+        """Called before a search, which waits for it. No step is over without searches of all its questions."""
+        if self.actions:
+            out, step, action = self.actions[0]
+            if any(line["step"] == step for line in curve(out)):
+                del self.actions[0]
+                action()
+
+
+def watch(server: IndexServer, act: Callable[[], None]) -> None:
+    search = server.shard.search_checked
+
+    def watched(*asked: Any) -> Any:
+        act()
+        return search(*asked)
+
+    server.shard.search_checked = watched  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
+    folder = tmp_path_factory.mktemp("cluster")
+    torch.manual_seed(0)
+    build_snapshot(tiny.passages(9), tiny.vectors(9), folder / "snapshot", 2, "Flat", "tiny", tiny.SPACE)
+    with served(folder / "snapshot") as servers:
+        files = Files(folder, servers, *tiny.models(folder), tiny.questions(folder))
+        watch(servers[0], files.act)
+        yield files
+
+
+@pytest.fixture(scope="module")
+def ray_address(files: Files) -> Iterator[str]:
+    """A Ray of this process, with the CPUs of one run: what one does not give back, the next one lacks."""
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.5"
+    with cluster._connected(files.settings("any").workers):
+        yield ray.get_runtime_context().gcs_address
+
+
+@pytest.fixture(scope="module")
+def whole(files: Files, ray_address: str) -> Path:
+    """The folder of a run that nothing happened to."""
+    return cluster.fit(files.settings("whole", loop={"checkpoint_every": 5})).parent
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    if not (out / "metrics.jsonl").exists():
+        return []
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    read = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
+
+
+def weights(out: Path, step: int = N_STEPS) -> dict[str, Tensor]:
+    return load_file(out / f"checkpoints/step-{step:07d}/weights.safetensors")
+
+
+def check_same(out: Path, whole: Path) -> None:
+    """Every step once, with the same numbers, and the same weights at the end."""
+    assert [line["step"] for line in curve(out)] == list(range(1, N_STEPS + 1))
+    for line, wanted in zip(curve(out), curve(whole), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-6)
+    check_weights(out, whole, N_STEPS)
+
+
+def check_weights(one: Path, other: Path, step: int) -> None:
+    mine, others = weights(one, step), weights(other, step)
+    assert mine.keys() == others.keys()
+    differences = {name: float((mine[name] - value).abs().max()) for name, value in others.items()}
+    assert max(differences.values()) < 1e-6, differences
+
+
+def parents() -> dict[int, int]:
+    """Every living process and its parent."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            pid, rest = path.read_text().split(" ", 1)
+            state, parent = rest.rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                found[int(pid)] = int(parent)
+    return found
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    tree, found = parents(), [pid]
+    for each in found:
+        found += [child for child, parent in tree.items() if parent == each]
+    return found
+
+
+def worker(out: Path, rank: int) -> int:
+    """The process of one of two workers. Worker 0 holds the lock; the other has the same parent."""
+    tree = parents()
+    first = next(pid for pid in tree if holds(pid, out / "lock"))
+    if rank == 0:
+        return first
+    (other,) = (pid for pid in tree if tree[pid] == tree[first] and pid != first and "RayTrainWorker" in command(pid))
+    return other
+
+
+def holds(pid: int, path: Path) -> bool:
+    with suppress(OSError):
+        return any(os.readlink(link) == str(path) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_two_workers_with_half_the_batch_each_are_as_one(files: Files, whole: Path) -> None:
+    """In float32, at two checkpoints; their gradients are added up in another order."""
+    alone = train(files.settings("alone", loop={"checkpoint_every": 5}, workers={"n_workers": 1})).parent
+    assert [line["loss"] for line in curve(whole)] == pytest.approx([line["loss"] for line in curve(alone)], rel=1e-6)
+    for step in (5, N_STEPS):
+        check_weights(whole, alone, step)
+
+
+def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, whole: Path) -> None:
+    changed = files.settings("whole", retrieval={"k": 4}, workers={"max_failures": -1})
+    problem = "step-0000008: was made with retrieval = 'dense, k = 3', this run has 'dense, k = 4'"
+    with pytest.raises(InvalidConfig, match=problem) as raised:
+        cluster.fit(changed)
+    assert "\n" not in str(raised.value)
+
+
+def test_workers_that_are_killed_change_nothing(files: Files, whole: Path) -> None:
+    """More often than they may, the run ends, and the same call goes on; else it goes on by itself."""
+    out, told = files.folder / "killed", list[int]()
+    files.after("killed", 4, lambda: kill(worker(out, 1)))
+    with pytest.raises(cluster.WorkersFailed, match=r"max_failures = 0 times, last worker \d: .*") as raised:
+        cluster.fit(files.settings("killed", workers={"max_failures": 0}), lambda step, scalars: told.append(step))
+    assert "\n" not in str(raised.value)
+    assert told == [1, 2, 3, 4]
+    files.after("killed", 7, lambda: kill(worker(out, 0)))
+    cluster.fit(files.settings("killed"), lambda step, scalars: told.append(step))
+    assert files.actions == []
+    assert "worker 0: " in (out / cluster.LOG).read_text()
+    assert told == [1, 2, 3, 4, 4, 5, 6, 7, 8]
+    check_same(out, whole)
+
+
+@contextmanager
+def driver(files: Files, out: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`openbook train` in a process of its own, and what it says to standard error. Nothing of it is left."""
+    config, log = files.folder / f"{out}.yaml", files.folder / f"{out}.log"
+    config.write_text(yaml.safe_dump(files.config(out)))
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | environment
+    with log.open("w") as stderr:
+        # Whoever runs tests in the background of a shell has SIGINT ignored, and so would the driver.
+        command = ["env", "--default-signal=INT", *OPENBOOK, "train", str(config)]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
+    with process:
+        try:
+            yield process, log
+        finally:
+            for pid in family(process.pid):
+                with suppress(ProcessLookupError):
+                    kill(pid)
+
+
+def await_end(pids: Sequence[int]) -> None:
+    give_up = monotonic() + TIMEOUT_S
+    while left := [command(pid) for pid in parents() if pid in pids]:
+        assert monotonic() < give_up, left
+        sleep(0.1)  # they are no children of ours
+
+
+def test_a_driver_that_is_killed_or_interrupted_changes_nothing(files: Files, ray_address: str, whole: Path) -> None:
+    out, members = files.folder / "driver", list[int]()
+
+    def after(step: int, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        def end() -> None:
+            members[:] = family(process.pid)
+            process.send_signal(number)
+            process.wait(TIMEOUT_S)
+
+        files.after("driver", step, end)
+
+    with driver(files, "driver") as (process, log):
+        after(4, process, signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) == -signal.SIGKILL, log.read_text()
+        await_end(members)
+    with driver(files, "driver", RAY_ADDRESS=ray_address) as (process, log):
+        after(7, process, signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130, log.read_text()
+        assert "Ray" not in log.read_text()
+    cluster.fit(files.settings("driver"))
+    check_same(out, whole)
