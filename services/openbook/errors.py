@@ -114,6 +114,6 @@ def from_grpc_code(code: str, message: str) -> OpenbookError:
     back as ShardUnavailable, whatever did not answer.
     """
     for error in _all_subclasses(OpenbookError):
-        if error.grpc_code == code:
+        if error.grpc_code == code and error.__module__ == __name__:  # those of training cross no wire
             return error(message)
     return OpenbookError(f"{code}: {message}")

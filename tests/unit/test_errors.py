@@ -5,6 +5,7 @@ import pytest
 
 from openbook import errors
 from openbook.errors import OpenbookError, from_grpc_code
+from openbook.training import loop
 
 
 def all_errors() -> list[type[OpenbookError]]:
@@ -28,11 +29,16 @@ def test_the_tree_drawn_at_the_top_is_the_tree() -> None:
 SHARE_A_CODE = (errors.StartupError, errors.ModelUnavailable)
 
 
-@pytest.mark.parametrize("error", [e for e in OpenbookError.__subclasses__() if e not in SHARE_A_CODE])
+@pytest.mark.parametrize("error", [e for e in all_errors() if OpenbookError in e.__bases__ and e not in SHARE_A_CODE])
 def test_an_error_that_crossed_the_wire_is_itself_again(error: type[OpenbookError]) -> None:
     back = from_grpc_code(error.grpc_code, "k must be 1..100, got 0")
     assert type(back) is error
     assert str(back) == "k must be 1..100, got 0"
+
+
+def test_an_error_of_training_is_none_of_the_wire() -> None:
+    assert loop.TrainingDiverged.grpc_code == OpenbookError.grpc_code
+    assert type(from_grpc_code(OpenbookError.grpc_code, "broken")) is OpenbookError
 
 
 def test_a_code_that_is_none_of_ours_stays_readable() -> None:
