@@ -59,7 +59,8 @@ class Declaration(BaseModel):
     legacy: bool | None = None
     # Of a generator in RAG's layout, which has no place for all of them: special tokens of its generation config.
     generation: dict[str, int | list[int]] | None = None
-    # Of a generator: BERT to BERT on the embedded encoder, whose tokenizer and frozen embeddings are not stored again.
+    # Stored is only what differs from the embedded encoder. Of a query encoder: the weights that were trained. Of a
+    # generator, BERT to BERT on it: all but its tokenizer and its frozen embeddings.
     base: Literal["embedded"] | None = None
     decoder_layers: int = Field(1, ge=1)
     sha256: str | None = None  # of model.safetensors
@@ -169,6 +170,19 @@ class Source:
             raise InvalidModel(f"model {self.name!r}: {len(missing)} weights are missing, first of them {missing[0]}")
         return model
 
+    def load_into(self, model: Any, may_miss: Callable[[str], bool]) -> None:
+        """Give a model of the embedded encoder the weights that are stored beside it, in whatever dtype.
+
+        Raises:
+            InvalidModel: they cannot be read, the model has no such weights, or one is absent that may not be.
+        """
+        with self._explained("weights"):
+            state = {name: weight.float() for name, weight in load_file(self.file(WEIGHTS) or WEIGHTS).items()}
+            missing, unexpected = model.load_state_dict(state, strict=False)
+        wrong = [name for name in missing if not may_miss(name)] + unexpected
+        if wrong:
+            raise InvalidModel(f"model {self.name!r}: {len(wrong)} weights are missing or unknown, first {wrong[0]}")
+
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         """transformers raises errors of every kind here."""
@@ -267,12 +281,7 @@ def _load_reader(source: Source, declared: Declaration) -> GeneratorCheckpoint:
     base = Source.find(EMBEDDED, encoder_folder)
     tokenizer = base.tokenizer()
     model = bert2bert(base, declared.decoder_layers)
-    with source._explained("weights"):
-        state = {name: weight.float() for name, weight in load_file(source.file(WEIGHTS) or WEIGHTS).items()}
-        missing, unexpected = model.load_state_dict(state, strict=False)
-    wrong = [name for name in missing if not of_base(name)] + unexpected
-    if wrong:
-        raise InvalidModel(f"model {source.name!r}: {len(wrong)} weights are missing or unknown, first {wrong[0]}")
+    source.load_into(model, may_miss=of_base)
     special = model.generation_config
     special.decoder_start_token_id, special.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     special.pad_token_id = tokenizer.pad_token_id

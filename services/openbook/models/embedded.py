@@ -1,12 +1,13 @@
-"""What comes with openbook: all-MiniLM-L6-v2 out of a PyPI package, and a reader trained on it, as package data."""
+"""What comes with openbook: all-MiniLM-L6-v2 out of a PyPI package, and what was trained on it, as package data."""
 
 from importlib import metadata, resources
 from pathlib import Path
+from typing import Final
 
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidModel
 
-EMBEDDED = "embedded"
+EMBEDDED: Final = "embedded"
 """The model name that means these."""
 
 WEIGHTS = "model.safetensors"
@@ -31,9 +32,19 @@ def encoder_folder() -> Path:
     return folder
 
 
+def query_encoder_folder() -> Path:
+    """The query encoder's folder: what end-to-end training changed in the encoder, for questions alone."""
+    return _data("query_encoder")
+
+
 def reader_folder() -> Path:
-    """The reader's folder; its `openbook.json` has the digest of its weights."""
-    return Path(str(resources.files("openbook") / "embedded/reader"))
+    """The reader's folder."""
+    return _data("reader")
+
+
+def _data(name: str) -> Path:
+    """A folder whose `openbook.json` has the digest of its weights."""
+    return Path(str(resources.files("openbook") / "embedded" / name))
 
 
 def verify(path: Path, sha256: str) -> None:

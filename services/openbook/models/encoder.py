@@ -1,7 +1,7 @@
 """Questions and passages into one space of embeddings: DPR and sentence encoders, recognised from their config."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,7 +15,8 @@ from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
-from openbook.models.checkpoint import Source, place, tokenizer_digest, weights_digest
+from openbook.models.checkpoint import Declaration, Source, place, tokenizer_digest, weights_digest
+from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
 
 Role = Literal["query", "passage"]
@@ -50,6 +51,7 @@ class EncoderCheckpoint:
     tokenizer: Any
     pooling: Pooling
     declared_space: str | None = None  # see `space`
+    base: Literal["embedded"] | None = None  # the encoder that it began as: see `Declaration`
 
     @property
     def fingerprint(self) -> str:
@@ -63,13 +65,16 @@ class EncoderCheckpoint:
 
 
 def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
-    """DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
+    """The embedded encoder, DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
 
     Raises:
         InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
     """
-    source = Source.find(name, embedded.encoder_folder)
-    declared, model_type = source.declaration(), source.config().model_type
+    source = Source.find(name, embedded.encoder_folder if role == "passage" else embedded.query_encoder_folder)
+    declared = source.declaration()
+    if declared.base:
+        return _load_trained(source, declared)
+    model_type = source.config().model_type
     if model_type == "rag":
         if role == "passage":
             raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
@@ -84,7 +89,15 @@ def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
         pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
     else:
         pooling = _sentence_pooling(source, model, tokenizer, declared.query_scale)
-    return EncoderCheckpoint(model, tokenizer, pooling, declared.space)
+    return EncoderCheckpoint(model, tokenizer, pooling, declared.space, EMBEDDED if name == EMBEDDED else None)
+
+
+def _load_trained(source: Source, declared: Declaration) -> EncoderCheckpoint:
+    """The embedded encoder with other weights in place of some of its own."""
+    base = load_encoder(EMBEDDED, "passage")
+    source.load_into(base.model, may_miss=lambda _: True)
+    pooling = replace(base.pooling, query_scale=declared.query_scale or base.pooling.query_scale)
+    return replace(base, pooling=pooling, declared_space=declared.space)
 
 
 class TextEncoder:

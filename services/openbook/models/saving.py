@@ -11,13 +11,14 @@ under "openbook" (see `Declaration`), so that it is still there after transforme
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import DPRQuestionEncoder, RagConfig, RagSequenceForGeneration, RagTokenForGeneration
 
 from openbook.core.fingerprint import file_digest
@@ -25,7 +26,7 @@ from openbook.core.types import Formulation
 from openbook.errors import InvalidModel
 from openbook.models.checkpoint import GeneratorCheckpoint, of_base, quiet, tokenizer_digest
 from openbook.models.embedded import WEIGHTS
-from openbook.models.encoder import EncoderCheckpoint, Pooling
+from openbook.models.encoder import EncoderCheckpoint, Pooling, load_encoder
 from openbook.models.formats import PairFormat, RagFormat
 
 _KINDS = {Formulation.SEQUENCE: RagSequenceForGeneration, Formulation.TOKEN: RagTokenForGeneration}
@@ -57,20 +58,30 @@ def save_rag(
         generator.tokenizer.save_pretrained(partial / "generator_tokenizer")
 
 
-def save_encoder(folder: Path, encoder: EncoderCheckpoint) -> None:
-    """Write a query or passage encoder by itself; a sentence encoder so that sentence-transformers loads it too.
+def save_encoder(folder: Path, encoder: EncoderCheckpoint, dtype: torch.dtype = torch.float32) -> None:
+    """Write a query or passage encoder by itself.
+
+    A sentence encoder so that sentence-transformers loads it too; one that began as the embedded encoder as what is
+    not as it was there, in the dtype given.
 
     Raises:
         InvalidModel: the folder is not empty.
     """
     pooling = encoder.pooling
     declared: dict[str, Any] = {"space": encoder.declared_space} if encoder.declared_space else {}
+    if pooling.mode != "pooler":
+        declared["query_scale"] = pooling.query_scale
     with _new(folder) as partial:
-        encoder.model.save_pretrained(partial)
-        encoder.tokenizer.save_pretrained(partial)
-        if pooling.mode != "pooler":
-            declared["query_scale"] = pooling.query_scale
-            _write_sentence_files(partial, pooling, encoder.model.config.hidden_size)
+        if encoder.base is not None:
+            before = load_encoder(encoder.base, "passage").model.state_dict()
+            state = encoder.model.state_dict()
+            trained = {name: value for name, value in state.items() if not torch.equal(value.cpu(), before[name])}
+            declared |= {"base": encoder.base, "sha256": _write_weights(partial, trained, dtype)}
+        else:
+            encoder.model.save_pretrained(partial)
+            encoder.tokenizer.save_pretrained(partial)
+            if pooling.mode != "pooler":
+                _write_sentence_files(partial, pooling, encoder.model.config.hidden_size)
         _write(partial / "openbook.json", declared)
 
 
@@ -89,9 +100,8 @@ def save_generator(folder: Path, generator: GeneratorCheckpoint, dtype: torch.dt
             generator.tokenizer.save_pretrained(partial)
         else:
             state = {name: value for name, value in generator.model.state_dict().items() if not of_base(name)}
-            save_file({name: value.to("cpu", dtype).contiguous() for name, value in state.items()}, partial / WEIGHTS)
-            layers = generator.model.config.decoder.num_hidden_layers
-            declared |= {"base": generator.base, "decoder_layers": layers, "sha256": file_digest(partial / WEIGHTS)}
+            layers, sha256 = generator.model.config.decoder.num_hidden_layers, _write_weights(partial, state, dtype)
+            declared |= {"base": generator.base, "decoder_layers": layers, "sha256": sha256}
         _write(partial / "openbook.json", declared)
 
 
@@ -134,6 +144,12 @@ def _write_sentence_files(folder: Path, pooling: Pooling, dimension: int) -> Non
     _write(folder / "sentence_bert_config.json", {"max_seq_length": pooling.max_tokens, "do_lower_case": False})
     prompts = {"query": pooling.query_prefix, "document": pooling.passage_prefix}
     _write(folder / "config_sentence_transformers.json", {"prompts": prompts})
+
+
+def _write_weights(folder: Path, state: Mapping[str, Tensor], dtype: torch.dtype) -> str:
+    """Weights that are stored beside their base. Returns the file's digest."""
+    save_file({name: value.to("cpu", dtype).contiguous() for name, value in state.items()}, folder / WEIGHTS)
+    return file_digest(folder / WEIGHTS)
 
 
 def _write(path: Path, content: Any) -> None:

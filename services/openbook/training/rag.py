@@ -54,13 +54,14 @@ class RagJob:
     def save(self, folder: Path) -> None:
         """In RAG's layout where it can hold both models, else each in a folder of its own."""
         models = self._settings.models
+        dtype: torch.dtype = getattr(torch, models.saved_dtype)
         encoder = replace(self._encoder, declared_space=self._space)
         if self._fits_rag:
             save_rag(folder, encoder, self._generator, models.formulation)
             return
         if self._settings.trains_query_encoder:
-            save_encoder(folder / "query_encoder", encoder)
-        save_generator(folder / "generator", self._generator, getattr(torch, models.saved_dtype))
+            save_encoder(folder / "query_encoder", encoder, dtype)
+        save_generator(folder / "generator", self._generator, dtype)
 
     def close(self) -> None:
         """Let go of the index."""

@@ -9,7 +9,7 @@ import pytest
 import tiny_checkpoints as tiny
 import tiny_encoders
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import DPRQuestionEncoder
 
 from openbook.config import EncoderSettings
@@ -63,8 +63,33 @@ def test_sentence_encoders_keep_how_they_pool(tmp_path: Path, kind: str) -> None
     np.testing.assert_array_equal(one.encode_passages([PASSAGE]), other.encode_passages([PASSAGE]))
 
 
-def test_the_embedded_encoder(tmp_path: Path) -> None:
-    check_encoder("embedded", tmp_path / "after")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_of_the_embedded_encoder_only_what_was_trained_is_saved(tmp_path: Path, dtype: torch.dtype) -> None:
+    passage = load_encoder("embedded", "passage")
+    trained = replace(load_encoder("embedded", "passage"), declared_space=passage.fingerprint)
+    bias = trained.model.encoder.layer[5].output.dense.bias
+    bias.data += torch.ones_like(bias)  # exact in half precision or not: what is stored counts
+    save_encoder(tmp_path / "trained", trained, dtype)
+    stored = load_file(tmp_path / "trained/model.safetensors")
+    assert {name: value.dtype for name, value in stored.items()} == {"encoder.layer.5.output.dense.bias": dtype}
+    after = load_encoder(str(tmp_path / "trained"))
+    assert after.space == passage.fingerprint != after.fingerprint
+    assert dtype != torch.float32 or after.fingerprint == trained.fingerprint
+    check_encoder(str(tmp_path / "trained"), tmp_path / "again")
+
+
+def test_weights_that_the_embedded_encoder_does_not_have_are_refused(tmp_path: Path) -> None:
+    stored = "encoder.layer.9.output.dense.bias"
+    save_file({stored: torch.ones(384)}, tmp_path / "model.safetensors")
+    (tmp_path / "openbook.json").write_text('{"base": "embedded"}')
+    with pytest.raises(InvalidModel, match=f"1 weights are missing or unknown, first {stored}"):
+        load_encoder(str(tmp_path))
+
+
+def test_questions_and_passages_have_an_embedded_encoder_each_in_one_space() -> None:
+    query, passage = load_encoder("embedded"), load_encoder("embedded", "passage")
+    assert query.space == passage.space == passage.fingerprint
+    assert query.pooling == passage.pooling
 
 
 def test_dpr_and_the_space_it_was_trained_for(tmp_path: Path) -> None:
