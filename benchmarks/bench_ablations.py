@@ -3,8 +3,9 @@
     python benchmarks/bench_ablations.py DATA OUT [--reader DIR] [--steps 60] [--seed 0 --seed 1] [--k 4]
 
 DATA is what deploy/default-model/prepare.py wrote, with squad-dev.jsonl.gz and an index of its documents as `snapshot`.
-Every row trains the same reader for the same steps on the same questions of SQuAD and EntityQuestions, and answers the
-same dev questions, which are about other articles. Runs that are done are not run again.
+The query encoder begins as the passage encoder. Every row trains the same reader for the same steps on the same
+questions of SQuAD and EntityQuestions, and answers the same dev questions, which are about other articles. What is done
+is not run again.
 """
 
 import json
@@ -52,7 +53,12 @@ def settings(row: str, seed: int, k: int, out: Path, **sizes: Any) -> TrainingSe
                 "max_answers": 1,
             },
             "retrieval": retrieval,
-            "models": {"generator": reader, "dropout": False, **own.get("models", {})},
+            "models": {
+                "query_encoder": str(data / "encoder"),
+                "generator": reader,
+                "dropout": False,
+                **own.get("models", {}),
+            },
             "optimizer": {
                 "learning_rate": 5e-5,
                 "learning_rates": {"query_encoder.*": 2e-5},

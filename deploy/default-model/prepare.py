@@ -6,7 +6,7 @@ DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and
 wikipedia-intros); their sources stand in services/openbook/embedded/reader/README.md. OUT/documents.jsonl.gz has all
 that these questions are about. The index serves passages of 100 words, so that is what
 the reader learns to read: 100 words of the question's paragraph, cut at random around the answer. SQuAD's paragraphs
-are also kept whole.
+are also kept whole. OUT/encoder is what end-to-end training begins with: the embedded passage encoder, for questions.
 """
 
 import gzip
@@ -19,6 +19,9 @@ from typing import Any
 
 from openbook.core.metrics import has_answer
 from openbook.core.passages import split_words
+from openbook.models.embedded import EMBEDDED
+from openbook.models.encoder import load_encoder
+from openbook.models.saving import save_encoder
 
 N_WORDS = 100
 MAX_WORDS = 150  # of a whole paragraph: about what the reader's 224 tokens hold
@@ -80,6 +83,7 @@ def main(data: Path, out: Path) -> None:
         write(out / f"entityquestions-{part}-passages.jsonl.gz", answered(questions))
         asked_about |= {r["title"] for r in questions}
     paragraphs = [*read(data / "documents/squad.jsonl.gz"), *read(data / "documents/nq-paragraphs.jsonl.gz")]
+    save_encoder(out / "encoder", load_encoder(EMBEDDED, "passage"))
     write(out / "documents.jsonl.gz", [*paragraphs, *(r for r in intros if r["title"] in asked_about)])
 
 

@@ -48,6 +48,8 @@ class IndexServerSettings(Section):
     shard: Annotated[int, Field(ge=0)] = 0
     host: str = "127.0.0.1"
     port: Port = 0  # 0 takes a free one
+    # Of the connections without gRPC; 0 takes a free one, none: gRPC alone. Not encrypted, so not there with tls.
+    frame_port: Port | None = 0
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     max_k: Positive = 1000

@@ -19,13 +19,13 @@ def matrix_to_wire(array: Float32) -> common_pb2.Matrix:
     return common_pb2.Matrix(rows=rows, columns=columns, data=array.astype(FLOAT32, copy=False).tobytes())
 
 
-def matrix_from_wire(matrix: common_pb2.Matrix) -> Float32:
-    """To (n, d) float32, read-only and without a copy.
+def matrix_from_wire(matrix: common_pb2.Matrix, data: bytes | memoryview | None = None) -> Float32:
+    """To (n, d) float32, read-only and without a copy; of data that came beside the message, if it did.
 
     Raises:
         InvalidRequest: the data is not rows * columns numbers long.
     """
-    return _array("matrix", matrix.data, matrix.rows, matrix.columns, FLOAT32)
+    return _array("matrix", matrix.data if data is None else data, matrix.rows, matrix.columns, FLOAT32)
 
 
 def parameters_to_wire(parameters: SearchParameters) -> index_pb2.SearchParameters:
@@ -77,7 +77,7 @@ def passage_from_wire(passage: common_pb2.Passage) -> Passage:
     return Passage(passage.id, passage.document_id, passage.title, passage.text)
 
 
-def _array(name: str, data: bytes, rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _array(name: str, data: bytes | memoryview, rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     size_bytes = rows * columns * dtype.itemsize
     if len(data) != size_bytes:
         raise InvalidRequest(f"{name} of {rows} x {columns} {dtype.name} must have {size_bytes} bytes, got {len(data)}")

@@ -15,31 +15,43 @@ from openbook.index.build import build_snapshot
 from openbook.index.client import IndexClient
 from openbook.index.server import IndexServer
 from openbook.index.sharded import ShardedIndex
+from openbook.index.stream import FrameStream, GrpcStream
 
 N, D = 40, 4
 VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
+@pytest.fixture(scope="module", params=[None, 0], ids=["gRPC", "frames"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
     out = tmp_path_factory.mktemp("built") / "snapshot"
     passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
     build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
-    with IndexServer(IndexServerSettings(snapshot=out)) as server:
+    with IndexServer(IndexServerSettings(snapshot=out, frame_port=request.param)) as server:
         yield server
 
 
-async def arrived(server: IndexServer, n: int) -> None:
-    """Returns when so many calls wait at the server, on one stream: those of former clients have ended."""
+async def settled(client: IndexClient, server: IndexServer) -> None:
+    """Returns when calls go where they will go from then on."""
+    kind = GrpcStream if server._frames is None else FrameStream
     async with asyncio.timeout(TIMEOUT_S):
-        while [len(exchange._unfinished) for exchange in list(server._service._streams)] != [n]:  # noqa: ASYNC110
+        await client.fetch([0], "", False, TIMEOUT_S)
+        while client._hurrying is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert type(client._stream) is kind
+
+
+async def arrived(server: IndexServer, n: int) -> None:
+    """Returns when so many calls wait at the server, on one stream."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while [len(s._unfinished) for s in list(server._service._streams) if s._unfinished] != [n]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 def check(server: IndexServer, scenario: Callable[[IndexClient], Awaitable[None]]) -> None:
     async def run() -> None:
         client = IndexClient(server.address)
+        await settled(client, server)
         await scenario(client)
         hits, current = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)  # whatever happened, it goes on
         assert hits.ids.shape == (1, 3)

@@ -131,7 +131,8 @@ def test_it_says_what_it_holds(stub: index_pb2_grpc.IndexServiceStub, server: In
     exact = dict.fromkeys((1, 5, 10, 100), 1.0)
     created_at = server.shard.manifest.created_at
     held = [index_pb2.HeldSnapshot(sequence=1, n_passages_total=N, created_at=created_at, recall=exact, **about)]
-    expected = index_pb2.InfoResponse(shard=1, max_k=1000, max_rows=1024, held=held, **about)
+    frames = server._service.frames
+    expected = index_pb2.InfoResponse(shard=1, max_k=1000, max_rows=1024, held=held, frames=frames, **about)
     assert stub.Info(index_pb2.InfoRequest()) == expected
 
 

@@ -1,10 +1,12 @@
 """One index server as seen by its clients: calls with a timeout, answers as core types, failures as our errors."""
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator, Sequence
+import logging
+import math
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from time import monotonic
+from typing import Any
 
 import grpc
 from grpc import StatusCode, aio
@@ -12,9 +14,14 @@ from grpc import StatusCode, aio
 from openbook import wire
 from openbook.config import ClientTls
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
-from openbook.errors import InvalidConfig, InvalidRequest, ShardUnavailable, from_grpc_code
+from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
+from openbook.index.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
 
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 1.0
+HURRY_AGAIN_S = 5.0
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -56,9 +63,10 @@ class IndexClient:
     """One server. Make it within the event loop that uses it.
 
     Searches and fetches share one long-lived stream, which is opened anew when it broke; cancelling one cancels it at
-    the server. Within `timeout_s` a server answers or says that it will not; how long to wait for one that says nothing
-    at all is up to the caller. All calls raise the error whose gRPC code the server sent, and ShardUnavailable when the
-    connection breaks or the answer is nonsense.
+    the server. It begins as one of gRPC's; where the server offers connections without gRPC and one can be had, calls
+    go there from then on. Within `timeout_s` a server answers or says that it will not; how long to wait for one that
+    says nothing at all is up to the caller. All calls raise the error whose gRPC code the server sent, and
+    ShardUnavailable when the connection breaks or the answer is nonsense.
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -69,7 +77,9 @@ class IndexClient:
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials)
         self._stub = index_pb2_grpc.IndexServiceStub(self._channel)
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
+        self._hurrying: asyncio.Task[None] | None = None
+        self._hurry_at = -math.inf
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
@@ -81,12 +91,11 @@ class IndexClient:
     ) -> tuple[Hits, str]:
         """The best k of its shard for (n, d) queries, and the id of the server's current snapshot."""
         request = index_pb2.SearchRequest(
-            queries=wire.matrix_to_wire(queries),
             k=k,
             snapshot_id=snapshot_id,
             parameters=None if parameters is AS_BUILT else wire.parameters_to_wire(parameters),
         )
-        response = (await self._ask(index_pb2.Call(search=request), timeout_s)).search
+        response = (await self._ask(index_pb2.Call(search=request), timeout_s, queries)).search
         with self._blamed():
             hits = wire.hits_from_wire(response)
         if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):
@@ -114,22 +123,47 @@ class IndexClient:
 
         After a partition an old connection stays silent for many seconds, until TCP tries again.
         """
-        old = self._channel, self._stream
+        close = self._closing()
         self._open()
-        await _close(*old)
+        await close
 
     async def close(self) -> None:
         """Let go of the connection."""
-        await _close(self._channel, self._stream)
+        await self._closing()
 
-    async def _ask(self, call: index_pb2.Call, timeout_s: float) -> index_pb2.Reply:
+    async def _ask(self, call: index_pb2.Call, timeout_s: float, queries: Float32 | None = None) -> index_pb2.Reply:
         if self._stream is None or self._stream.broken:
-            self._stream = _Stream(self.address, self._stub.Exchange())
+            self._stream = GrpcStream(self.address, self._stub.Exchange())
+        if isinstance(self._stream, GrpcStream) and self._hurrying is None and monotonic() >= self._hurry_at:
+            self._hurrying = asyncio.create_task(self._hurry(self._stream))
         call.timeout_s = timeout_s
-        reply = await self._stream.ask(call)
+        reply = await self._stream.ask(call, queries)
         if reply.HasField("failure"):
             raise from_grpc_code(reply.failure.code, f"{self.address}: {reply.failure.message}")
         return reply
+
+    async def _hurry(self, slow: GrpcStream) -> None:
+        """Go on without gRPC, if the server offers it. What is under way is answered where it was asked."""
+        self._hurry_at = monotonic() + HURRY_AGAIN_S
+        try:
+            info = await self.info(CONNECT_TIMEOUT_S)
+            if info.HasField("frames"):
+                host = self.address.rpartition(":")[0].strip("[]")
+                to = host, info.frames.port, info.frames.key
+                self._stream = await FrameStream.open(self.address, *to, CONNECT_TIMEOUT_S)
+                try:
+                    await slow.drained()
+                finally:
+                    await slow.close()
+        except OpenbookError as error:
+            log.info("index server %s: going on with gRPC: %s", self.address, error)
+        finally:
+            if self._hurrying is asyncio.current_task():  # and not that of a connection begun anew
+                self._hurrying = None
+
+    def _closing(self) -> Coroutine[Any, Any, None]:
+        """What closes all that is open now."""
+        return _close(self._channel, self._hurrying, self._stream)
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -138,80 +172,6 @@ class IndexClient:
             yield
         except InvalidRequest as error:
             raise ShardUnavailable(f"{self.address}: {error}") from None
-
-
-class _Stream:
-    """Many calls on one Exchange, told apart by their numbers."""
-
-    def __init__(self, address: str, exchange: aio.StreamStreamCall[index_pb2.Call, index_pb2.Reply]) -> None:
-        self.broken = False
-        self._address = address
-        self._exchange = exchange
-        self._numbers = count(1)
-        self._unsent: deque[index_pb2.Call] = deque()
-        self._waiting: dict[int, asyncio.Future[index_pb2.Reply]] = {}
-        self._more = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-
-    async def ask(self, call: index_pb2.Call) -> index_pb2.Reply:
-        """The reply to a call. Raises ShardUnavailable when the stream ends first."""
-        number = call.number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send(call)
-        try:
-            reply: index_pb2.Reply = await future
-            return reply
-        except asyncio.CancelledError:
-            self._send(index_pb2.Call(number=number, cancel=True))
-            raise
-        finally:
-            self._waiting.pop(number, None)
-
-    async def close(self) -> None:
-        """End it; whoever waits hears ShardUnavailable."""
-        self._break(f"{self._address}: the connection was closed")
-        self._exchange.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _send(self, call: index_pb2.Call) -> None:
-        self._unsent.append(call)
-        self._more.set()
-
-    async def _write(self) -> None:
-        """In a task of its own: cancelling a write of gRPC's would end the stream for all."""
-        sent = 0  # the highest number that went out
-        try:
-            while not self.broken:
-                while self._unsent:
-                    call = self._unsent.popleft()
-                    if call.cancel if call.number <= sent else call.number in self._waiting:
-                        sent = max(sent, call.number)
-                        await self._exchange.write(call)
-                self._more.clear()
-                await self._more.wait()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader knows why
-
-    async def _read(self) -> None:
-        why = "the server ended the stream"
-        try:
-            async for reply in self._exchange:
-                future = self._waiting.get(reply.number)
-                if future is not None and not future.done():
-                    future.set_result(reply)
-        except aio.AioRpcError as error:
-            why = f"{error.code().name}: {error.details()}"
-        finally:
-            self._break(f"{self._address}: {why}")
-
-    def _break(self, why: str) -> None:
-        self.broken = True
-        self._more.set()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ShardUnavailable(why))
 
 
 @contextmanager
@@ -225,7 +185,10 @@ def our_errors(address: str) -> Iterator[None]:
         raise from_grpc_code(code, f"{address}: {error.details()}") from None
 
 
-async def _close(channel: aio.Channel, stream: _Stream | None) -> None:
+async def _close(channel: aio.Channel, hurrying: "asyncio.Task[None] | None", stream: Stream | None) -> None:
+    if hurrying is not None:
+        hurrying.cancel()
+        await asyncio.gather(hurrying, return_exceptions=True)
     if stream is not None:
         await stream.close()
     await channel.close()

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from time import perf_counter
 
 import numpy as np
 
 from openbook.core.deadline import Clock, Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
+from openbook.index import engine
 from openbook.index.shard import Shard
 
 Outcome = Hits | Exception
@@ -88,13 +90,19 @@ class SearchQueue:
         return batch, dropped
 
 
+SHORT_S = 1e-3
+"""A search that takes no longer is done by the thread that read it: handing it over would take a tenth of that."""
+
+
 class Coalescer:
-    """One thread that searches for all who wait."""
+    """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one."""
 
     def __init__(self, max_rows: int, max_batch: int, clock: Clock = time.monotonic) -> None:
         self._queue = SearchQueue(max_rows, max_batch)
         self._lock = threading.Lock()
         self._clock = clock
+        self._searching = False
+        self._last_s = 0.0  # what the last search took
         # Of C, where a Condition is of Python: it wakes in half the time.
         self._signals: SimpleQueue[bool] = SimpleQueue()
         self._closed = False
@@ -102,7 +110,7 @@ class Coalescer:
         self._thread.start()
 
     def submit(self, search: PendingSearch) -> None:
-        """Queue a search; `search.done` hears what came of it.
+        """Queue a search; `search.done` hears what came of it once somebody calls `go`.
 
         Raises:
             Overloaded: no place in the queue.
@@ -112,7 +120,13 @@ class Coalescer:
             if self._closed:
                 raise ShardUnavailable("this server is stopping")
             self._queue.put(search)
-            if len(self._queue) == 1:
+
+    def go(self, in_thread: bool = True) -> None:
+        """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
+        if not in_thread and self._last_s < SHORT_S and not engine.is_searching():
+            self._search()
+        with self._lock:
+            if self._queue and not self._searching:
                 self._signals.put(True)
 
     def close(self) -> None:
@@ -123,19 +137,31 @@ class Coalescer:
         self._thread.join()
 
     def _work(self) -> None:
-        while self._signals.get():
+        while True:
+            goes_on = self._signals.get()
             while self._search():
                 pass
+            if not goes_on:
+                return
 
-    def _search(self) -> int:
-        """Search for one batch; how many have waited for it or for nothing."""
+    def _search(self) -> bool:
+        """Search for one batch, unless somebody else is at it. Whoever is looks again when it is done."""
         with self._lock:
+            if self._searching or not self._queue:
+                return False
+            self._searching = True
             batch, dropped = self._queue.take(self._clock())
-        for search in dropped:
-            search.done(DeadlineExceeded("deadline passed before it was this search's turn"))
-        if batch:
-            answer(batch)
-        return len(batch) + len(dropped)
+        try:
+            for search in dropped:
+                search.done(DeadlineExceeded("deadline passed before it was this search's turn"))
+            if batch:
+                began = perf_counter()
+                answer(batch)
+                self._last_s = perf_counter() - began
+        finally:
+            with self._lock:
+                self._searching = False
+        return True
 
 
 def answer(batch: Sequence[PendingSearch]) -> None:

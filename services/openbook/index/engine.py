@@ -225,6 +225,11 @@ class Index:
             yield
 
 
+def is_searching() -> bool:
+    """Whether somebody in this process is at it, so that another search would have to wait."""
+    return _ONE_AT_A_TIME.locked()
+
+
 @contextmanager
 def _alone(deadline: Deadline, blas_threshold: int) -> Iterator[None]:
     """The only one in this process that uses FAISS's settings and BLAS. The threshold counts queries x dimension."""

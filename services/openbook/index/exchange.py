@@ -1,8 +1,9 @@
-"""One Exchange stream: calls are read in a thread of their own, and answered in whatever order they are done."""
+"""One stream of calls: they are read in a thread of their own, and answered in whatever order they are done."""
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import SimpleQueue
 
 import grpc
@@ -20,35 +21,48 @@ MAX_UNSENT = 1024
 
 Answer = Callable[[], index_pb2.Reply]
 """Makes the reply, its number not yet set; raises what went wrong. Runs in the sending thread."""
-Begin = Callable[[index_pb2.Call, Deadline, Ticket, Callable[[Answer], None]], None]
+Asked = tuple[index_pb2.Call, bytes | memoryview]
+"""A call, and the numbers of its queries, which may have come beside it."""
+Begin = Callable[[Asked, Deadline, Ticket, Callable[[Answer], None]], None]
 """Starts the work of a call. The function given hears how to answer it, once, from any thread. Raises OpenbookError."""
 
 
-class Exchange:
-    """The calls of one stream."""
+class CallStream:
+    """The calls of one stream.
 
-    def __init__(self, calls: Iterator[index_pb2.Call], begin: Begin) -> None:
+    Args:
+        calls: as they come.
+        begin: starts the work of one.
+        try_send: sends a reply at once, from whatever thread made it, or says that it cannot.
+    """
+
+    def __init__(
+        self, calls: Iterator[Asked], begin: Begin, try_send: Callable[[index_pb2.Reply], bool] | None = None
+    ) -> None:
         self._calls = calls
         self._begin = begin
+        self._try_send = try_send
         self._unfinished: dict[int, Ticket] = {}
-        self._answers: SimpleQueue[tuple[int, str, Ticket, Answer] | None] = SimpleQueue()
+        self._due: SimpleQueue[tuple[int, Ticket, Callable[[], index_pb2.Reply]] | None] = SimpleQueue()
         self._places = threading.Semaphore(MAX_UNSENT)
         self._over = False
 
     def replies(self) -> Iterator[index_pb2.Reply]:
-        """Until the client has ended its side and has every answer, or the connection broke, or `end` was called."""
+        """Those still to be sent, until the client ended its side and has every answer, the connection broke, or `end`
+        was called.
+        """
         threading.Thread(target=self._read, name="exchange", daemon=True).start()
         try:
             while not self._over or self._unfinished:
-                item = self._answers.get()
+                item = self._due.get()
                 if item is None:
                     self._over = True
                     continue
                 self._places.release()
-                number, method, ticket, answer = item
+                number, ticket, make = item
                 if self._unfinished.get(number) is ticket:  # or it was cancelled
-                    reply = _reply(number, method, answer)
-                    del item, answer, self._unfinished[number]
+                    reply = make()
+                    del item, make, self._unfinished[number]
                     yield reply
         finally:
             self._cancel_all()
@@ -56,36 +70,48 @@ class Exchange:
 
     def end(self) -> None:
         """Begin no more calls, answer those that were."""
-        self._answers.put(None)
+        self._due.put(None)
 
     def _read(self) -> None:
         try:
-            for call in self._calls:
+            for asked in self._calls:
+                call = asked[0]
                 kind = call.WhichOneof("request")
                 if kind == "cancel":
                     self._cancel(call.number)
                     continue
                 self._places.acquire()
-                self._start(call, (kind or "call").capitalize())
+                self._start(asked, (kind or "call").capitalize())
                 if self._over:
                     break
-        except grpc.RpcError:  # the connection is gone, and with it whoever waited
+        except (grpc.RpcError, OSError):  # the connection is gone, and with it whoever waited
             self._cancel_all()
         finally:
-            self._answers.put(None)
+            self._due.put(None)
 
-    def _start(self, call: index_pb2.Call, method: str) -> None:
+    def _start(self, asked: Asked, method: str) -> None:
+        call = asked[0]
         number, ticket = call.number, Ticket()
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
         def answer(how: Answer) -> None:
-            self._answers.put((number, method, ticket, how))
+            make: Callable[[], index_pb2.Reply] = partial(_reply, number, method, how)
+            if self._try_send is not None and self._unfinished.get(number) is ticket:
+                reply = make()
+                if self._try_send(reply):
+                    self._places.release()
+                    self._unfinished.pop(number, None)
+                    if self._over:
+                        self._due.put(None)  # whoever waits for the last answer looks again
+                    return
+                make = lambda: reply  # noqa: E731
+            self._due.put((number, ticket, make))
 
         try:
             if self._over:
                 raise ShardUnavailable("this server is stopping")
             deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else Deadline.never()
-            self._begin(call, deadline, ticket, answer)
+            self._begin(asked, deadline, ticket, answer)
         except Exception as error:
             answer(failing(error))
 

@@ -18,6 +18,7 @@ from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.index.admin import IndexAdminService, Publishing
 from openbook.index.coalesce import Coalescer
 from openbook.index.engine import check_installation
+from openbook.index.frames import FrameServer
 from openbook.index.service import IndexService
 from openbook.index.shard import Shard
 from openbook.index.snapshot import MAX_DIMENSION, verify_apart
@@ -56,12 +57,14 @@ class IndexServer:
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._health = health.HealthServicer()
+        self._max_bytes = settings.max_rows * MAX_DIMENSION * 4 + (1 << 16)
+        self._frames: FrameServer | None = None
         self._server = grpc.server(
             self._workers,
             maximum_concurrent_rpcs=n_workers + MAX_WAITING_CALLS,
             options=(
                 ("grpc.so_reuseport", 0),  # or a second server would silently take half of the calls
-                ("grpc.max_receive_message_length", settings.max_rows * MAX_DIMENSION * 4 + (1 << 16)),
+                ("grpc.max_receive_message_length", self._max_bytes),
                 ("grpc.max_send_message_length", -1),
                 # 64 queries are 196 KB: in frames of 16 KB, of which 64 KB may be under way, they take a fifth longer.
                 ("grpc.http2.max_frame_size", 1 << 20),
@@ -99,6 +102,11 @@ class IndexServer:
                 self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise _why_not(self._settings.host, self.port) from None
+        if self._settings.frame_port is not None and not self._settings.tls:
+            listener = _listen(self._settings.host, self._settings.frame_port)
+            self._frames = FrameServer(listener, self._service.admit, self._searches.go, self._max_bytes)
+            self._service.frames = index_pb2.Frames(port=self._frames.port, key=self._frames.key)
+            self._frames.start()
         self._server.start()
         self._drainer.start()
         for service in ("", *SERVICES):
@@ -109,7 +117,11 @@ class IndexServer:
         self._health.enter_graceful_shutdown()
         self._stopped.set()
         stopped = self._server.stop(grace_s)
+        if self._frames is not None:
+            self._frames.refuse()
         self._service.end_streams()
+        if self._frames is not None:
+            self._frames.stop(grace_s)
         stopped.wait()
         self._searches.close()
         self._fetches.shutdown()
@@ -180,16 +192,34 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        PortInUse: another process does.
+        StartupError: it cannot be listened on.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"{_address(host, port)}: another process listens here") from None
+        raise StartupError(f"{_address(host, port)}: cannot listen: {error.strerror}") from None
+    return listener
+
+
 def _why_not(host: str, port: int) -> StartupError:
     """gRPC says that it cannot bind, not why: ask the socket."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return PortInUse(f"{_address(host, port)}: another process listens here")
-        return StartupError(f"{_address(host, port)}: cannot listen: {error.strerror}")
+        _listen(host, port).close()
+    except StartupError as error:
+        return error
     return StartupError(f"{_address(host, port)}: cannot listen")

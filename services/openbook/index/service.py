@@ -3,16 +3,17 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import grpc
 
 from openbook import wire
 from openbook.core.deadline import Deadline
-from openbook.core.types import Hits
+from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.coalesce import Coalescer, Outcome, PendingSearch, Ticket
-from openbook.index.exchange import Answer, Exchange, explain, failing
+from openbook.index.exchange import Answer, Asked, CallStream, explain, failing
 from openbook.index.held import HeldSnapshots
 from openbook.index.shard import Shard
 from openbook.telemetry import REQUESTS
@@ -32,7 +33,9 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._fetches = fetches
         self._fetch_places = threading.BoundedSemaphore(max_fetches)
         self._max_streams = max_streams
-        self._streams: set[Exchange] = set()
+        self._streams: set[CallStream] = set()
+        self.frames: index_pb2.Frames | None = None
+        """How to reach this server without gRPC."""
         self._stopping = False
 
     def Search(self, request: index_pb2.SearchRequest, context: grpc.ServicerContext) -> index_pb2.SearchResponse:  # noqa: N802
@@ -40,7 +43,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             outcome: Future[Outcome] = Future()
             ticket = Ticket()
             context.add_callback(lambda: setattr(ticket, "cancelled", True))
-            self._begin_search(request, deadline, ticket, outcome.set_result)
+            self._begin_search(request, request.queries.data, deadline, ticket, outcome.set_result)
+            self._searches.go()
             return self._search_response(outcome.result())
 
         return answer("Search", context, search)
@@ -49,33 +53,62 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         return answer("Fetch", context, lambda deadline: self._fetch(request))
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
-        return answer("Info", context, lambda deadline: info(self._held))
+        def asked(_: Deadline) -> index_pb2.InfoResponse:
+            response = info(self._held)
+            if self.frames is not None:
+                response.frames.CopyFrom(self.frames)
+            return response
+
+        return answer("Info", context, asked)
 
     def Exchange(  # noqa: N802
         self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
     ) -> Iterator[index_pb2.Reply]:
-        if len(self._streams) >= self._max_streams:
-            abort("Exchange", context, "RESOURCE_EXHAUSTED", f"at most {self._max_streams} streams at once")
-        exchange = Exchange(request_iterator, self._begin)
-        self._streams.add(exchange)
         try:
-            yield from exchange.replies()
-        finally:
-            self._streams.discard(exchange)
+            with self.admit(self._read(request_iterator)) as stream:
+                yield from stream.replies()
+        except Overloaded as error:
+            abort("Exchange", context, error.grpc_code, str(error))
         if self._stopping:
             abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
+
+    def _read(self, calls: Iterator[index_pb2.Call]) -> Iterator[Asked]:
+        for call in calls:
+            yield call, call.search.queries.data
+            self._searches.go()
+
+    @contextmanager
+    def admit(
+        self, calls: Iterator[Asked], try_send: Callable[[index_pb2.Reply], bool] | None = None
+    ) -> Iterator[CallStream]:
+        """A stream of calls, gRPC's or another (see `CallStream`), which calls `Coalescer.go` after each of them.
+
+        Raises:
+            Overloaded: there are too many streams already.
+        """
+        if len(self._streams) >= self._max_streams:
+            raise Overloaded(f"at most {self._max_streams} streams at once")
+        stream = CallStream(calls, self._begin, try_send)
+        self._streams.add(stream)
+        if self._stopping:
+            stream.end()
+        try:
+            yield stream
+        finally:
+            self._streams.discard(stream)
 
     def end_streams(self) -> None:
         """Let every stream end once what was begun on it is answered: by themselves they would never."""
         self._stopping = True
-        for exchange in list(self._streams):
-            exchange.end()
+        for stream in list(self._streams):
+            stream.end()
 
-    def _begin(self, call: index_pb2.Call, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]) -> None:
+    def _begin(self, asked: Asked, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]) -> None:
         """Start one call of a stream."""
+        call, data = asked
         kind = call.WhichOneof("request")
         if kind == "search":
-            self._begin_search(call.search, deadline, ticket, lambda outcome: done(lambda: self._found(outcome)))
+            self._begin_search(call.search, data, deadline, ticket, lambda outcome: done(lambda: self._found(outcome)))
         elif kind == "fetch":
             self._begin_fetch(call.fetch, deadline, ticket, done)
         else:
@@ -84,12 +117,13 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     def _begin_search(
         self,
         request: index_pb2.SearchRequest,
+        data: bytes | memoryview,
         deadline: Deadline,
         ticket: Ticket,
         done: Callable[[Outcome], None],
     ) -> None:
-        queries = wire.matrix_from_wire(request.queries)
-        parameters = wire.parameters_from_wire(request.parameters)
+        queries = wire.matrix_from_wire(request.queries, data)
+        parameters = wire.parameters_from_wire(request.parameters) if request.HasField("parameters") else AS_BUILT
         deadline.check("the search began")
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
 

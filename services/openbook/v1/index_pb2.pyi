@@ -389,6 +389,7 @@ class InfoResponse(_message.Message):
     MAX_K_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     shard: _builtins.int
     n_shards: _builtins.int
@@ -407,6 +408,10 @@ class InfoResponse(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldSnapshot]:
         """All that can be asked for by id, the current one too; the fields above describe the current one."""
 
+    @_builtins.property
+    def frames(self) -> Global___Frames:
+        """Absent: this server is to be reached by gRPC alone."""
+
     def __init__(
         self,
         *,
@@ -422,14 +427,46 @@ class InfoResponse(_message.Message):
         max_k: _builtins.int = ...,
         max_rows: _builtins.int = ...,
         held: _abc.Iterable[Global___HeldSnapshot] | None = ...,
+        frames: Global___Frames | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frames", b"_frames", "frames", b"frames"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frames", b"_frames", "dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "frames", b"frames", "held", b"held", "max_k", b"max_k", "max_rows", b"max_rows", "n_passages", b"n_passages", "n_shards", b"n_shards", "shard", b"shard", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frames: _TypeAlias = _typing.Literal["frames"]  # noqa: Y015
+    _WhichOneofArgType__frames: _TypeAlias = _typing.Literal["_frames", b"_frames"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frames) -> _WhichOneofReturnType__frames | None: ...
+
+Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
+
+@_typing.final
+class Frames(_message.Message):
+    """The calls of Exchange on a TCP connection without gRPC, to the host that was asked. After the key, frames in both
+    directions: two little-endian uint32, the sizes of message and payload, and these two. The message is a Call or a
+    Reply. The payload is the `data` of a search's queries, if the message leaves it out; replies have none. The first
+    reply greets and is empty; a failure of number 0 says why the server ends the connection.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    key: _builtins.bytes
+    """16 bytes, drawn at the server's start."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension", b"dimension", "encoder", b"encoder", "encoder_fingerprint", b"encoder_fingerprint", "factory", b"factory", "first_id", b"first_id", "held", b"held", "max_k", b"max_k", "max_rows", b"max_rows", "n_passages", b"n_passages", "n_shards", b"n_shards", "shard", b"shard", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
+Global___Frames: _TypeAlias = Frames  # noqa: Y015
 
 @_typing.final
 class HeldSnapshot(_message.Message):

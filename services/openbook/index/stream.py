@@ -1,0 +1,183 @@
+"""A client's long-lived stream to one index server: many calls under way, told apart by their numbers."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from itertools import count
+from typing import Self
+
+import numpy as np
+from grpc import aio
+
+from openbook import wire
+from openbook.core.types import Float32
+from openbook.errors import ShardUnavailable
+from openbook.index.frames import HEADER, frame, prepare
+from openbook.v1 import index_pb2
+
+
+class Stream(ABC):
+    """What gRPC's and the other have in common. To be used within one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.broken = False
+        self._address = address
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[index_pb2.Reply]] = {}
+
+    async def ask(self, call: index_pb2.Call, queries: Float32 | None = None) -> index_pb2.Reply:
+        """The reply to a call, whose queries' numbers come beside it. Raises ShardUnavailable when the stream ends."""
+        number = call.number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(call, queries)
+        try:
+            reply: index_pb2.Reply = await future
+            return reply
+        except asyncio.CancelledError:
+            self._send(index_pb2.Call(number=number, cancel=True), None)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def drained(self) -> None:
+        """Returns when nothing is under way any more."""
+        while self._waiting:
+            await asyncio.wait(self._waiting.values())
+            await asyncio.sleep(0)  # those who waited take their leave
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it; whoever waits hears ShardUnavailable."""
+
+    @abstractmethod
+    def _send(self, call: index_pb2.Call, queries: Float32 | None) -> None: ...
+
+    def _replied(self, reply: index_pb2.Reply) -> None:
+        future = self._waiting.get(reply.number)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _break(self, why: str) -> None:
+        """Everyone who waits hears why, if it is not broken yet."""
+        self.broken = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ShardUnavailable(f"{self._address}: {why}"))
+
+
+class GrpcStream(Stream):
+    """On an Exchange of gRPC's."""
+
+    def __init__(self, address: str, exchange: aio.StreamStreamCall[index_pb2.Call, index_pb2.Reply]) -> None:
+        super().__init__(address)
+        self._exchange = exchange
+        self._unsent: deque[index_pb2.Call] = deque()
+        self._more = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    async def close(self) -> None:
+        self._break("the connection was closed")
+        self._exchange.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _send(self, call: index_pb2.Call, queries: Float32 | None) -> None:
+        if queries is not None:
+            call.search.queries.CopyFrom(wire.matrix_to_wire(queries))
+        self._unsent.append(call)
+        self._more.set()
+
+    async def _write(self) -> None:
+        """In a task of its own: cancelling a write of gRPC's would end the stream for all."""
+        sent = 0  # the highest number that went out
+        try:
+            while not self.broken:
+                self._more.clear()
+                while self._unsent:
+                    call = self._unsent.popleft()
+                    if call.cancel if call.number <= sent else call.number in self._waiting:
+                        sent = max(sent, call.number)
+                        await self._exchange.write(call)
+                await self._more.wait()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the reader knows why
+
+    async def _read(self) -> None:
+        why = "the server ended the stream"
+        try:
+            async for reply in self._exchange:
+                self._replied(reply)
+        except aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+        finally:
+            self._break(why)
+            self._more.set()
+
+
+class FrameStream(Stream, asyncio.Protocol):
+    """On a connection without gRPC: see `frames`."""
+
+    def __init__(self, address: str, key: bytes) -> None:
+        super().__init__(address)
+        self._key = key
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._greeted = self._waiting[0] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(cls, address: str, host: str, port: int, key: bytes, timeout_s: float) -> Self:
+        """Connect, and be greeted.
+
+        Raises:
+            ShardUnavailable: nobody greets there in time.
+        """
+        stream = cls(address, key)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_connection(lambda: stream, host, port)
+                await stream._greeted
+        except BaseException as error:
+            await stream.close()
+            if not isinstance(error, OSError):  # TimeoutError is one
+                raise
+            raise ShardUnavailable(f"{host}:{port}: cannot be reached: {error or 'nobody answers'}") from None
+        del stream._waiting[0]
+        return stream
+
+    async def close(self) -> None:
+        self._break("the connection was closed")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self, call: index_pb2.Call, queries: Float32 | None) -> None:
+        payload: memoryview | bytes = b""
+        if queries is not None:
+            call.search.queries.rows, call.search.queries.columns = queries.shape
+            payload = np.ascontiguousarray(queries, wire.FLOAT32).reshape(-1).view(np.uint8).data
+        if self._transport is not None and not self.broken:
+            self._transport.writelines(frame(call.SerializeToString(), payload))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        prepare(transport.get_extra_info("socket"))
+        self._transport = transport
+        transport.write(self._key)
+
+    def data_received(self, data: bytes) -> None:
+        received, at = self._received, 0
+        received += data
+        while len(received) >= at + HEADER.size:
+            start = at + HEADER.size
+            end = start + sum(HEADER.unpack_from(received, at))
+            if len(received) < end:
+                break
+            reply = index_pb2.Reply.FromString(bytes(received[start:end]))
+            if reply.number == 0 and reply.HasField("failure"):
+                self._break(f"{reply.failure.code}: {reply.failure.message}")
+            self._replied(reply)
+            at = end
+        del received[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:  # the name is asyncio's
+        self._break(f"the connection broke: {exc}" if exc else "the server ended the stream")

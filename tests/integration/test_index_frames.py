@@ -1,0 +1,266 @@
+"""Connections without gRPC: the same calls, the same replies, and nothing that a stranger sends does harm."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import trustme
+
+from openbook import wire
+from openbook.config import ClientTls, IndexServerSettings, ServerTls
+from openbook.core.deadline import Deadline
+from openbook.core.types import Passage
+from openbook.errors import PortInUse, ShardUnavailable
+from openbook.index import engine
+from openbook.index.build import build_snapshot
+from openbook.index.client import IndexClient, channel_credentials
+from openbook.index.frames import HEADER, frame
+from openbook.index.server import IndexServer
+from openbook.index.stream import FrameStream, GrpcStream
+from openbook.v1 import index_pb2
+
+N, D = 40, 4
+VECTORS = np.random.default_rng(0).integers(-9, 10, (N, D)).astype(np.float32)
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "snapshot"
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
+    build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
+    return out
+
+
+@pytest.fixture(scope="module")
+def server(snapshot: Path) -> Iterator[IndexServer]:
+    with IndexServer(IndexServerSettings(snapshot=snapshot, max_rows=8)) as server:
+        yield server
+
+
+class Connection:
+    """What a client in another language would write."""
+
+    def __init__(self, server: IndexServer, key: bytes | None = None) -> None:
+        frames = server._service.frames
+        assert frames is not None
+        self.socket = socket.create_connection(("127.0.0.1", frames.port), timeout=TIMEOUT_S)
+        self.socket.sendall(frames.key if key is None else key)
+        self._file = self.socket.makefile("rb")
+
+    def send(self, call: index_pb2.Call, payload: bytes = b"") -> None:
+        self.socket.sendall(b"".join(frame(call.SerializeToString(), payload)))
+
+    def reply(self) -> index_pb2.Reply | None:
+        header = self._file.read(HEADER.size)
+        if not header:
+            return None
+        n_message, n_payload = HEADER.unpack(header)
+        assert n_payload == 0
+        return index_pb2.Reply.FromString(self._file.read(n_message))
+
+
+@contextmanager
+def connected(server: IndexServer, key: bytes | None = None) -> Iterator[Connection]:
+    connection = Connection(server, key)
+    try:
+        yield connection
+    finally:
+        connection.socket.close()
+        connection._file.close()
+
+
+def search(number: int, rows: int = 1, **queries: object) -> index_pb2.Call:
+    matrix = SimpleNamespace(rows=rows, columns=D, **queries)
+    return index_pb2.Call(number=number, search=index_pb2.SearchRequest(queries=vars(matrix), k=3))
+
+
+def test_numbers_beside_the_message_and_in_it_are_the_same_question(server: IndexServer) -> None:
+    data = VECTORS[:2].tobytes()
+    with connected(server) as connection:
+        assert connection.reply() == index_pb2.Reply()
+        connection.send(search(1, 2), data)
+        connection.send(search(2, 2, data=data))
+        replies = [connection.reply() for _ in range(2)]
+    expected = server.shard.search(VECTORS[:2], 3, Deadline.never())
+    for number, reply in enumerate(replies, 1):
+        assert reply is not None
+        assert reply.number == number
+        hits = wire.hits_from_wire(reply.search)
+        np.testing.assert_array_equal(hits.ids, expected.ids)
+        np.testing.assert_array_equal(hits.scores, expected.scores)
+
+
+def test_what_is_wrong_with_a_call_is_told_and_the_connection_goes_on(server: IndexServer) -> None:
+    with connected(server) as connection:
+        connection.reply()
+        connection.send(search(1, 2), bytes(16))
+        connection.send(index_pb2.Call(number=2))
+        connection.send(search(3), VECTORS[:1].tobytes())
+        replies = [connection.reply() for _ in range(3)]
+    assert [reply.failure.code for reply in replies if reply] == ["INVALID_ARGUMENT", "INVALID_ARGUMENT", ""]
+    assert replies[0] is not None
+    assert replies[0].failure.message == "matrix of 2 x 4 float32 must have 32 bytes, got 16"
+
+
+def test_what_is_no_call_ends_the_connection_and_says_why(server: IndexServer) -> None:
+    limit = server._max_bytes
+    for sent, message in [
+        (HEADER.pack(limit, 1), f"a call must have at most {limit} bytes, got {limit + 1}"),
+        (HEADER.pack(3, 0) + b"\xff\xff\xff", "3 bytes are no call"),
+    ]:
+        with connected(server) as connection:
+            connection.reply()
+            connection.socket.sendall(sent)
+            reply = connection.reply()
+            assert reply is not None
+            assert (reply.number, reply.failure.code, reply.failure.message) == (0, "INVALID_ARGUMENT", message)
+            assert connection.reply() is None
+
+
+def test_who_does_not_know_the_key_hears_nothing(server: IndexServer) -> None:
+    for key in (bytes(16), b"GET / HTTP/1.1\r\n"):
+        with connected(server, key) as connection:
+            assert connection.reply() is None
+
+
+def test_half_a_call_and_a_vanished_client_leave_nothing_behind(server: IndexServer) -> None:
+    for _ in range(10):
+        with connected(server) as connection:
+            connection.reply()
+            with engine._ONE_AT_A_TIME:
+                connection.send(search(1), VECTORS[:1].tobytes())
+                connection.socket.sendall(HEADER.pack(100, 0) + b"half")
+                connection.socket.shutdown(socket.SHUT_RDWR)
+    threads = list(server._frames._connections.values()) if server._frames else []
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert server._frames is not None
+    assert not server._frames._connections
+    assert not server._service._streams
+
+
+def test_replies_that_nobody_takes_hold_up_no_other_connection(snapshot: Path) -> None:
+    """More of them than the buffers between the two hold, so that one is sent in part and the others wait."""
+    with IndexServer(IndexServerSettings(snapshot=snapshot, max_queued_rows=1 << 20)) as server:
+        check_slow_reader(server)
+
+
+def check_slow_reader(server: IndexServer) -> None:
+    data, n_calls = VECTORS[np.zeros(8, int)].tobytes(), 20_000
+    call = index_pb2.Call(search=index_pb2.SearchRequest(queries={"rows": 8, "columns": D}, k=N))
+    with connected(server) as slow, connected(server) as other:
+        slow.reply()
+        other.reply()
+        slow.socket.settimeout(0.2)
+        n_sent = 0
+        try:
+            for number in range(1, n_calls):
+                call.number = number
+                slow.send(call, data)
+                n_sent = number
+        except TimeoutError:  # the server reads no more of them until their replies are taken
+            pass
+        other.send(search(1), VECTORS[:1].tobytes())
+        reply = other.reply()
+        assert reply is not None
+        assert reply.search.rows == 1
+        assert 0 < n_sent < n_calls
+        slow.socket.settimeout(TIMEOUT_S)
+        replies = [slow.reply() for _ in range(n_sent)]
+    expected = server.shard.search(VECTORS[np.zeros(8, int)], N, Deadline.never())
+    for answered in replies:
+        assert answered is not None
+        np.testing.assert_array_equal(wire.hits_from_wire(answered.search).ids, expected.ids)
+    assert sorted(answered.number for answered in replies if answered) == list(range(1, n_sent + 1))
+
+
+def test_one_connection_too_many_is_told_so(snapshot: Path) -> None:
+    settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
+    with IndexServer(settings) as server, connected(server) as first:
+        assert first.reply() == index_pb2.Reply()
+        with connected(server) as second:
+            reply = second.reply()
+            assert reply is not None
+            assert (reply.failure.code, reply.failure.message) == ("RESOURCE_EXHAUSTED", "at most 1 streams at once")
+            assert second.reply() is None
+
+
+def test_a_server_that_stops_answers_what_it_began(snapshot: Path) -> None:
+    with IndexServer(IndexServerSettings(snapshot=snapshot)) as server, connected(server) as connection:
+        connection.reply()
+        connection.send(search(1), VECTORS[:1].tobytes())
+        assert connection.reply() is not None
+        server.stop()
+        assert connection.reply() is None
+
+
+def test_a_port_that_is_taken_is_named(snapshot: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = IndexServer(IndexServerSettings(snapshot=snapshot, frame_port=port))
+        with pytest.raises(PortInUse, match=f"127.0.0.1:{port}: another process listens here"):
+            server.start()
+        server.stop()
+
+
+def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = trustme.CA()
+    certificate = ca.issue_cert("127.0.0.1")
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    encrypted = IndexServerSettings(snapshot=snapshot, tls=tls), ClientTls(ca=tmp_path / "ca.pem")
+    without = IndexServerSettings(snapshot=snapshot, frame_port=None), None
+    unreachable = IndexServerSettings(snapshot=snapshot), None
+
+    async def refused(*_: object) -> FrameStream:
+        raise ShardUnavailable("cannot be reached")
+
+    async def ask(server: IndexServer, tls: ClientTls | None) -> None:
+        client = IndexClient(server.address, channel_credentials(tls))
+        for _ in range(3):
+            hits, _ = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+            assert hits.ids.shape == (1, 3)
+            if client._hurrying is not None:
+                await client._hurrying
+        assert type(client._stream) is GrpcStream
+        await client.close()
+
+    for settings, client_tls in (encrypted, without):
+        with IndexServer(settings) as server:
+            assert server._service.frames is None
+            asyncio.run(ask(server, client_tls))
+    monkeypatch.setattr(FrameStream, "open", refused)
+    with IndexServer(unreachable[0]) as server:
+        asyncio.run(ask(server, None))
+
+
+def test_a_client_finds_a_server_that_came_back_with_another_port_and_key(snapshot: Path) -> None:
+    async def scenario() -> None:
+        server = IndexServer(IndexServerSettings(snapshot=snapshot))
+        server.start()
+        client = IndexClient(server.address)
+        await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+        assert client._hurrying is not None
+        await client._hurrying
+        assert type(client._stream) is FrameStream
+        await asyncio.to_thread(server.stop)
+        again = IndexServer(IndexServerSettings(snapshot=snapshot, port=server.port))
+        again.start()
+        with suppress(ShardUnavailable):  # if it has not noticed yet
+            await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+        hits, _ = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+        assert hits.ids.shape == (1, 3)
+        await client.close()
+        await asyncio.to_thread(again.stop)
+
+    asyncio.run(scenario())
