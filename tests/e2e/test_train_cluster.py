@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from time import monotonic, sleep
 from typing import Any
 
@@ -254,3 +255,19 @@ def test_a_driver_that_is_killed_changes_nothing(files: Files, whole: Path) -> N
         await_end(members)
     cluster.fit(files.settings("driver"))
     check_same(out, whole)
+
+
+def test_ctrl_c_ends_the_workers_and_the_same_call_goes_on(files: Files, whole: Path) -> None:
+    ended, handler = Event(), signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.wait(TIMEOUT_S)
+
+    files.after("interrupted", 4, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.fit(files.settings("interrupted"))
+    ended.set()
+    assert signal.getsignal(signal.SIGINT) is handler
+    cluster.fit(files.settings("interrupted"))
+    check_same(files.folder / "interrupted", whole)
