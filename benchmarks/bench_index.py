@@ -42,7 +42,7 @@ D, K = 768, 10
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
 TICKS = os.sysconf("SC_CLK_TCK")
 # what FAISS builds, as a share of the passages, and how many batches of 64 a round takes
-KINDS = {"Flat": ("Flat", 1.0, 1), "IVF": ("IVF512,SQ8", 2.0, 1), "HNSW": ("HNSW32", 0.5, 4)}
+KINDS = {"Flat": ("Flat", 1.0, 1), "IVF": ("IVF512,SQ8", 2.0, 1), "HNSW, small": ("HNSW32", 0.5, 4), "HNSW": ("HNSW32", 2.0, 4)}
 
 Run = Callable[[], Awaitable[None]]
 
@@ -258,7 +258,7 @@ async def main(args: argparse.Namespace) -> None:
         results += await round_trips(build(args.folder / "empty", "Flat", clustered(1, seed=1), 2), args.rounds)
         for name, (factory, share, n_batches) in KINDS.items():
             n = int(args.passages * share)
-            folder = build(args.folder / f"{name}-{n}", factory, clustered(n, seed=1))
+            folder = build(args.folder / f"{factory}-{n}", factory, clustered(n, seed=1))
             results += await against_faiss(folder, name, n_batches, args.rounds)
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, FAISS {faiss.__version__}")
         for what, numbers in results:

@@ -50,9 +50,13 @@ def serve(root: Path, seed: int, stalled: float) -> None:
     class Stalling(IndexService):
         def _begin_search(self, *arguments: Any) -> None:
             if random.random() < stalled:
-                threading.Timer(STALL_S, super()._begin_search, arguments).start()
+                threading.Timer(STALL_S, self._begin_late, arguments).start()
             else:
                 super()._begin_search(*arguments)
+
+        def _begin_late(self, *arguments: Any) -> None:
+            super()._begin_search(*arguments)
+            self._searches.go()
 
     server.IndexService = Stalling  # type: ignore[misc]
     server.run(IndexServerSettings(snapshot=root, retain_s=0))

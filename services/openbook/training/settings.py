@@ -131,7 +131,7 @@ class WorkersSettings(Section):
     """Ray Train's workers."""
 
     n_workers: Positive = 1
-    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each
+    num_cpus: Annotated[float, Field(gt=0)] = 1.0  # reserved by each
     use_gpu: bool = False
     max_failures: Annotated[int, Field(ge=-1)] = 3  # of workers, until the run fails; -1: never
 
