@@ -33,14 +33,20 @@ class CallStream:
     Args:
         calls: as they come.
         begin: starts the work of one.
+        begun: called after each of them.
         try_send: sends a reply at once, from whatever thread made it, or says that it cannot.
     """
 
     def __init__(
-        self, calls: Iterator[Asked], begin: Begin, try_send: Callable[[index_pb2.Reply], bool] | None = None
+        self,
+        calls: Iterator[Asked],
+        begin: Begin,
+        begun: Callable[[], None],
+        try_send: Callable[[index_pb2.Reply], bool] | None = None,
     ) -> None:
         self._calls = calls
         self._begin = begin
+        self._begun = begun
         self._try_send = try_send
         self._unfinished: dict[int, Ticket] = {}
         self._due: SimpleQueue[tuple[int, Ticket, Callable[[], index_pb2.Reply]] | None] = SimpleQueue()
@@ -82,6 +88,7 @@ class CallStream:
                     continue
                 self._places.acquire()
                 self._start(asked, (kind or "call").capitalize())
+                self._begun()
                 if self._over:
                     break
         except (grpc.RpcError, OSError):  # the connection is gone, and with it whoever waited

@@ -53,7 +53,7 @@ class Admit(Protocol):
     """Makes the calls of a connection a stream. Raises OpenbookError where it is one too many."""
 
     def __call__(
-        self, calls: Iterator[Asked], try_send: Callable[[index_pb2.Reply], bool]
+        self, calls: Iterator[Asked], has_more: Callable[[], bool], try_send: Callable[[index_pb2.Reply], bool]
     ) -> AbstractContextManager[CallStream]: ...
 
 
@@ -63,16 +63,14 @@ class FrameServer:
     Args:
         listener: taken over.
         admit: see `Admit`.
-        go: called after every call that was begun, with whether the next one is already there.
         max_bytes: of a call, payload included.
     """
 
-    def __init__(self, listener: socket.socket, admit: Admit, go: Callable[[bool], None], max_bytes: int) -> None:
+    def __init__(self, listener: socket.socket, admit: Admit, max_bytes: int) -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
         self.port = int(listener.getsockname()[1])
         self._listener = listener
         self._admit = admit
-        self._go = go
         self._max_bytes = max_bytes
         self._stopped = threading.Event()
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -130,7 +128,7 @@ class FrameServer:
     def _answer(self, reader: "_Reader", writer: "_Writer") -> None:
         refused: list[OpenbookError] = []
         try:
-            with self._admit(self._calls(reader, refused), writer.try_send) as stream:
+            with self._admit(self._calls(reader, refused), reader.has_more, writer.try_send) as stream:
                 writer.send(index_pb2.Reply())
                 for reply in stream.replies():
                     writer.send(reply)
@@ -157,7 +155,6 @@ class FrameServer:
                 refused.append(InvalidRequest(f"{n_message} bytes are no call"))
                 return
             yield call, payload if n_payload else call.search.queries.data
-            self._go(reader.has_more())
 
 
 class _Reader:
@@ -188,7 +185,7 @@ class _Reader:
     def has_more(self) -> bool:
         """Whether something came that was not asked for yet. Reads ahead, and does not wait."""
         if self._start == self._end:
-            with suppress(BlockingIOError):
+            with suppress(OSError):  # nothing; or the connection is gone, which whoever reads on hears
                 self._start, self._end = 0, self._connection.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
         return self._start < self._end
 

@@ -104,7 +104,7 @@ class IndexServer:
             raise _why_not(self._settings.host, self.port) from None
         if self._settings.frame_port is not None and not self._settings.tls:
             listener = _listen(self._settings.host, self._settings.frame_port)
-            self._frames = FrameServer(listener, self._service.admit, self._searches.go, self._max_bytes)
+            self._frames = FrameServer(listener, self._service.admit, self._max_bytes)
             self._service.frames = index_pb2.Frames(port=self._frames.port, key=self._frames.key)
             self._frames.start()
         self._server.start()

@@ -65,30 +65,31 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
     ) -> Iterator[index_pb2.Reply]:
         try:
-            with self.admit(self._read(request_iterator)) as stream:
+            calls = ((call, call.search.queries.data) for call in request_iterator)
+            with self.admit(calls) as stream:
                 yield from stream.replies()
         except Overloaded as error:
             abort("Exchange", context, error.grpc_code, str(error))
         if self._stopping:
             abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
 
-    def _read(self, calls: Iterator[index_pb2.Call]) -> Iterator[Asked]:
-        for call in calls:
-            yield call, call.search.queries.data
-            self._searches.go()
-
     @contextmanager
     def admit(
-        self, calls: Iterator[Asked], try_send: Callable[[index_pb2.Reply], bool] | None = None
+        self,
+        calls: Iterator[Asked],
+        has_more: Callable[[], bool] = lambda: True,
+        try_send: Callable[[index_pb2.Reply], bool] | None = None,
     ) -> Iterator[CallStream]:
-        """A stream of calls, gRPC's or another (see `CallStream`), which calls `Coalescer.go` after each of them.
+        """A stream of calls, gRPC's or another: see `CallStream`.
+
+        Whoever reads it may search by himself when it has no more of them.
 
         Raises:
             Overloaded: there are too many streams already.
         """
         if len(self._streams) >= self._max_streams:
             raise Overloaded(f"at most {self._max_streams} streams at once")
-        stream = CallStream(calls, self._begin, try_send)
+        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), try_send)
         self._streams.add(stream)
         if self._stopping:
             stream.end()
