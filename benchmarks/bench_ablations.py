@@ -38,6 +38,20 @@ DEV = ("squad-dev", "entityquestions-dev-passages")
 SHOWN = {"log_likelihood": "log p(y|x)", "exact_match": "EM", "f1": "F1", "has_answer": "recall"}
 
 
+Results = dict[str, dict[int, np.ndarray]]
+"""Of each title and seed, per question: (n, 6) in the order of NAMES."""
+
+
+def passages(row: str, k: int) -> int:
+    """How many each question gets."""
+    return int(ROWS[row].get("retrieval", {}).get("k", k))
+
+
+def title(row: str, k: int) -> str:
+    """Of a row of the table."""
+    return f"{row}, k={passages(row, k)}"
+
+
 def settings(row: str, seed: int, k: int, out: Path, **sizes: Any) -> TrainingSettings:
     """Of one run."""
     data, reader, n_steps, n_dev = (sizes[name] for name in ("data", "reader", "steps", "dev"))
@@ -82,7 +96,7 @@ def settings(row: str, seed: int, k: int, out: Path, **sizes: Any) -> TrainingSe
 
 def measured(row: str, seed: int, k: int, out: Path, **sizes: Any) -> dict[str, Any]:
     """Per question, before and after training: (n, 6) in the order of NAMES."""
-    folder = out / f"{row.replace(' ', '-').replace(',', '')}-k{k}-seed{seed}"
+    folder = out / f"{row.replace(' ', '-').replace(',', '')}-k{passages(row, k)}-seed{seed}"
     result = folder / "questions.json"
     if not result.exists():
         run = Run(settings(row, seed, k, folder, **sizes))
@@ -100,10 +114,10 @@ def measured(row: str, seed: int, k: int, out: Path, **sizes: Any) -> dict[str, 
     return found
 
 
-def lines(results: dict[str, list[np.ndarray]], rows: slice) -> Iterator[list[str]]:
+def lines(results: Results, rows: slice) -> Iterator[list[str]]:
     """Means over questions and seeds with their 95 % intervals: over questions, whose seeds are averaged first."""
     for name, runs in results.items():
-        means = np.mean(runs, 0)[rows]  # (n, 6)
+        means = np.mean(list(runs.values()), 0)[rows]  # (n, 6)
         cells = []
         for number in SHOWN:
             values = means[:, NAMES.index(number)] * (1 if number == "log_likelihood" else 100)
@@ -112,14 +126,16 @@ def lines(results: dict[str, list[np.ndarray]], rows: slice) -> Iterator[list[st
         yield [name, str(len(runs)), *cells]
 
 
-def gain(results: dict[str, list[np.ndarray]], better: str, worse: str, rows: slice) -> str:
+def gain(results: Results, better: str, worse: str, rows: slice) -> str:
     """How much one is ahead of another on the same questions: a paired comparison."""
-    differences = (np.mean(results[better], 0) - np.mean(results[worse], 0))[rows]
+    seeds = sorted(results[better].keys() & results[worse].keys())
+    pairs = [results[better][seed] - results[worse][seed] for seed in seeds]
+    differences = np.mean(pairs, 0)[rows]
     cells = []
-    for number, title in SHOWN.items():
+    for number, shown in SHOWN.items():
         values = differences[:, NAMES.index(number)] * (1 if number == "log_likelihood" else 100)
         low, high = bootstrap_interval(values)
-        cells.append(f"{title} {values.mean():+.2f} ({low:+.2f} to {high:+.2f})")
+        cells.append(f"{shown} {values.mean():+.2f} ({low:+.2f} to {high:+.2f})")
     return f"{better} over {worse}: {', '.join(cells)}"
 
 
@@ -134,14 +150,15 @@ def main(
 ) -> None:
     """Train and measure every row, then print a table for each file of dev questions."""
     sizes = {"data": data, "reader": reader, "steps": steps, "dev": dev}
-    results: dict[str, list[np.ndarray]] = {}
+    results: Results = {}
     for number in seed or [0]:
         for n_passages in k or [4]:
             for row in ROWS:
                 found = measured(row, number, n_passages, out, **sizes)
+                name = title(row, n_passages)
                 if found["before"]:
-                    results.setdefault(f"{row}, k={n_passages}, before training", []).append(np.array(found["before"]))
-                results.setdefault(f"{row}, k={n_passages}", []).append(np.array(found["after"]))
+                    results.setdefault(f"{name}, before training", {})[number] = np.array(found["before"])
+                results.setdefault(name, {})[number] = np.array(found["after"])
     n_each = dev // len(DEV)
     for i, name in enumerate(DEV):
         rows = slice(i * n_each, (i + 1) * n_each)
@@ -150,10 +167,10 @@ def main(
             table.add_row(*line)
         Console(width=160).print(table)
         for n_passages in k or [4]:
-            names = [f"{row}, k={n_passages}" for row in ("dense, end to end", "dense, frozen", "no retrieval")]
+            names = [title(row, n_passages) for row in ("dense, end to end", "dense, frozen", "no retrieval")]
             print(gain(results, names[0], names[1], rows))
             print(gain(results, names[1], names[2], rows))
-    print(json.dumps({row: np.mean(runs, (0, 1)).tolist() for row, runs in results.items()}))
+    print(json.dumps({row: np.mean(list(runs.values()), (0, 1)).tolist() for row, runs in results.items()}))
 
 
 if __name__ == "__main__":

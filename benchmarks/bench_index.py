@@ -42,7 +42,12 @@ D, K = 768, 10
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
 TICKS = os.sysconf("SC_CLK_TCK")
 # what FAISS builds, as a share of the passages, and how many batches of 64 a round takes
-KINDS = {"Flat": ("Flat", 1.0, 1), "IVF": ("IVF512,SQ8", 2.0, 1), "HNSW, small": ("HNSW32", 0.5, 4), "HNSW": ("HNSW32", 2.0, 4)}
+KINDS = {
+    "Flat": ("Flat", 1.0, 1),
+    "IVF": ("IVF512,SQ8", 2.0, 1),
+    "HNSW, small": ("HNSW32", 0.5, 4),
+    "HNSW": ("HNSW32", 2.0, 4),
+}
 
 Run = Callable[[], Awaitable[None]]
 
