@@ -3,10 +3,10 @@
     python deploy/default-model/prepare.py DATA OUT
 
 DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and documents (squad, nq-paragraphs,
-wikipedia-intros); their sources stand in services/openbook/embedded/reader/README.md. OUT/documents.jsonl.gz has all
-that these questions are about. The index serves passages of 100 words, so that is what
-the reader learns to read: 100 words of the question's paragraph, cut at random around the answer. SQuAD's paragraphs
-are also kept whole. OUT/encoder is what end-to-end training begins with: the embedded passage encoder, for questions.
+wikipedia-intros); their sources stand in services/openbook/embedded/README.md. The index serves passages of 100 words,
+so that is what the reader learns to read: 100 words of the question's paragraph, cut at random around the answer.
+SQuAD's paragraphs are also kept whole. OUT/documents.jsonl.gz has all that these questions are about, OUT/encoder what
+end-to-end training begins with: the embedded passage encoder, for questions.
 """
 
 import gzip

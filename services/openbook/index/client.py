@@ -135,14 +135,14 @@ class IndexClient:
         if self._stream is None or self._stream.broken:
             self._stream = GrpcStream(self.address, self._stub.Exchange())
         if isinstance(self._stream, GrpcStream) and self._hurrying is None and monotonic() >= self._hurry_at:
-            self._hurrying = asyncio.create_task(self._hurry(self._stream))
+            self._hurrying = asyncio.create_task(self._hurry())
         call.timeout_s = timeout_s
         reply = await self._stream.ask(call, queries)
         if reply.HasField("failure"):
             raise from_grpc_code(reply.failure.code, f"{self.address}: {reply.failure.message}")
         return reply
 
-    async def _hurry(self, slow: GrpcStream) -> None:
+    async def _hurry(self) -> None:
         """Go on without gRPC, if the server offers it. What is under way is answered where it was asked."""
         self._hurry_at = monotonic() + HURRY_AGAIN_S
         try:
@@ -150,11 +150,13 @@ class IndexClient:
             if info.HasField("frames"):
                 host = self.address.rpartition(":")[0].strip("[]")
                 to = host, info.frames.port, info.frames.key
-                self._stream = await FrameStream.open(self.address, *to, CONNECT_TIMEOUT_S)
-                try:
-                    await slow.drained()
-                finally:
-                    await slow.close()
+                fast = await FrameStream.open(self.address, *to, CONNECT_TIMEOUT_S)
+                slow, self._stream = self._stream, fast
+                if slow is not None:
+                    try:
+                        await slow.drained()
+                    finally:
+                        await slow.close()
         except OpenbookError as error:
             log.info("index server %s: going on with gRPC: %s", self.address, error)
         finally:
