@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from typing import Self
 
@@ -160,8 +161,9 @@ class FrameStream(Stream, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        prepare(transport.get_extra_info("socket"))
         self._transport = transport
+        with suppress(OSError):  # it is gone again, which `connection_lost` is told next
+            prepare(transport.get_extra_info("socket"))
         transport.write(self._key)
 
     def data_received(self, data: bytes) -> None:
