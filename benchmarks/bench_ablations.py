@@ -33,6 +33,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "dense, frozen": {"models": {"train_query_encoder": False}},
     "dense, end to end": {},
 }
+COMPARED = ("dense, end to end", "dense, frozen", "no retrieval")
 TRAIN = ("squad-passages", "entityquestions-train-passages")
 DEV = ("squad-dev", "entityquestions-dev-passages")
 SHOWN = {"log_likelihood": "log p(y|x)", "exact_match": "EM", "f1": "F1", "has_answer": "recall"}
@@ -160,16 +161,17 @@ def main(
                     results.setdefault(f"{name}, before training", {})[number] = np.array(found["before"])
                 results.setdefault(name, {})[number] = np.array(found["after"])
     n_each = dev // len(DEV)
-    for i, name in enumerate(DEV):
-        rows = slice(i * n_each, (i + 1) * n_each)
+    parts = [(name, slice(i * n_each, (i + 1) * n_each)) for i, name in enumerate(DEV)]
+    for name, rows in parts:
         table = Table("retriever", "runs", *SHOWN.values(), title=f"{name}, {n_each} questions, {steps} steps")
         for line in lines(results, rows):
             table.add_row(*line)
         Console(width=160).print(table)
+    for name, rows in (*parts, ("all", slice(None))):
         for n_passages in k or [4]:
-            names = [title(row, n_passages) for row in ("dense, end to end", "dense, frozen", "no retrieval")]
-            print(gain(results, names[0], names[1], rows))
-            print(gain(results, names[1], names[2], rows))
+            trained, frozen, alone = (title(row, n_passages) for row in COMPARED)
+            print(f"{name}: {gain(results, trained, frozen, rows)}")
+            print(f"{name}: {gain(results, frozen, alone, rows)}")
     print(json.dumps({row: np.mean(list(runs.values()), (0, 1)).tolist() for row, runs in results.items()}))
 
 
