@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import trustme
+import uvloop
 
 from openbook import wire
 from openbook.config import ClientTls, IndexServerSettings, ServerTls
@@ -242,6 +243,29 @@ def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
     monkeypatch.setattr(FrameStream, "open", refused)
     with IndexServer(unreachable[0]) as server:
         asyncio.run(ask(server, None))
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_calls_of_all_sizes_in_either_event_loop(
+    server: IndexServer, loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray Serve's replicas run in uvloop."""
+
+    async def scenario() -> None:
+        client = IndexClient(server.address)
+        await client.fetch([0], "", False, TIMEOUT_S)
+        assert client._hurrying is not None
+        await client._hurrying
+        assert type(client._stream) is FrameStream
+        calls = [client.search(VECTORS[: 1 + i % 8], 1 + i % N, "", TIMEOUT_S) for i in range(200)]
+        for i, (hits, _) in enumerate(await asyncio.gather(*calls)):
+            expected = server.shard.search(VECTORS[: 1 + i % 8], 1 + i % N, Deadline.never())
+            np.testing.assert_array_equal(hits.ids, expected.ids)
+        await client.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
+    assert not caplog.records
 
 
 def test_a_client_finds_a_server_that_came_back_with_another_port_and_key(snapshot: Path) -> None:

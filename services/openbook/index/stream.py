@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
 from itertools import count
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from grpc import aio
@@ -160,11 +160,10 @@ class FrameStream(Stream, asyncio.Protocol):
             self._transport.writelines(frame(call.SerializeToString(), payload))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has all of it, and is none
         with suppress(OSError):  # it is gone again, which `connection_lost` is told next
             prepare(transport.get_extra_info("socket"))
-        transport.write(self._key)
+        self._transport.write(self._key)
 
     def data_received(self, data: bytes) -> None:
         received, at = self._received, 0
