@@ -5,28 +5,23 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
 import pytest
+from small_snapshot import VECTORS, N, build
 
 from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
-from openbook.core.types import Passage
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 from openbook.index import engine
-from openbook.index.build import build_snapshot
 from openbook.index.client import IndexClient
 from openbook.index.server import IndexServer
 from openbook.index.sharded import ShardedIndex
 from openbook.index.stream import FrameStream, GrpcStream
 
-N, D = 40, 4
-VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
 TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module", params=[None, 0], ids=["gRPC", "frames"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
-    out = tmp_path_factory.mktemp("built") / "snapshot"
-    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
-    build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
+    out = build(tmp_path_factory.mktemp("built"))
     with IndexServer(IndexServerSettings(snapshot=out, frame_port=request.param)) as server:
         yield server
 

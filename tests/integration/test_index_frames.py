@@ -11,31 +11,25 @@ import numpy as np
 import pytest
 import trustme
 import uvloop
+from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
 from openbook.config import ClientTls, IndexServerSettings, ServerTls
 from openbook.core.deadline import Deadline
-from openbook.core.types import Passage
 from openbook.errors import PortInUse, ShardUnavailable
 from openbook.index import engine
-from openbook.index.build import build_snapshot
 from openbook.index.client import IndexClient, channel_credentials
 from openbook.index.frames import HEADER, frame
 from openbook.index.server import IndexServer
 from openbook.index.stream import FrameStream, GrpcStream
 from openbook.v1 import index_pb2
 
-N, D = 40, 4
-VECTORS = np.random.default_rng(0).integers(-9, 10, (N, D)).astype(np.float32)
 TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "snapshot"
-    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
-    build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
-    return out
+    return build(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")

@@ -14,27 +14,21 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
 from openbook.config import IndexServerSettings
-from openbook.core.types import Passage
 from openbook.errors import InvalidSnapshot, PortInUse, StartupError
-from openbook.index.build import build_snapshot
 from openbook.index.server import IndexServer
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
 
-N, D = 40, 4
-VECTORS = np.random.default_rng(0).integers(-9, 10, (N, D)).astype(np.float32)
 QUERY = common_pb2.Matrix(rows=1, columns=D, data=np.ones(D, "<f4").tobytes())
 
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "snapshot"
-    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
-    build_snapshot(passages, VECTORS, out, 2, "Flat", "encoder", "fingerprint")
-    return out
+    return build(tmp_path_factory.mktemp("built"), n_shards=2)
 
 
 @pytest.fixture(scope="module")

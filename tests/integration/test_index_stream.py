@@ -9,28 +9,23 @@ from types import TracebackType
 import grpc
 import numpy as np
 import pytest
+from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Hits, Passage, SearchParameters
+from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.index import engine
-from openbook.index.build import build_snapshot
 from openbook.index.server import IndexServer
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
 
-N, D = 40, 4
-VECTORS = np.random.default_rng(0).integers(-9, 10, (N, D)).astype(np.float32)
 QUERIES = np.random.default_rng(1).integers(-3, 4, (100, D)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "snapshot"
-    passages = [Passage(i, f"doc-{i}", f"title {i}", f"text {i}") for i in range(N)]
-    build_snapshot(passages, VECTORS, out, 1, "Flat", "encoder", "fingerprint")
-    return out
+    return build(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ class IndexServiceServicer:
 
     def Exchange(self, request_iterator, context):
         """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
-        a call each, and an eighth without gRPC (see Frames). What fails is one call; the stream goes on.
+        a call each, and half of that again without gRPC (see Frames). What fails is one call; the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

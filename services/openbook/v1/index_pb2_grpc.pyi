@@ -45,7 +45,7 @@ class IndexServiceStub:
     """What this server holds, and its limits."""
     Exchange: _grpc.StreamStreamMultiCallable[_index_pb2.Call, _index_pb2.Reply]
     """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
-    a call each, and an eighth without gRPC (see Frames). What fails is one call; the stream goes on.
+    a call each, and half of that again without gRPC (see Frames). What fails is one call; the stream goes on.
     """
 
 @_typing.type_check_only
@@ -65,7 +65,7 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """What this server holds, and its limits."""
     Exchange: _aio.StreamStreamMultiCallable[_index_pb2.Call, _index_pb2.Reply]  # type: ignore[assignment]
     """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
-    a call each, and an eighth without gRPC (see Frames). What fails is one call; the stream goes on.
+    a call each, and half of that again without gRPC (see Frames). What fails is one call; the stream goes on.
     """
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -106,7 +106,7 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_index_pb2.Reply], _abc.AsyncIterator[_index_pb2.Reply]]:
         """Search and Fetch as many calls of one long-lived stream, answered in any order: half the cost of
-        a call each, and an eighth without gRPC (see Frames). What fails is one call; the stream goes on.
+        a call each, and half of that again without gRPC (see Frames). What fails is one call; the stream goes on.
         """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
