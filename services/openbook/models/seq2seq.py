@@ -94,9 +94,20 @@ class Seq2Seq:
     unless it is told to keep the mode (dropout) that `model` is in. In a loss the encoder runs again in the backward
     pass instead of keeping what it computed: less than half the memory, and on a CPU no slower, for fresh memory costs
     as much as computing. Without `recompute` it keeps it.
+
+    With `adds_gradients`, those of the matrices that are as long as the vocabulary, most of which are zeros or come in
+    several parts, do not stand in memory besides `.grad`: give every parameter one before a backward pass.
     """
 
-    def __init__(self, model: Any, *, keep_mode: bool = False, fold: bool = True, recompute: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        keep_mode: bool = False,
+        fold: bool = True,
+        recompute: bool = True,
+        adds_gradients: bool = False,
+    ) -> None:
         output = model.get_output_embeddings()
         decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
@@ -112,7 +123,11 @@ class Seq2Seq:
             if hasattr(self._twin, "final_logits_bias"):
                 bias = self._twin.final_logits_bias[0]
                 self._twin.final_logits_bias = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
-        self._vocabulary = Vocabulary(output if self.folds else None, bias, self.vocabulary_size, self.dtype)
+        matrix = output if self.folds else None
+        self._vocabulary = Vocabulary(matrix, bias, self.vocabulary_size, self.dtype, adds_gradients)
+        for module in self._twin.modules():
+            if adds_gradients and isinstance(module, nn.Embedding):
+                module.sparse = True  # autograd adds a sparse gradient to a dense `.grad` in place
         if not keep_mode:
             self._twin.eval()
 

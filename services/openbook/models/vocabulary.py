@@ -5,9 +5,11 @@ in the processor's caches, and in memory that is not asked for anew at every ste
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -19,10 +21,21 @@ class Vocabulary:
     """`output` @ state + `bias` for each of `size` tokens; without an output matrix the states are logits already.
 
     Log-probabilities are accumulated in `dtype`, float32 or better: bfloat16 would be 0.025 nats off.
+
+    With `adds_gradients`, a backward pass adds the gradient of the output matrix to its `.grad` if it has one, and
+    hands autograd none: a matrix as large as all embeddings, which need not be made anew for every call.
     """
 
-    def __init__(self, output: nn.Linear | None, bias: Tensor | None, size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        output: nn.Linear | None,
+        bias: Tensor | None,
+        size: int,
+        dtype: torch.dtype,
+        adds_gradients: bool = False,
+    ) -> None:
         self.size = size
+        self.adds_gradients = adds_gradients
         self._output, self._more_bias, self._dtype = output, bias, dtype
         self._scratch = torch.empty(0)
 
@@ -31,31 +44,35 @@ class Vocabulary:
         if self._output is None or torch.is_grad_enabled() or states.is_cuda:
             return self._logits(states).to(self._dtype).log_softmax(-1)
         logits = self._room(states, self.size)
-        for part, tile in zip(torch.split(logits, _TILE[1], -1), self._tiles(self._output), strict=True):
-            _into(part, states, *tile)
+        tiles = (torch.split(tensor, _TILE[1]) for tensor in (logits.T, self._output.weight, self._bias(self._output)))
+        for part, weight, bias in zip(*tiles, strict=True):
+            _into(part.T, states, weight, bias)
         return torch.log_softmax(logits, -1, out=logits)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
         """(m,) log p of each of the (m,) targets after its (m, h) state, or (m, j) of j targets each.
 
-        No (m, v) tensor is held. With gradients each slice is computed again in the backward pass.
+        No (m, v) tensor is held: the backward pass computes each tile again.
         """
         if targets.ndim == 1:
             return self.token_log_probs(states, targets[:, None])[:, 0]
-        if self._output is not None and not torch.is_grad_enabled():
-            size = max(1, _TILE[0] // targets.shape[1])
-            slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
-            return torch.cat([self._tiled(self._output, s, t) for s, t in slices])
+        output = self._output
+        if output is None:  # the states are logits
 
-        def one(states: Tensor, targets: Tensor) -> Tensor:
-            return self.log_probs(states).gather(-1, targets)
+            def one(states: Tensor, targets: Tensor) -> Tensor:
+                return self.log_probs(states).gather(-1, targets)
 
-        return _in_slices(one, _MAX_LOGITS // self.size, states, targets)
+            return _in_slices(one, _MAX_LOGITS // self.size, states, targets)
+        states, bias = states.to(_product_dtype(states)), self._bias(output)
+        size = max(1, _TILE[0] // targets.shape[1])
+        slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
+        apply = _TokenLogProbs.apply
+        return torch.cat([apply(self, s, output.weight, bias, t) for s, t in slices])  # type: ignore[no-untyped-call]
 
     def mean_log_probs(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(m,) mean over all tokens of log sum_k w_k p(token | state k), from (m, k, h) states and (m, k) log weights.
 
-        Held and computed again as in `token_log_probs`.
+        With gradients each slice is computed again in the backward pass.
         """
 
         def one(states: Tensor, log_weights: Tensor) -> Tensor:
@@ -64,17 +81,13 @@ class Vocabulary:
 
         return _in_slices(one, _MAX_LOGITS // (self.size * log_weights.shape[1]), states, log_weights)
 
-    def _tiled(self, output: nn.Linear, states: Tensor, targets: Tensor) -> Tensor:
-        normalisers = []
-        for weight, bias in self._tiles(output):
-            logits = self._room(states, len(weight))
-            _into(logits, states, weight, bias)
-            highest = logits.amax(-1, keepdim=True)
-            normalisers.append(logits.sub_(highest).exp_().sum(-1).log_() + highest[:, 0])
-        bias = self._bias(output)[targets].to(self._dtype)
-        logits = (states[:, None].to(self._dtype) * output.weight[targets].to(self._dtype)).sum(-1) + bias
-        log_p: Tensor = logits - torch.stack(normalisers).logsumexp(0)[:, None]
-        return log_p
+    def tiles(self, states: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some tokens, their part of the matrix in the dtype of the states, their (m, ...) logits until the next."""
+        width = self.size if weight.is_cuda else _TILE[1]
+        for first in range(0, self.size, width):
+            some = slice(first, min(first + width, self.size))
+            part, logits = weight[some].to(states.dtype), self._room(states, some.stop - first)
+            yield some, part, _into(logits, states, part, bias[some].to(states.dtype))
 
     def _room(self, states: Tensor, n_logits: int) -> Tensor:
         """(m, n_logits) of memory that is kept: fresh pages cost more than what is computed in them."""
@@ -86,10 +99,6 @@ class Vocabulary:
     def _logits(self, states: Tensor) -> Tensor:
         return states if self._output is None else F.linear(states, self._output.weight, self._bias(self._output))
 
-    def _tiles(self, output: nn.Linear) -> Iterator[tuple[Tensor, Tensor]]:
-        width = self.size if output.weight.is_cuda else _TILE[1]
-        return zip(torch.split(output.weight, width), torch.split(self._bias(output), width), strict=True)
-
     def _bias(self, output: nn.Linear) -> Tensor:
         """(v,) all that is added to output matrix @ state."""
         bias: Tensor = output.weight.new_zeros(self.size)
@@ -98,14 +107,62 @@ class Vocabulary:
         return bias
 
 
+class _TokenLogProbs(torch.autograd.Function):
+    """log softmax(weight @ state + bias) of (m, j) targets.
+
+    Autograd's own way has several (m, v) tensors in fresh memory, which costs as much as the products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vocabulary: Vocabulary, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
+    ) -> Tensor:
+        normalisers = []
+        for _, _, logits in vocabulary.tiles(states, weight, bias):
+            highest = logits.amax(-1, keepdim=True)
+            normalisers.append(logits.sub_(highest).exp_().sum(-1, keepdim=True).log_() + highest)
+        normaliser = torch.stack(normalisers).logsumexp(0)
+        ctx.vocabulary = vocabulary
+        ctx.save_for_backward(states, weight, bias, targets, normaliser)
+        of_targets = states[:, None].to(normaliser.dtype) * weight[targets].to(normaliser.dtype)
+        return of_targets.sum(-1) + bias[targets].to(normaliser.dtype) - normaliser
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, bias, targets, normaliser = ctx.saved_tensors
+        in_place = ctx.vocabulary.adds_gradients and weight.grad is not None
+        of_states = (gradient[..., None] * weight[targets].to(gradient.dtype)).sum(1)
+        of_bias = torch.zeros_like(bias, dtype=gradient.dtype).put_(targets, gradient, accumulate=True)
+        of_weight = None
+        if ctx.needs_input_grad[2]:
+            of_weight = weight.grad if in_place else torch.zeros_like(weight)
+            rows = (gradient[..., None] * states[:, None]).flatten(0, 1)
+            of_weight.index_add_(0, targets.flatten(), rows.to(weight.dtype))
+        of_all = -gradient.sum(-1, keepdim=True)
+        for some, part, logits in ctx.vocabulary.tiles(states, weight, bias):
+            of_logits = logits.sub_(normaliser).exp_().mul_(of_all)
+            of_bias[some] += of_logits.sum(0)
+            of_logits = of_logits.to(states.dtype)
+            of_states += of_logits @ part
+            if of_weight is not None:
+                of_weight[some] += of_logits.T @ states
+        return None, of_states, None if in_place else of_weight, of_bias, None
+
+
+def _product_dtype(states: Tensor) -> torch.dtype:
+    """Of matrix products, as autocast would have them."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+
+
 def _in_slices(function: Callable[[Tensor, Tensor], Tensor], size: int, *tensors: Tensor) -> Tensor:
     """The function of so many rows at a time, none of its intermediate results kept for the backward pass."""
     slices = zip(*(torch.split(tensor, max(1, size)) for tensor in tensors), strict=True)
     return torch.cat([checkpoint(function, *each, use_reentrant=False) for each in slices])
 
 
-def _into(logits: Tensor, states: Tensor, weight: Tensor, bias: Tensor) -> None:
+def _into(logits: Tensor, states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if logits.dtype == states.dtype:
-        torch.addmm(bias, states, weight.T, out=logits)
-    else:
-        logits.copy_(torch.addmm(bias, states, weight.T))
+        return torch.addmm(bias, states, weight.T, out=logits)
+    return logits.copy_(torch.addmm(bias, states, weight.T))

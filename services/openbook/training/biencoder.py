@@ -68,6 +68,10 @@ class BiEncoderLoss(nn.Module):
         questions = self.question_tensors([pair.example.text for pair in examples])
         return Prepared(*questions, *self.passage_tensors(passages), torch.from_numpy(left_out))
 
+    def portions(self, prepared: Prepared) -> list[Prepared]:
+        """All of it: each passage is a negative of every other question."""
+        return [prepared]
+
     def forward(self, prepared: Prepared) -> Loss:
         """The loss summed over the questions, and how many have their positive before all negatives."""
         queries = self.queries(prepared.query_ids, prepared.query_mask)
@@ -127,9 +131,7 @@ class BiEncoderJob:
             "passage encoder": self._passage_encoder.fingerprint,
             "towers": "1" if self._query_encoder is self._passage_encoder else "2",
         }
-        self.objective = BiEncoderLoss(
-            self._query_encoder, self._passage_encoder, settings.loop.gradient_checkpointing
-        ).to(device)
+        self.objective = BiEncoderLoss(self._query_encoder, self._passage_encoder, settings.recomputes).to(device)
         self.objective.passage_encoder.requires_grad_()
         self.objective.query_encoder.requires_grad_(settings.models.train_query_encoder)
         self.objective.train(self._dropout)

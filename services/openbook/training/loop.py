@@ -28,7 +28,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of one micro-batch."""
+    """Of one portion."""
 
     total: Tensor  # () summed over its examples
     sums: Mapping[str, float]  # what else a person should see, summed over its examples; always the same names
@@ -41,8 +41,13 @@ class Objective(Protocol[E, P]):
         """What the loss needs, without gradients. Called with the weights of this step, beside another `forward`."""
         ...
 
-    def __call__(self, prepared: P) -> Loss:
-        """The loss of a micro-batch."""
+    def portions(self, prepared: P) -> Iterable[P]:
+        """A micro-batch in as many parts as its loss can be added up from: what one computed for its backward pass is
+        gone before the next begins."""
+        ...
+
+    def __call__(self, portion: P) -> Loss:
+        """The loss of a portion."""
         ...
 
 
@@ -94,6 +99,8 @@ class Loop(Generic[E, P]):
         self.optimizer = _adamw(self.parameters, optimizer)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._device = next(iter(self.parameters.values())).device
+        for parameter in self.parameters.values():  # on every worker, whatever its micro-batches are
+            parameter.grad = torch.zeros_like(parameter)
         self._background = ThreadPoolExecutor(1, "prepare")
 
     def run(self) -> Iterator[StepReport]:
@@ -111,16 +118,17 @@ class Loop(Generic[E, P]):
         sums: dict[str, float] = {}
         for number, prepared in self._prepared():
             torch.manual_seed(_mixed(settings.seed, self.step, number))
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=settings.dtype == "bfloat16"):
-                loss = self._objective(prepared)
-            # Divided by the examples of all workers: then adding up gradients is all there is to being several.
-            (loss.total / settings.batch_size).backward()  # type: ignore[no-untyped-call]
-            total += loss.total.detach()
-            for name, value in loss.sums.items():
-                sums[name] = sums.get(name, 0.0) + value
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # as on every other worker, whatever their micro-batches were
-                parameter.grad = torch.zeros_like(parameter)
+            # One context for all portions: it keeps the weights that it has rounded.
+            with self._autocast(settings.dtype == "bfloat16"):
+                for portion in self._objective.portions(prepared):
+                    loss = self._objective(portion)
+                    with self._autocast(False):
+                        # Divided by the examples of all workers: then adding up gradients is all there is to being
+                        # several.
+                        (loss.total / settings.batch_size).backward()  # type: ignore[no-untyped-call]
+                    total += loss.total.detach()
+                    for name, value in loss.sums.items():
+                        sums[name] = sums.get(name, 0.0) + value
         reported = torch.tensor([float(total), *sums.values()], dtype=torch.float64, device=self._device)
         self.world.add_up([*(p.grad for p in self.parameters.values() if p.grad is not None), reported])
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self._schedule.max_gradient_norm)
@@ -154,12 +162,15 @@ class Loop(Generic[E, P]):
                 following = self._background.submit(self._objective.prepare, chosen[i + 1])
             yield batch.number, prepared
 
+    def _autocast(self, enabled: bool) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=enabled)
+
     def _update(self) -> float:
         factor = rate_factor(self.step, self._settings.n_steps, self._schedule)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)
         self.step += 1
         return factor * self._schedule.learning_rate
 

@@ -4,7 +4,7 @@ Gradients reach the query encoder through the prior, whose scores are computed a
 passages, and the generator through the likelihood. Passage encoder and index stay as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,10 @@ from openbook.training.settings import TrainingSettings
 LENGTH_STEP = 32
 """Lengths are multiples of this: CPU kernels keep what they prepare for every new shape, which costs gigabytes."""
 
+PORTIONS = {"cpu": 1 << 12, "cuda": 1 << 14}
+"""Tokens whose computations are kept until their backward pass, unless a single question has more: more at once would
+not be faster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -38,7 +42,22 @@ class Prepared:
     context_ids: Tensor  # (n * k, l)
     context_mask: Tensor
     labels: Tensor  # (n, t) padded with -100
-    n_distinct: int  # passages
+    n_distinct: float  # passages
+
+    def __getitem__(self, questions: slice) -> "Prepared":
+        """Some of the questions, and their share of the distinct passages."""
+        n, k = self.scores.shape
+        rows, labels = slice(questions.start * k, questions.stop * k), self.labels[questions]
+        return Prepared(
+            self.query_ids[questions],
+            self.query_mask[questions],
+            None if self.vectors is None else self.vectors[questions],
+            self.scores[questions],
+            self.context_ids[rows],
+            self.context_mask[rows],
+            labels[:, : int((labels != marginal.IGNORED).sum(1).max())],
+            self.n_distinct * len(labels) / n,
+        )
 
 
 class RagLoss(nn.Module):
@@ -114,6 +133,17 @@ class RagLoss(nn.Module):
                 queries = self._queries(*self._question_ids(examples)).cpu().numpy()
         return self.retriever.find(examples, queries, k or self._settings.retrieval.k)
 
+    def portions(self, prepared: Prepared) -> Iterator[Prepared]:
+        """As many questions at once as have no more tokens than are worth computing together, or one."""
+        n_tokens = prepared.context_mask.view(len(prepared.scores), -1).sum(1).tolist()
+        most, first, total = PORTIONS.get(self.device.type, PORTIONS["cpu"]), 0, 0
+        for i, more in enumerate(n_tokens):
+            if i > first and total + more > most:
+                yield prepared[first:i]
+                first, total = i, 0
+            total += more
+        yield prepared[first : len(n_tokens)]
+
     def forward(self, prepared: Prepared) -> Loss:
         """-log p(y|x) summed over the examples."""
         log_prior_of = self.scores(prepared)
@@ -152,7 +182,8 @@ class RagLoss(nn.Module):
     def reader(self) -> Seq2Seq:
         """The generator in training mode. Made when it is first asked for: weights may still move to a device."""
         if self._reader is None or self._reader.device != self.device:
-            self._reader = Seq2Seq(self.generator, keep_mode=True, recompute=self._settings.loop.gradient_checkpointing)
+            recompute = self._settings.recomputes
+            self._reader = Seq2Seq(self.generator, keep_mode=True, recompute=recompute, adds_gradients=True)
         return self._reader
 
     @property

@@ -110,7 +110,9 @@ class LoopSettings(Section):
     batch_size: Positive = 32  # of all workers together
     micro_batch_size: Positive = 8  # examples computed at once by one worker
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and log-probabilities stay float32
-    gradient_checkpointing: bool = True  # compute the generator's encoder twice rather than keep what it computed
+    # Compute encoders twice rather than keep what they computed. By default only a bi-encoder does, which computes a
+    # whole micro-batch together; RAG keeps no more than a few thousand tokens, or one question's, at a time.
+    gradient_checkpointing: bool | None = None
     device: str = "auto"
     n_threads: Positive = 1
     seed: int = 0
@@ -166,6 +168,12 @@ class TrainingSettings(Section):
         if self.biencoder is not None and self.optimizer.label_smoothing:
             raise ValueError(f"label_smoothing is of a generator's tokens, got {self.optimizer.label_smoothing}")
         return self
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether gradients are checkpointed."""
+        asked = self.loop.gradient_checkpointing
+        return self.biencoder is not None if asked is None else asked
 
     @property
     def trains_query_encoder(self) -> bool:

@@ -320,11 +320,31 @@ def test_the_vocabulary_is_projected_in_slices_with_the_same_result(monkeypatch:
     scores, labels = tiny.scores(5, 2, 2), _labels(5, 2, 6, shortest=4)
     weight = model.model.shared.weight
     results = []
-    for size in (1 << 24, 3 * tiny.VOCABULARY):
-        monkeypatch.setattr("openbook.models.vocabulary._MAX_LOGITS", size)
+    for tile in ((1024, 1024), (4, 3)):
+        monkeypatch.setattr("openbook.models.vocabulary._TILE", tile)
         value = marginal.log_likelihood(model, ids, mask, scores, labels, Formulation.TOKEN).sum()
         results.append((value.detach(), torch.autograd.grad(value, weight)[0]))
     torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("build", [tiny.bart, tiny.bert2bert, tiny.t5])
+def test_gradients_added_in_place_are_those_of_autograd(build: Any) -> None:
+    """To what is there already, and as autograd gives them where there is nothing yet."""
+    ids, mask = tiny.contexts(5, 4)
+    scores, labels = tiny.scores(5, 2, 2), _labels(5, 2, 6, shortest=4)
+    results = []
+    for adds, begins in ((False, 0.5), (True, 0.5), (True, None)):
+        model = build()
+        reader = Seq2Seq(model, keep_mode=True, adds_gradients=adds)
+        for parameter in model.parameters():
+            parameter.grad = None if begins is None else torch.full_like(parameter, begins)
+        marginal.log_likelihood(reader, ids, mask, scores, labels, Formulation.TOKEN).sum().backward()
+        assert not any(getattr(module, "sparse", False) for module in model.modules()), "the model was changed"
+        grads = [(p.grad, p) for p in model.parameters()]
+        dense = [torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g for g, p in grads]
+        results.append([gradient - (begins or 0.0) for gradient in dense])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
 
 
 def test_recomputing_the_encoder_changes_no_gradient() -> None:

@@ -25,8 +25,9 @@ EXAMPLES = torch.randn(11, 3, generator=torch.Generator().manual_seed(0), dtype=
 class Toy(nn.Module):
     """Learns that the sum of three numbers is their sum."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, portion: int = 8) -> None:
         super().__init__()
+        self.portion = portion
         torch.manual_seed(7)
         self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
         self.dropout = nn.Dropout(dropout)
@@ -35,6 +36,9 @@ class Toy(nn.Module):
 
     def prepare(self, examples: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(examples))
+
+    def portions(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split(self.portion)
 
     def forward(self, x: Tensor) -> Loss:
         error = self.second(self.dropout(self.first(x).tanh()))[:, 0] - x.sum(-1)

@@ -30,6 +30,9 @@ class Toy(nn.Module):
     def prepare(self, examples: Any) -> Tensor:
         return torch.stack(list(examples))
 
+    def portions(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
     def forward(self, x: Tensor) -> Loss:
         return Loss((self.frozen(self.layer(x)) ** 2).sum(), {})
 

@@ -91,9 +91,16 @@ def objective(folder: Path, retriever: Retriever, asked: TrainingSettings, preci
     return loss.double() if precise else loss
 
 
+def no_gradients(module: torch.nn.Module) -> None:
+    """Zeros, as a loop begins its steps."""
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+
+
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Those there are."""
-    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    """Those that are not nothing."""
+    named = ((name, parameter.grad) for name, parameter in module.named_parameters())
+    return {name: gradient for name, gradient in named if gradient is not None and gradient.any()}
 
 
 class Together:
