@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Hits, Int64
+from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Float64, Hits, Int64
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
+
+Number = TypeVar("Number", float, Float64)
 
 
 def canonical_scores(query: Float32, vectors: Float32) -> Float32:
@@ -24,7 +27,21 @@ def canonical_scores(query: Float32, vectors: Float32) -> Float32:
     return scores
 
 
-def score_error_bound(dimension: int, query_norm: float, vector_norm: float) -> float:
+def as_canonical(sums: Float64, errors: Float64) -> tuple[Float32, NDArray[np.bool_]]:
+    """The scores of inner products that were added up in any order, and where that is not certain.
+
+    In float64 no order errs by more than 2^-29 of what float32 may, which are the `errors`. So where all numbers that
+    close round to one float32, it is the canonical score: of some thousand pairs hardly one is not certain. The sign of
+    a zero never is.
+    """
+    errors = 2.0**-28 * errors
+    with np.errstate(over="ignore"):
+        scores = sums.astype(np.float32)
+        uncertain = ((sums - errors).astype(np.float32) != (sums + errors).astype(np.float32)) | (scores == 0)
+    return scores, uncertain
+
+
+def score_error_bound(dimension: int, query_norm: Number, vector_norm: float) -> Number:
     """How far a float32 inner product, summed in any order, can lie from the canonical score of the same pair.
 
     Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: a sum of d products in float32 errs by at most

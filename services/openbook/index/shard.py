@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from openbook.core.deadline import Deadline
-from openbook.core.topk import canonical_scores, check_search, score_error_bound, top_k
+from openbook.core.topk import as_canonical, canonical_scores, check_search, score_error_bound, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index import gpu
@@ -29,8 +29,8 @@ MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
 CANDIDATES_AT_ONCE = 1 << 20
 """Of all queries of a batch together: bounds memory."""
-PAIRS_AT_ONCE = 256
-"""Queries and vectors multiplied at once: what fits in a processor's cache."""
+VECTORS_IN_CACHE = 128
+"""Multiplied with a query at once."""
 SELF_TESTS = 4
 SELF_TEST_K = 10
 LARGEST_SCORE = 1e38
@@ -124,7 +124,7 @@ class Shard:
             block = self._vectors[start : start + VECTORS_AT_ONCE]
             more_scores, more = best_of(block, queries, min(m, len(block)))
             positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
-        return Hits(*self._best(queries, positions, k), self.manifest.snapshot_id)
+        return Hits(*self._best(queries, self._errors(queries), positions, k), self.manifest.snapshot_id)
 
     def wider(self, parameters: SearchParameters) -> SearchParameters | None:
         """A search about twice as wide as these parameters; None if there is none."""
@@ -146,11 +146,12 @@ class Shard:
         queries = self._vectors.take(rows, axis=0)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
-        scores, errors = self._scores(queries, candidates), self._errors(queries)
-        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries) - 2 * errors))
+        errors = self._errors(queries)
+        scores = self._scores(queries, errors, candidates)
+        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries) - 2 * errors[:, 0]))
         least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
         if self._index.keeps_vectors:
-            off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
+            off = np.abs(approximate.astype(np.float64) - scores) > errors
             n_good = (
                 0
                 if off[candidates >= 0].any() or (self._rows.take(rows, axis=0).view(np.float32) != queries).any()
@@ -184,41 +185,49 @@ class Shard:
     ) -> tuple[Int64, Float32]:
         """The best k of m candidates each: ids and scores, (n, k) both."""
         approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
-        if m <= k or not self._index.keeps_vectors:
-            return self._best(queries, candidates, k)
         errors = self._errors(queries)
+        if m <= k or not self._index.keeps_vectors:
+            return self._best(queries, errors, candidates, k)
         # Nothing that scores less than the k-th by more than both may err is among the best k: do not look at it.
-        hopeless = approximate < approximate[:, k - 1 : k] - 2 * errors[:, None]
-        ids, scores = self._best(queries, np.where(hopeless, NO_HIT, candidates), k)
+        hopeless = approximate < approximate[:, k - 1 : k] - 2 * errors
+        ids, scores = self._best(queries, errors, np.where(hopeless, NO_HIT, candidates), k)
         if self._index.is_flat and m < self.n_passages:
             # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
-            least = scores[:, -1] - errors
+            least = scores[:, -1] - errors[:, 0]
             for i in np.flatnonzero(approximate[:, -1] >= least).tolist():
                 positions = self._index.at_least(queries[i], least[i], self._tuning, deadline)
-                ids[i], scores[i] = (best[0] for best in self._best(queries[i : i + 1], positions[None], k))
+                ids[i], scores[i] = (
+                    best[0] for best in self._best(queries[i : i + 1], errors[i : i + 1], positions[None], k)
+                )
         return ids, scores
 
     def _errors(self, queries: Float32) -> Float64:
-        """How far FAISS's score can lie from the canonical one, for any vector of this snapshot: (n,)."""
-        norms = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
-        dimension, max_norm = self.manifest.dimension, self.manifest.max_norm
-        return np.array([score_error_bound(dimension, norm, max_norm) for norm in norms])
+        """How far FAISS's score can lie from the canonical one, for any vector of this snapshot: (n, 1)."""
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))[:, None]
+        return score_error_bound(self.manifest.dimension, norms, self.manifest.max_norm)
 
-    def _best(self, queries: Float32, candidates: Int64, k: int) -> tuple[Int64, Float32]:
+    def _best(self, queries: Float32, errors: Float64, candidates: Int64, k: int) -> tuple[Int64, Float32]:
         """The best k of (n, m) positions by their canonical scores: ids and scores, (n, k) each."""
         ids = np.where(candidates >= 0, candidates + self.first_id, NO_HIT)
-        return top_k(ids, self._scores(queries, candidates), k)
+        return top_k(ids, self._scores(queries, errors, candidates), k)
 
-    def _scores(self, queries: Float32, candidates: Int64) -> Float32:
-        """The canonical scores of (n, m) positions, -inf where there is none."""
-        scores = np.full(candidates.size, -np.inf, np.float32)
-        pairs = np.flatnonzero(candidates >= 0)
-        rows, positions = pairs // max(candidates.shape[1], 1), candidates.ravel()[pairs]
-        for i in range(0, len(pairs), PAIRS_AT_ONCE):
-            block = slice(i, i + PAIRS_AT_ONCE)
-            vectors = self._rows.take(positions[block], axis=0).view(np.float32)
-            scores[pairs[block]] = canonical_scores(queries.take(rows[block], axis=0), vectors)
-        return scores.reshape(candidates.shape)
+    def _scores(self, queries: Float32, errors: Float64, candidates: Int64) -> Float32:
+        """The canonical scores of (n, m) positions, -inf where there is none: those come last in a row."""
+        sums, exact = np.full(candidates.shape, -np.inf), queries.astype(np.float64)
+        for row, n in enumerate((candidates >= 0).sum(axis=1).tolist()):
+            for i in range(0, n, VECTORS_IN_CACHE):
+                some = slice(i, min(i + VECTORS_IN_CACHE, n))
+                np.dot(self._exact(candidates[row, some]).astype(np.float64), exact[row], out=sums[row, some])
+        scores, uncertain = as_canonical(sums, errors)
+        left = np.argwhere(uncertain)
+        for i in range(0, len(left), VECTORS_IN_CACHE):
+            rows, columns = left[i : i + VECTORS_IN_CACHE].T
+            scores[rows, columns] = canonical_scores(queries[rows], self._exact(candidates[rows, columns]))
+        return scores
+
+    def _exact(self, positions: Int64) -> Float32:
+        vectors: Float32 = self._rows.take(positions, axis=0).view(np.float32)
+        return vectors
 
     def _check_parameters(self, k: int, parameters: SearchParameters) -> None:
         known = () if self._index.is_flat else (*self._index.knows, "rerank_factor")
