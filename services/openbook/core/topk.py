@@ -1,5 +1,6 @@
 """Scores and the best k by them, to the bit the same whatever the batch, the shard or the order of the rows."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,6 +12,9 @@ from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Flo
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 
 Number = TypeVar("Number", float, Float64)
+
+SAFE_SQUARE = 1e38
+"""Squares that add up to less are all finite in float32."""
 
 
 def canonical_scores(query: Float32, vectors: Float32) -> Float32:
@@ -96,7 +100,9 @@ def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[s
         )
 
 
-def check_search(queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int) -> Float32:
+def check_search(
+    queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int, max_norm: float = math.inf
+) -> Float32:
     """The queries as a C-contiguous (n, d) float32 array, if they and k can be searched for.
 
     Raises:
@@ -110,7 +116,14 @@ def check_search(queries: NDArray[np.generic], k: int, dimension: int, max_k: in
         raise InvalidRequest(f"queries must have dimension {dimension}, got {queries.shape[1]}")
     if queries.dtype != np.float32:
         raise InvalidRequest(f"queries must be float32, got {queries.dtype}")
-    finite = np.isfinite(queries).all(axis=1)
-    if not finite.all():
-        raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")
-    return np.ascontiguousarray(queries, np.float32)
+    checked: Float32 = np.ascontiguousarray(queries, np.float32)
+    # Nearly always enough, and a third of what exact norms cost; NaN is not below anything.
+    if not float(np.einsum("ij,ij->i", checked, checked).max()) < min(max_norm**2 / 2, SAFE_SQUARE):
+        finite = np.isfinite(checked).all(axis=1)
+        if not finite.all():
+            raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")
+        norms: list[float] = np.linalg.norm(checked.astype(np.float64), axis=1).tolist()
+        for row, norm in enumerate(norms):
+            if norm > max_norm:
+                raise InvalidRequest(f"queries must have norms up to {max_norm:g}, got {norm:g} in row {row}")
+    return checked

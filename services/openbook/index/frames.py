@@ -10,6 +10,7 @@ no call (number 0) that is a failure ends the connection and says why.
 import hmac
 import logging
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -164,6 +165,8 @@ class _Reader:
         self._connection = connection
         self._buffer = memoryview(bytearray(READ_AHEAD))
         self._start = self._end = 0  # of what was read ahead
+        self._arrived = select.poll()
+        self._arrived.register(connection, select.POLLIN)
 
     def fill(self, into: memoryview) -> bool:
         """Wait for so many bytes; whether they came before the end."""
@@ -183,11 +186,8 @@ class _Reader:
         return True
 
     def has_more(self) -> bool:
-        """Whether something came that was not asked for yet. Reads ahead, and does not wait."""
-        if self._start == self._end:
-            with suppress(OSError):  # nothing; or the connection is gone, which whoever reads on hears
-                self._start, self._end = 0, self._connection.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-        return self._start < self._end
+        """Whether something came that was not asked for yet, if only the end. Does not wait."""
+        return self._start < self._end or bool(self._arrived.poll(0))
 
 
 class _Writer:

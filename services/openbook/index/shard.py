@@ -97,8 +97,8 @@ class Shard:
 
     def check(self, queries: Float32, k: int, parameters: SearchParameters) -> Float32:
         """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
-        queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows)
-        self._check_norms(queries)
+        longest = LARGEST_SCORE / max(self.manifest.max_norm, 1.0)
+        queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows, longest)
         if parameters != AS_BUILT:
             self._check_parameters(k, parameters)
         return queries
@@ -238,15 +238,6 @@ class Shard:
         limit = self._max_candidates
         if k * (parameters.rerank_factor or 1) > limit:
             raise InvalidRequest(f"k * rerank_factor must be at most {limit}, got {k} * {parameters.rerank_factor}")
-
-    def _check_norms(self, queries: Float32) -> None:
-        limit = LARGEST_SCORE / max(self.manifest.max_norm, 1.0)
-        if float(np.einsum("ij,ij->i", queries, queries).max()) < limit**2 / 2:
-            return  # nearly always, and at a quarter of what the exact norms of 64 queries cost
-        norms: list[float] = np.linalg.norm(queries.astype(np.float64), axis=1).tolist()
-        for row, norm in enumerate(norms):
-            if norm > limit:
-                raise InvalidRequest(f"queries must have norms up to {limit:g}, got {norm:g} in row {row}")
 
     def _positions(self, ids: Sequence[int]) -> list[int]:
         last_id = self.first_id + self.n_passages - 1

@@ -134,6 +134,15 @@ def test_what_cannot_be_searched_for_is_refused_by_name(queries: np.ndarray, k: 
         check_search(queries.astype(np.float32), k, dimension=3, max_k=9, max_rows=4)
 
 
+def test_large_queries_are_searched_for_up_to_a_norm() -> None:
+    """Though their squares are too large for float32."""
+    queries = np.array([[1, 0, 0], [1e30, 1e30, 0]], np.float32)
+    assert check_search(queries, 1, dimension=3, max_k=9, max_rows=4).tolist() == queries.tolist()
+    assert len(check_search(queries, 1, dimension=3, max_k=9, max_rows=4, max_norm=1.5e30)) == 2
+    with pytest.raises(InvalidRequest, match=r"norms up to 1.4e\+30, got 1.41421e\+30 in row 1"):
+        check_search(queries, 1, dimension=3, max_k=9, max_rows=4, max_norm=1.4e30)
+
+
 def test_queries_must_be_float32() -> None:
     with pytest.raises(InvalidRequest, match="float32, got float64"):
         check_search(np.ones((1, 3)), 1, dimension=3, max_k=9, max_rows=4)
