@@ -85,7 +85,6 @@ def settings(row: str, seed: int, k: int, out: Path, **sizes: Any) -> TrainingSe
                 "batch_size": 16,
                 "micro_batch_size": 8,
                 "dtype": "bfloat16",
-                "gradient_checkpointing": False,
                 "seed": seed,
                 "validate_every": n_steps,
                 "checkpoint_every": max(1, n_steps // 4),

@@ -108,7 +108,7 @@ class LoopSettings(Section):
     out: Path  # checkpoints, curves, and at the end the models
     n_steps: Positive
     batch_size: Positive = 32  # of all workers together
-    micro_batch_size: Positive = 8  # examples computed at once by one worker
+    micro_batch_size: Positive = 8  # examples that a worker retrieves passages for at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and log-probabilities stay float32
     # Compute encoders twice rather than keep what they computed. By default only a bi-encoder does, which computes a
     # whole micro-batch together; RAG keeps no more than a few thousand tokens, or one question's, at a time.
