@@ -6,6 +6,7 @@ failure Redis is left alone for a moment, so that a frozen server costs one time
 
 import asyncio
 import logging
+import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -57,7 +58,8 @@ class RedisCache:
                 max_connections=settings.n_connections,
             )
         except ValueError as error:
-            raise InvalidConfig(f"cache.url = {settings.url!r}: {error}") from None
+            shown = re.sub(r"//.*@", "//***@", settings.url)  # errors go into logs, passwords do not
+            raise InvalidConfig(f"cache.url = {shown!r}: {error}") from None
 
     async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
         values = await self._guarded("read", lambda: self._redis.mget([KEY_PREFIX + key for key in keys]))
