@@ -6,7 +6,7 @@ keys may also stand in `config.json` under "openbook", where they survive transf
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from transformers.utils.hub import cached_file
 
 from openbook.config import ModelSettings
 from openbook.core.fingerprint import json_digest
+from openbook.core.spelling import as_spelled
 from openbook.core.types import Passage
 from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, WEIGHTS, encoder_folder, reader_folder, verify
@@ -42,6 +43,9 @@ HUB_TIMEOUT_S = 5.0
 
 PROBE = "Who wrote “Les Misérables” (1862)?  The naïve U.S.-based author's 3.14% — re-thought, 東京 42,000\n"
 """Two tokenizers of equal vocabulary that split this alike are taken for one: case, accents, spaces, punctuation."""
+
+SPELLED = "É-a 42,000"
+"""A tokenizer that gives this back tells how words are spelled."""
 
 
 class Declaration(BaseModel):
@@ -234,6 +238,12 @@ class GeneratorCheckpoint:
         """An answer's text, of the tokens so far: with one more it only grows."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()  # half a character at the end is left out for now
+
+    def answer(self, token_ids: Sequence[int], passages: Iterable[Passage]) -> str:
+        """A whole answer's text, spelled as in the first of these passages that has it if tokens do not tell."""
+        text = self.text(token_ids)
+        tells = self.text(self.tokenizer(SPELLED, add_special_tokens=False)["input_ids"]) == SPELLED
+        return text if tells else as_spelled(text, passages)
 
 
 def load_generator(name: str) -> GeneratorCheckpoint:

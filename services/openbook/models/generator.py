@@ -14,6 +14,7 @@ from openbook.core.types import (
     Formulation,
     Generation,
     GenerationSettings,
+    Passage,
     Retrieved,
     TokenDelta,
     check_labels,
@@ -60,14 +61,15 @@ class RagGenerator:
         decoded = decoding.generate(
             self._model, *self._inputs(questions, retrieved), settings, max_tokens=self._max_tokens_in_flight
         )
-        return [self._generation(each, len(r.passages)) for each, r in zip(decoded, retrieved, strict=True)]
+        return [self._generation(each, r.passages) for each, r in zip(decoded, retrieved, strict=True)]
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings
     ) -> Iterator[TokenDelta | Generation]:
         """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. Raises as `generate`.
 
-        The texts of the tokens, joined, are the text of the generation.
+        The texts of the tokens, joined, are the text of the generation; where tokens know no capitals, that of the
+        generation has them as the passages do.
         """
         if settings.labels:
             yield from self._choose([question], [retrieved], settings)
@@ -81,7 +83,7 @@ class RagGenerator:
                 before, text = text, self._checkpoint.text(token_ids)
                 yield TokenDelta(text[len(before) :], item.log_likelihood, item.log_posterior)
             else:
-                yield self._generation(item, len(retrieved.passages))
+                yield self._generation(item, retrieved.passages)
 
     def classify(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], labels: Sequence[str], formulation: Formulation
@@ -110,9 +112,9 @@ class RagGenerator:
                 raise InvalidRequest(f"labels must have {limit}, got {len(answer)} in {label[:100]!r}")
         chosen = []
         scored = self._score(questions, retrieved, answers, settings.formulation)
-        for each, n_hits in zip(scored, (len(r.passages) for r in retrieved), strict=True):
-            classification = _classification(settings.labels, each, n_hits)
-            best = self._generation(each[settings.labels.index(classification.label)], n_hits)
+        for each, passages in zip(scored, (r.passages for r in retrieved), strict=True):
+            classification = _classification(settings.labels, each, len(passages))
+            best = self._generation(each[settings.labels.index(classification.label)], passages)
             chosen.append(replace(best, text=classification.label, classification=classification))
         return chosen
 
@@ -149,10 +151,11 @@ class RagGenerator:
             contexts += [[]] * (k - n_hits)
         return *pad(contexts, self._model.special.pad), scores
 
-    def _generation(self, decoded: Decoded, n_hits: int) -> Generation:
-        per_token = decoded.token_log_posterior
+    def _generation(self, decoded: Decoded, passages: Sequence[Passage]) -> Generation:
+        per_token, n_hits = decoded.token_log_posterior, len(passages)
+        likeliest = (-decoded.log_posterior[:n_hits]).argsort(kind="stable")
         return Generation(
-            self._checkpoint.text(decoded.token_ids),
+            self._checkpoint.answer(decoded.token_ids, (passages[i] for i in likeliest)),
             decoded.token_ids,
             decoded.log_likelihood,
             decoded.log_prior[:n_hits],

@@ -72,7 +72,7 @@ class Validation:
             len({*now} & {*then} - {NO_HIT}) / max(1, len({*then} - {NO_HIT}))
             for now, then in zip(found.ids.tolist(), frozen.tolist(), strict=True)
         ]
-        texts = self._answers(reader, prepared)
+        texts = self._answers(reader, prepared, found)
         right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
         recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
         rows = np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
@@ -81,7 +81,7 @@ class Validation:
             rows[:, NAMES.index("has_answer")] = np.nan
         return rows
 
-    def _answers(self, reader: Seq2Seq, prepared: Prepared) -> list[str]:
+    def _answers(self, reader: Seq2Seq, prepared: Prepared, found: Found) -> list[str]:
         """Greedy answers, or the most probable label."""
         task, formulation = self._settings.task, self._settings.models.formulation
         inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
@@ -91,7 +91,11 @@ class Validation:
             best = marginal.label_log_likelihood(reader, *inputs, labels, formulation).argmax(-1)
             return [words[i] for i in best.tolist()]
         settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=MAX_NEW_TOKENS)
-        return [self._generator.text(each.token_ids) for each in decoding.generate(reader, *inputs, settings)]
+        decoded = decoding.generate(reader, *inputs, settings)
+        return [
+            self._generator.answer(each.token_ids, (passages[i] for i in (-each.log_posterior).argsort(kind="stable")))
+            for each, passages in zip(decoded, found.passages, strict=True)
+        ]
 
     def _found(self, batch: Sequence[Example]) -> Found:
         return self._objective.retrieve(batch)

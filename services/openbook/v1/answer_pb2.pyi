@@ -319,6 +319,7 @@ class AnswerResponse(_message.Message):
     COVERAGE_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
+    """Where the generator's tokens know no capitals, spelled as in the passages."""
     log_likelihood: _builtins.float
     """log p(y|x) under the model, end-of-sequence included but in labels of one token each."""
     formulation: Global___Formulation.ValueType
@@ -407,7 +408,7 @@ class Token(_message.Message):
     LOG_LIKELIHOOD_FIELD_NUMBER: _builtins.int
     LOG_POSTERIOR_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text this token adds."""
+    """The text this token adds, as generated: only the whole answer is spelled as in the passages."""
     log_likelihood: _builtins.float
     """log p(y_t | x, y_<t)"""
     @_builtins.property

@@ -88,7 +88,9 @@ def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryInde
     """Also those that are no example's target, and regular expressions, of which no probability is known."""
     objective, asked = parts(folder, retriever)
     (first,) = tiny.examples(1)
-    (said,) = validation(objective, asked, [first])._answers(objective.reader, objective.prepare([first]))
+    found = objective.retrieve([first])
+    prepared = objective.as_tensors([first], found)
+    (said,) = validation(objective, asked, [first])._answers(objective.reader, prepared, found)
     assert said.strip()
     of_two = Example(first.text, "bell", Question("", first.text, ("bell", said)))
     pattern = Example(first.text, "", Question("", first.text, answer_regex=f"^{'.' * len(said)}$"))

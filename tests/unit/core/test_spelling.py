@@ -1,0 +1,56 @@
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.core.spelling import as_spelled
+from openbook.core.types import Passage
+
+TEXT = st.text("aAbBéÉİß1.,- ", max_size=30)
+
+
+def passage(text: str, title: str = "") -> Passage:
+    return Passage(0, "", title, text)
+
+
+def plain(text: str) -> str:
+    """Without capitals, accents and spaces."""
+    decomposed = unicodedata.normalize("NFD", text.lower())
+    return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "spelled"),
+    [
+        ("alexander graham bell", "It was Alexander Graham Bell.", "Alexander Graham Bell"),
+        ("3, 000", "some 3,000 people", "3,000"),
+        ("pre - columbian", "the pre-Columbian era", "pre-Columbian"),
+        ("pele", "by Pele\u0301, who", "Pele\u0301"),
+        ("pele", "by Pelé, who", "Pelé"),
+        ("man", "a German, a Man", "Man"),
+        ("man", "many Germans", "man"),
+        ("us / canada", "(US/Canada)", "US/Canada"),
+        ("new york", "New\nYork", "New\nYork"),
+        ("a", "", "a"),
+        ("", "A text.", ""),
+        (" ", "A text.", " "),
+    ],
+)
+def test_answers_are_spelled_as_in_the_passage(text: str, given: str, spelled: str) -> None:
+    assert as_spelled(text, [passage(given)]) == spelled
+
+
+def test_the_first_passage_that_has_it_counts_and_its_text_before_its_title() -> None:
+    passages = [passage("nothing", "none"), passage("IT IS", "It is"), passage("it is")]
+    assert as_spelled("it is", passages) == "IT IS"
+    assert as_spelled("none", passages) == "none"
+    assert as_spelled("it", [passage("x", "IT"), passage("It")]) == "IT"
+
+
+@given(TEXT, TEXT, TEXT)
+def test_only_the_spelling_changes(before: str, text: str, after: str) -> None:
+    spelled = as_spelled(plain(text), [passage(f"{before} {text} {after}")])
+    assert plain(spelled) == plain(text)
+    if plain(text):
+        assert spelled in f"{before} {text} {after}"
