@@ -6,7 +6,7 @@ keys may also stand in `config.json` under "openbook", where they survive transf
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from transformers.utils.hub import cached_file
 from openbook.config import ModelSettings
 from openbook.core.fingerprint import json_digest
 from openbook.core.spelling import as_spelled
-from openbook.core.types import Passage
+from openbook.core.types import Float64, Passage
 from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, WEIGHTS, encoder_folder, reader_folder, verify
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
@@ -239,11 +239,16 @@ class GeneratorCheckpoint:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()  # half a character at the end is left out for now
 
-    def answer(self, token_ids: Sequence[int], passages: Iterable[Passage]) -> str:
-        """A whole answer's text, spelled as in the first of these passages that has it if tokens do not tell."""
+    def answer(self, token_ids: Sequence[int], passages: Sequence[Passage], log_posterior: Float64) -> str:
+        """A whole answer's text; if tokens do not tell, spelled as in the likeliest of the passages that has it.
+
+        log_posterior is (k,), that of the passages first and of empty slots behind them.
+        """
         text = self.text(token_ids)
-        tells = self.text(self.tokenizer(SPELLED, add_special_tokens=False)["input_ids"]) == SPELLED
-        return text if tells else as_spelled(text, passages)
+        if self.text(self.tokenizer(SPELLED, add_special_tokens=False)["input_ids"]) == SPELLED:
+            return text
+        likeliest = (-log_posterior[: len(passages)]).argsort(kind="stable")
+        return as_spelled(text, (passages[i] for i in likeliest))
 
 
 def load_generator(name: str) -> GeneratorCheckpoint:

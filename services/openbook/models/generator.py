@@ -153,9 +153,8 @@ class RagGenerator:
 
     def _generation(self, decoded: Decoded, passages: Sequence[Passage]) -> Generation:
         per_token, n_hits = decoded.token_log_posterior, len(passages)
-        likeliest = (-decoded.log_posterior[:n_hits]).argsort(kind="stable")
         return Generation(
-            self._checkpoint.answer(decoded.token_ids, (passages[i] for i in likeliest)),
+            self._checkpoint.answer(decoded.token_ids, passages, decoded.log_posterior),
             decoded.token_ids,
             decoded.log_likelihood,
             decoded.log_prior[:n_hits],

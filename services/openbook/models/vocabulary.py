@@ -44,9 +44,9 @@ class Vocabulary:
         if self._output is None or torch.is_grad_enabled() or states.is_cuda:
             return self._logits(states).to(self._dtype).log_softmax(-1)
         logits = self._room(states, self.size)
-        tiles = (torch.split(tensor, _TILE[1]) for tensor in (logits.T, self._output.weight, self._bias(self._output)))
-        for part, weight, bias in zip(*tiles, strict=True):
-            _into(part.T, states, weight, bias)
+        weights, biases = torch.split(self._output.weight, _TILE[1]), torch.split(self._bias(self._output), _TILE[1])
+        for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
+            _into(part, states, weight, bias)
         return torch.log_softmax(logits, -1, out=logits)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Validation:
         settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=MAX_NEW_TOKENS)
         decoded = decoding.generate(reader, *inputs, settings)
         return [
-            self._generator.answer(each.token_ids, (passages[i] for i in (-each.log_posterior).argsort(kind="stable")))
+            self._generator.answer(each.token_ids, passages, each.log_posterior)
             for each, passages in zip(decoded, found.passages, strict=True)
         ]
 
