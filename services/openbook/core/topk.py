@@ -31,20 +31,6 @@ def canonical_scores(query: Float32, vectors: Float32) -> Float32:
     return scores
 
 
-def as_canonical(sums: Float64, errors: Float64) -> tuple[Float32, NDArray[np.bool_]]:
-    """The scores of inner products that were added up in any order, and where that is not certain.
-
-    In float64 no order errs by more than 2^-29 of what float32 may, which are the `errors`. So where all numbers that
-    close round to one float32, it is the canonical score: of some thousand pairs hardly one is not certain. The sign of
-    a zero never is.
-    """
-    errors = 2.0**-28 * errors
-    with np.errstate(over="ignore"):
-        scores = sums.astype(np.float32)
-        uncertain = ((sums - errors).astype(np.float32) != (sums + errors).astype(np.float32)) | (scores == 0)
-    return scores, uncertain
-
-
 def score_error_bound(dimension: int, query_norm: Number, vector_norm: float) -> Number:
     """How far a float32 inner product, summed in any order, can lie from the canonical score of the same pair.
 
@@ -117,8 +103,9 @@ def check_search(
     if queries.dtype != np.float32:
         raise InvalidRequest(f"queries must be float32, got {queries.dtype}")
     checked: Float32 = np.ascontiguousarray(queries, np.float32)
-    # Nearly always enough, and a third of what exact norms cost; NaN is not below anything.
-    if not float(np.einsum("ij,ij->i", checked, checked).max()) < min(max_norm**2 / 2, SAFE_SQUARE):
+    # Nearly always enough, and a fraction of what exact norms cost; NaN is not below anything.
+    numbers = checked.reshape(-1)
+    if not float(np.dot(numbers, numbers)) < min(max_norm**2 / 2, SAFE_SQUARE):
         finite = np.isfinite(checked).all(axis=1)
         if not finite.all():
             raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
@@ -185,17 +184,17 @@ class Index:
         found: Int64 = positions
         return found
 
-    def rows(self) -> NDArray[np.uint8] | None:
-        """The (n, 4 d) bytes of all vectors as the index itself holds them, where they lie in one piece and order.
+    def rows(self) -> Float32 | None:
+        """All (n, d) vectors as the index itself holds them, where they lie in one piece and order.
 
-        Whoever re-scores from these reads what the search has just read, and the machine caches them once. Bytes, for
-        they need not lie at a multiple of four in the mapped file. They live as long as this index.
+        Whoever re-scores from these reads what the search has just read, and the machine caches them once. In a mapped
+        file they need not lie at a multiple of four. They live as long as this index.
         """
         flat = self._index if self.is_flat else getattr(self._index, "storage", None)
         if not self.keeps_vectors or flat is None or not len(self):
             return None
         codes = self._faiss.downcast_index(flat).codes.data()
-        found: NDArray[np.uint8] = self._faiss.rev_swig_ptr(codes, len(self) * self.dimension * 4)
+        found: Float32 = self._faiss.rev_swig_ptr(codes, len(self) * self.dimension * 4).view(np.float32)
         return found.reshape(len(self), -1)
 
     def wider(self, parameters: SearchParameters) -> SearchParameters:

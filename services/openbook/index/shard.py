@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from openbook.core.deadline import Deadline
-from openbook.core.topk import as_canonical, canonical_scores, check_search, score_error_bound, top_k
+from openbook.core.topk import canonical_scores, check_search, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index import gpu
 from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
+from openbook.index.rescoring import rescore
 from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.store import PassageReader
 
@@ -29,8 +30,6 @@ MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
 CANDIDATES_AT_ONCE = 1 << 20
 """Of all queries of a batch together: bounds memory."""
-VECTORS_IN_CACHE = 128
-"""Multiplied with a query at once."""
 SELF_TESTS = 4
 SELF_TEST_K = 10
 LARGEST_SCORE = 1e38
@@ -78,7 +77,7 @@ class Shard:
             raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
         self._mapped = self._index  # who owns the memory of the next
         held = self._index.rows() if device == "cpu" else None
-        self._rows = self._vectors.view(np.uint8) if held is None else held  # (n_passages, 4 d)
+        self._rows = self._vectors if held is None else held  # (n_passages, d)
         self._index = self._index.moved(self._vectors, device)
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
@@ -124,7 +123,7 @@ class Shard:
             block = self._vectors[start : start + VECTORS_AT_ONCE]
             more_scores, more = best_of(block, queries, min(m, len(block)))
             positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
-        return Hits(*self._best(queries, self._errors(queries), positions, k), self.manifest.snapshot_id)
+        return Hits(*self._rescored(queries, positions, k)[:2], self.manifest.snapshot_id)
 
     def wider(self, parameters: SearchParameters) -> SearchParameters | None:
         """A search about twice as wide as these parameters; None if there is none."""
@@ -146,17 +145,14 @@ class Shard:
         queries = self._vectors.take(rows, axis=0)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
-        errors = self._errors(queries)
-        scores = self._scores(queries, errors, candidates)
-        n_good = int(np.count_nonzero(scores.max(axis=1) >= canonical_scores(queries, queries) - 2 * errors[:, 0]))
-        least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
+        _, best, errors = self._rescored(queries, candidates, 1)
+        found = best >= canonical_scores(queries, queries)[:, None] - 2 * errors[:, None]
         if self._index.keeps_vectors:
-            off = np.abs(approximate.astype(np.float64) - scores) > errors
-            n_good = (
-                0
-                if off[candidates >= 0].any() or (self._rows.take(rows, axis=0).view(np.float32) != queries).any()
-                else n_good
-            )
+            scores = canonical_scores(queries[:, None], self._rows[candidates])
+            off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
+            found &= not (off[candidates >= 0].any() or (self._rows[rows] != queries).any())
+        n_good = int(np.count_nonzero(found))
+        least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
         if n_good < least:
             raise InvalidSnapshot(
                 f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {least} must find "
@@ -185,49 +181,30 @@ class Shard:
     ) -> tuple[Int64, Float32]:
         """The best k of m candidates each: ids and scores, (n, k) both."""
         approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
-        errors = self._errors(queries)
         if m <= k or not self._index.keeps_vectors:
-            return self._best(queries, errors, candidates, k)
-        # Nothing that scores less than the k-th by more than both may err is among the best k: do not look at it.
-        hopeless = approximate < approximate[:, k - 1 : k] - 2 * errors
-        ids, scores = self._best(queries, errors, np.where(hopeless, NO_HIT, candidates), k)
+            return self._rescored(queries, candidates, k)[:2]
+        ids, scores, errors = self._rescored(queries, candidates, k, approximate)
         if self._index.is_flat and m < self.n_passages:
             # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
-            least = scores[:, -1] - errors[:, 0]
+            least = scores[:, -1] - errors
             for i in np.flatnonzero(approximate[:, -1] >= least).tolist():
                 positions = self._index.at_least(queries[i], least[i], self._tuning, deadline)
-                ids[i], scores[i] = (
-                    best[0] for best in self._best(queries[i : i + 1], errors[i : i + 1], positions[None], k)
-                )
+                (ids[i],), (scores[i],), _ = self._rescored(queries[i : i + 1], positions[None], k)
         return ids, scores
 
-    def _errors(self, queries: Float32) -> Float64:
-        """How far FAISS's score can lie from the canonical one, for any vector of this snapshot: (n, 1)."""
-        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))[:, None]
-        return score_error_bound(self.manifest.dimension, norms, self.manifest.max_norm)
-
-    def _best(self, queries: Float32, errors: Float64, candidates: Int64, k: int) -> tuple[Int64, Float32]:
-        """The best k of (n, m) positions by their canonical scores: ids and scores, (n, k) each."""
-        ids = np.where(candidates >= 0, candidates + self.first_id, NO_HIT)
-        return top_k(ids, self._scores(queries, errors, candidates), k)
-
-    def _scores(self, queries: Float32, errors: Float64, candidates: Int64) -> Float32:
-        """The canonical scores of (n, m) positions, -inf where there is none: those come last in a row."""
-        sums, exact = np.full(candidates.shape, -np.inf), queries.astype(np.float64)
-        for row, n in enumerate((candidates >= 0).sum(axis=1).tolist()):
-            for i in range(0, n, VECTORS_IN_CACHE):
-                some = slice(i, min(i + VECTORS_IN_CACHE, n))
-                np.dot(self._exact(candidates[row, some]).astype(np.float64), exact[row], out=sums[row, some])
-        scores, uncertain = as_canonical(sums, errors)
-        left = np.argwhere(uncertain)
-        for i in range(0, len(left), VECTORS_IN_CACHE):
-            rows, columns = left[i : i + VECTORS_IN_CACHE].T
-            scores[rows, columns] = canonical_scores(queries[rows], self._exact(candidates[rows, columns]))
-        return scores
-
-    def _exact(self, positions: Int64) -> Float32:
-        vectors: Float32 = self._rows.take(positions, axis=0).view(np.float32)
-        return vectors
+    def _rescored(
+        self, queries: Float32, candidates: Int64, k: int, approximate: Float32 | None = None
+    ) -> tuple[Int64, Float32, Float64]:
+        """See `rescore`."""
+        return rescore(
+            queries,
+            candidates,
+            self._rows,
+            k,
+            max_norm=self.manifest.max_norm,
+            first_id=self.first_id,
+            approximate=approximate,
+        )
 
     def _check_parameters(self, k: int, parameters: SearchParameters) -> None:
         known = () if self._index.is_flat else (*self._index.knows, "rerank_factor")
