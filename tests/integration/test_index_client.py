@@ -19,10 +19,13 @@ from openbook.index.stream import FrameStream, GrpcStream
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=[None, 0], ids=["gRPC", "frames"])
+@pytest.fixture(scope="module", params=["gRPC", "TCP", "Unix"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
     out = build(tmp_path_factory.mktemp("built"))
-    with IndexServer(IndexServerSettings(snapshot=out, frame_port=request.param)) as server:
+    frame_port = None if request.param == "gRPC" else 0
+    with IndexServer(IndexServerSettings(snapshot=out, frame_port=frame_port)) as server:
+        if request.param == "TCP" and server._service.frames:  # as from another machine, where nobody has this name
+            server._service.frames.name = "openbook-elsewhere"
         yield server
 
 

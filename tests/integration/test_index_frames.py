@@ -41,10 +41,17 @@ def server(snapshot: Path) -> Iterator[IndexServer]:
 class Connection:
     """What a client in another language would write."""
 
+    over = "TCP"
+
     def __init__(self, server: IndexServer, key: bytes | None = None) -> None:
         frames = server._service.frames
         assert frames is not None
-        self.socket = socket.create_connection(("127.0.0.1", frames.port), timeout=TIMEOUT_S)
+        if self.over == "TCP":
+            self.socket = socket.create_connection(("127.0.0.1", frames.port), timeout=TIMEOUT_S)
+        else:
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(TIMEOUT_S)
+            self.socket.connect(f"\0{frames.name}")
         self.socket.sendall(frames.key if key is None else key)
         self._file = self.socket.makefile("rb")
 
@@ -58,6 +65,15 @@ class Connection:
         n_message, n_payload = HEADER.unpack(header)
         assert n_payload == 0
         return index_pb2.Reply.FromString(self._file.read(n_message))
+
+
+@pytest.fixture(autouse=True, params=["TCP", "Unix"])
+def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How connections are made, those of clients too."""
+    monkeypatch.setattr(Connection, "over", request.param)
+    if request.param == "TCP":  # as if the server were on another machine
+        monkeypatch.setattr("openbook.index.stream.connect_here", lambda name: None)
+    return str(request.param)
 
 
 @contextmanager
@@ -241,7 +257,7 @@ def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_calls_of_all_sizes_in_either_event_loop(
-    server: IndexServer, loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+    server: IndexServer, loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture, over: str
 ) -> None:
     """Ray Serve's replicas run in uvloop."""
 
@@ -251,6 +267,9 @@ def test_calls_of_all_sizes_in_either_event_loop(
         assert client._hurrying is not None
         await client._hurrying
         assert type(client._stream) is FrameStream
+        assert client._stream._transport is not None
+        family = client._stream._transport.get_extra_info("socket").family
+        assert family == (socket.AF_INET if over == "TCP" else socket.AF_UNIX)
         calls = [client.search(VECTORS[: 1 + i % 8], 1 + i % N, "", TIMEOUT_S) for i in range(200)]
         for i, (hits, _) in enumerate(await asyncio.gather(*calls)):
             expected = server.shard.search(VECTORS[: 1 + i % 8], 1 + i % N, Deadline.never())

@@ -105,7 +105,9 @@ def check_search(
     checked: Float32 = np.ascontiguousarray(queries, np.float32)
     # Nearly always enough, and a fraction of what exact norms cost; NaN is not below anything.
     numbers = checked.reshape(-1)
-    if not float(np.dot(numbers, numbers)) < min(max_norm**2 / 2, SAFE_SQUARE):
+    with np.errstate(over="ignore"):
+        total = float(np.dot(numbers, numbers))
+    if not total < min(max_norm**2 / 2, SAFE_SQUARE):
         finite = np.isfinite(checked).all(axis=1)
         if not finite.all():
             raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")

@@ -148,9 +148,7 @@ class IndexClient:
         try:
             info = await self.info(CONNECT_TIMEOUT_S)
             if info.HasField("frames"):
-                host = self.address.rpartition(":")[0].strip("[]")
-                to = host, info.frames.port, info.frames.key
-                fast = await FrameStream.open(self.address, *to, CONNECT_TIMEOUT_S)
+                fast = await FrameStream.open(self.address, info.frames, CONNECT_TIMEOUT_S)
                 slow, self._stream = self._stream, fast
                 if slow is not None:
                     try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ class Index:
         Raises:
             InvalidConfig: FAISS cannot train on these vectors, most often because they are too few.
         """
-        with _explained(self._factory), _alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
+        with _explained(self._factory), _Alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.train(vectors)
         ivf = self._faiss.try_extract_index_ivf(self._index)
         if ivf is not None:  # FAISS would look into a single list
@@ -151,7 +152,7 @@ class Index:
         Raises:
             InvalidConfig: this type of index cannot be added to.
         """
-        with _explained(self._factory), _alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
+        with _explained(self._factory), _Alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
@@ -215,13 +216,10 @@ class Index:
             return None  # as built
         return self._faiss.SearchParametersPreTransform(index_params=inner) if self._transforms else inner
 
-    @contextmanager
-    def _turn(self, tuning: Tuning, deadline: Deadline) -> Iterator[None]:
+    def _turn(self, tuning: Tuning, deadline: Deadline) -> "_Alone":
         # Without BLAS, the cells of a query do not depend on which others are searched with it.
         blas_from = tuning.blas_from if self.is_flat else NEVER
-        with _alone(deadline, min(blas_from * self.dimension, NEVER)):
-            self._faiss.omp_set_num_threads(tuning.n_threads)  # counts for the calling thread alone
-            yield
+        return _Alone(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads)
 
 
 def is_searching() -> bool:
@@ -229,17 +227,40 @@ def is_searching() -> bool:
     return _ONE_AT_A_TIME.locked()
 
 
-@contextmanager
-def _alone(deadline: Deadline, blas_threshold: int) -> Iterator[None]:
-    """The only one in this process that uses FAISS's settings and BLAS. The threshold counts queries x dimension."""
-    import faiss
+class _Alone:
+    """While entered, the only one in this process that uses FAISS's settings and BLAS. Entered with every search: as a
+    generator it would take three times as long.
 
-    if not _ONE_AT_A_TIME.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
-        raise DeadlineExceeded("deadline passed before it was this search's turn")
-    try:
-        faiss.cvar.distance_compute_blas_threshold = blas_threshold
-        yield
-    finally:
+    Args:
+        deadline: by when it must be its turn.
+        blas_threshold: queries x dimension from which on BLAS is used.
+        n_threads: of FAISS; None leaves them as they are.
+
+    Raises:
+        DeadlineExceeded: when entered: it was not its turn in time.
+    """
+
+    __slots__ = ("_blas_threshold", "_deadline", "_n_threads")
+
+    def __init__(self, deadline: Deadline, blas_threshold: int, n_threads: int | None = None) -> None:
+        self._deadline = deadline
+        self._blas_threshold = blas_threshold
+        self._n_threads = n_threads
+
+    def __enter__(self) -> None:
+        import faiss
+
+        if not _ONE_AT_A_TIME.acquire(blocking=False) and not _ONE_AT_A_TIME.acquire(
+            timeout=min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)
+        ):
+            raise DeadlineExceeded("deadline passed before it was this search's turn")
+        faiss.cvar.distance_compute_blas_threshold = self._blas_threshold
+        if self._n_threads is not None:
+            faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _ONE_AT_A_TIME.release()
 
 
@@ -247,7 +268,7 @@ def best_of(vectors: Float32, queries: Float32, k: int) -> tuple[Float32, Int64]
     """Approximate scores and positions of the best k of (N, d) vectors for each query, without an index of them."""
     import faiss
 
-    with _alone(Deadline.never(), BUILD_BLAS_FROM * vectors.shape[1]):
+    with _Alone(Deadline.never(), BUILD_BLAS_FROM * vectors.shape[1]):
         scores, positions = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     return scores, positions
 

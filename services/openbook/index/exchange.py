@@ -11,7 +11,7 @@ import grpc
 from openbook.core.deadline import Deadline
 from openbook.errors import OpenbookError, ShardUnavailable
 from openbook.index.coalesce import Ticket
-from openbook.telemetry import REQUESTS
+from openbook.telemetry import requests
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class CallStream:
         self._try_send = try_send
         self._unfinished: dict[int, Ticket] = {}
         self._due: SimpleQueue[tuple[int, Ticket, Callable[[], index_pb2.Reply]] | None] = SimpleQueue()
-        self._places = threading.Semaphore(MAX_UNSENT)
+        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore of C, where `threading` has one of Python
+        for _ in range(MAX_UNSENT):
+            self._places.put(None)
         self._over = False
 
     def replies(self) -> Iterator[index_pb2.Reply]:
@@ -64,7 +66,7 @@ class CallStream:
                 if item is None:
                     self._over = True
                     continue
-                self._places.release()
+                self._places.put(None)
                 number, ticket, make = item
                 if self._unfinished.get(number) is ticket:  # or it was cancelled
                     reply = make()
@@ -72,7 +74,7 @@ class CallStream:
                     yield reply
         finally:
             self._cancel_all()
-            self._places.release()  # the reader may wait for one
+            self._places.put(None)  # the reader may wait for one
 
     def end(self) -> None:
         """Begin no more calls, answer those that were."""
@@ -86,7 +88,7 @@ class CallStream:
                 if kind == "cancel":
                     self._cancel(call.number)
                     continue
-                self._places.acquire()
+                self._places.get()
                 self._start(asked, (kind or "call").capitalize())
                 self._begun()
                 if self._over:
@@ -106,7 +108,7 @@ class CallStream:
             if self._try_send is not None and self._unfinished.get(number) is ticket:
                 reply = make()
                 if self._try_send(reply):
-                    self._places.release()
+                    self._places.put(None)
                     self._unfinished.pop(number, None)
                     if self._over:
                         self._due.put(None)  # whoever waits for the last answer looks again
@@ -156,6 +158,6 @@ def _reply(number: int, method: str, answer: Answer) -> index_pb2.Reply:
     except Exception as error:
         code, message = explain(method, error)
         reply = index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))
-    REQUESTS.labels(method, reply.failure.code or "OK").inc()
+    requests(method, reply.failure.code or "OK").inc()
     reply.number = number
     return reply

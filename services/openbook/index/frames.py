@@ -1,4 +1,6 @@
-"""The calls of `Exchange` without gRPC: frames on a TCP connection of their own, a quarter of what gRPC's streams cost.
+"""The calls of `Exchange` without gRPC: frames on a connection of their own, a quarter of what gRPC's streams cost.
+
+The connection is one of TCP or, within a machine, a Unix socket without a file.
 
 The connection begins with the key that `Info` told the client, so that nobody ever talks to whoever has taken the port
 meanwhile; the server greets with an empty reply. Then both sides send frames: two little-endian uint32, the sizes of
@@ -13,8 +15,9 @@ import secrets
 import select
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import Protocol
@@ -42,8 +45,35 @@ def frame(message: bytes, payload: memoryview | bytes = b"") -> list[bytes | mem
     return [HEADER.pack(len(message), len(payload)) + message, payload]
 
 
+def listen_here() -> tuple[str, socket.socket] | None:
+    """A name, and a socket that listens to clients on this machine who know it; only Linux has such."""
+    if sys.platform != "linux":
+        return None
+    name = f"openbook-{secrets.token_hex(KEY_BYTES)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen()
+    return name, listener
+
+
+def connect_here(name: str) -> socket.socket | None:
+    """A connection to who listens under this name; None if nobody does on this machine."""
+    if sys.platform != "linux" or not name:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        connection.connect(f"\0{name}")
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
 def prepare(connection: socket.socket) -> None:
     """A connection for many small messages that may live for months."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return  # not TCP
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
@@ -59,35 +89,39 @@ class Admit(Protocol):
 
 
 class FrameServer:
-    """Answers all connections to a listening socket.
+    """Answers all connections to some listening sockets.
 
     Args:
-        listener: taken over.
+        listeners: taken over.
         admit: see `Admit`.
         max_bytes: of a call, payload included.
     """
 
-    def __init__(self, listener: socket.socket, admit: Admit, max_bytes: int) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], admit: Admit, max_bytes: int) -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
-        self.port = int(listener.getsockname()[1])
-        self._listener = listener
+        self._listeners = listeners
         self._admit = admit
         self._max_bytes = max_bytes
         self._stopped = threading.Event()
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._accepting = [
+            threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True)
+            for listener in listeners
+        ]
 
     def start(self) -> None:
         """Take connections from now on."""
-        self._accepting.start()
+        for thread in self._accepting:
+            thread.start()
 
     def refuse(self) -> None:
         """Take no more connections."""
         self._stopped.set()
-        _hang_up(self._listener)  # or `accept` would not notice
-        if self._accepting.ident is not None:
-            self._accepting.join()
-        self._listener.close()
+        for listener, thread in zip(self._listeners, self._accepting, strict=True):
+            _hang_up(listener)  # or `accept` would not notice
+            if thread.ident is not None:
+                thread.join()
+            listener.close()
 
     def stop(self, grace_s: float) -> None:
         """Wait for connections whose calls are no more read to send their last replies, then close them all."""
@@ -98,10 +132,10 @@ class FrameServer:
             _hang_up(connection)
             thread.join()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._stopped.is_set():
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError as error:
                 if not self._stopped.wait(ACCEPT_AGAIN_S):
                     log.warning("cannot take a connection: %s", error)

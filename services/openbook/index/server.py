@@ -1,6 +1,7 @@
 """One index server: a process that holds one shard and answers for it until it is told to stop."""
 
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -18,7 +19,7 @@ from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.index.admin import IndexAdminService, Publishing
 from openbook.index.coalesce import Coalescer
 from openbook.index.engine import check_installation
-from openbook.index.frames import FrameServer
+from openbook.index.frames import FrameServer, listen_here
 from openbook.index.service import IndexService
 from openbook.index.shard import Shard
 from openbook.index.snapshot import MAX_DIMENSION, verify_apart
@@ -104,8 +105,11 @@ class IndexServer:
             raise _why_not(self._settings.host, self.port) from None
         if self._settings.frame_port is not None and not self._settings.tls:
             listener = _listen(self._settings.host, self._settings.frame_port)
-            self._frames = FrameServer(listener, self._service.admit, self._max_bytes)
-            self._service.frames = index_pb2.Frames(port=self._frames.port, key=self._frames.key)
+            name, here = listen_here() or ("", None)
+            listeners = [listener, here] if here else [listener]
+            self._frames = FrameServer(listeners, self._service.admit, self._max_bytes)
+            port = listener.getsockname()[1]
+            self._service.frames = index_pb2.Frames(port=port, key=self._frames.key, name=name)
             self._frames.start()
         self._server.start()
         self._drainer.start()
@@ -165,6 +169,7 @@ def run(settings: IndexServerSettings) -> None:
     server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_stop.set())
+    gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
     with server:
         shard = server.shard
         log.info(

@@ -16,7 +16,7 @@ from openbook.index.coalesce import Coalescer, Outcome, PendingSearch, Ticket
 from openbook.index.exchange import Answer, Asked, CallStream, explain, failing
 from openbook.index.held import HeldSnapshots
 from openbook.index.shard import Shard
-from openbook.telemetry import REQUESTS
+from openbook.telemetry import requests
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 Response = TypeVar("Response")
@@ -228,11 +228,11 @@ def answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline]
         response = work(deadline)
     except Exception as error:
         abort(method, context, *explain(method, error))
-    REQUESTS.labels(method, "OK").inc()
+    requests(method, "OK").inc()
     return response
 
 
 def abort(method: str, context: grpc.ServicerContext, code: str, message: str) -> NoReturn:
-    REQUESTS.labels(method, code).inc()
+    requests(method, code).inc()
     context.abort(grpc.StatusCode[code], message)
     raise AssertionError("abort raises")

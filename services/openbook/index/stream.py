@@ -13,7 +13,7 @@ from grpc import aio
 from openbook import wire
 from openbook.core.types import Float32
 from openbook.errors import ShardUnavailable
-from openbook.index.frames import HEADER, frame, prepare
+from openbook.index.frames import HEADER, connect_here, frame, prepare
 from openbook.v1 import index_pb2
 
 
@@ -127,22 +127,27 @@ class FrameStream(Stream, asyncio.Protocol):
         self._greeted = self._waiting[0] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def open(cls, address: str, host: str, port: int, key: bytes, timeout_s: float) -> Self:
+    async def open(cls, address: str, frames: index_pb2.Frames, timeout_s: float) -> Self:
         """Connect, and be greeted.
 
         Raises:
             ShardUnavailable: nobody greets there in time.
         """
-        stream = cls(address, key)
+        stream = cls(address, frames.key)
+        host = address.rpartition(":")[0].strip("[]")
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.get_running_loop().create_connection(lambda: stream, host, port)
+                here, loop = connect_here(frames.name), asyncio.get_running_loop()
+                if here is not None:
+                    await loop.create_unix_connection(lambda: stream, sock=here)
+                else:
+                    await loop.create_connection(lambda: stream, host, frames.port)
                 await stream._greeted
         except BaseException as error:
             await stream.close()
             if not isinstance(error, OSError):  # TimeoutError is one
                 raise
-            raise ShardUnavailable(f"{host}:{port}: cannot be reached: {error or 'nobody answers'}") from None
+            raise ShardUnavailable(f"{host}:{frames.port}: cannot be reached: {error or 'nobody answers'}") from None
         del stream._waiting[0]
         return stream
 

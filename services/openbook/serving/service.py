@@ -11,7 +11,7 @@ from openbook.core.types import GenerationSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.serving.schemas import AnswerRequest, Event, RetrieveRequest
-from openbook.telemetry import REQUESTS, new_request_id
+from openbook.telemetry import new_request_id, requests
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class AnswerService:
             code = error.grpc_code if isinstance(error, OpenbookError) else "INTERNAL"
             raise
         finally:
-            REQUESTS.labels(method, code).inc()
+            requests(method, code).inc()
 
     def _deadline(self, request: RetrieveRequest) -> Deadline:
         limit_s = self._defaults.max_timeout_s

@@ -451,18 +451,24 @@ class Frames(_message.Message):
 
     PORT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     port: _builtins.int
     key: _builtins.bytes
     """16 bytes, drawn at the server's start."""
+    name: _builtins.str
+    """For clients on the same machine, in half the time: a Unix socket of this name in Linux's abstract namespace. Where
+    nobody listens there, the server is on another machine.
+    """
     def __init__(
         self,
         *,
         port: _builtins.int = ...,
         key: _builtins.bytes = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "name", b"name", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
