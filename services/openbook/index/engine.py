@@ -1,5 +1,6 @@
 """The one module that talks to FAISS: its installation, its process-wide settings and its oddities."""
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
 from openbook.index import gpu
+from openbook.index.inverted import InvertedLists
 
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
@@ -88,6 +90,7 @@ class Index:
             self.knows = ("nprobe",)
         elif isinstance(self._inner, faiss.IndexHNSW):
             self.knows = ("ef_search",)
+        self._lists: InvertedLists | None = None
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -116,9 +119,11 @@ class Index:
         import faiss
 
         try:
-            return cls(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
+            index = cls(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
         except RuntimeError as error:
             raise InvalidSnapshot(f"{path}: FAISS cannot read it: {_reason(error)}") from None
+        index._lists = _inverted_lists(index._index)
+        return index
 
     def moved(self, vectors: Float32, device: str) -> "Index":
         """This index, which holds these vectors, on `cuda:N`; on `cpu`, itself.
@@ -170,6 +175,10 @@ class Index:
             DeadlineExceeded: it was not this search's turn in time.
         """
         with self._turn(tuning, deadline):
+            if self._lists is not None and tuning.n_threads == 1:
+                n_lists = min(parameters.nprobe or self._index.nprobe, self._index.nlist)
+                centroid_scores, lists = self._index.quantizer.search(queries, n_lists)
+                return self._lists.search(queries, lists, centroid_scores, k)
             scores, positions = self._index.search(queries, k, params=self._parameters(parameters))
         return scores, positions
 
@@ -184,6 +193,11 @@ class Index:
             _, _, positions = self._index.range_search(query[None, :], below)
         found: Int64 = positions
         return found
+
+    @property
+    def max_norm(self) -> float:
+        """Of what a search multiplies with a query, besides the vectors."""
+        return self._lists.max_norm if self._lists else 0.0
 
     def rows(self) -> Float32 | None:
         """All (n, d) vectors as the index itself holds them, where they lie in one piece and order.
@@ -220,6 +234,27 @@ class Index:
         # Without BLAS, the cells of a query do not depend on which others are searched with it.
         blas_from = tuning.blas_from if self.is_flat else NEVER
         return _Alone(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads)
+
+
+def _inverted_lists(faiss_index: Any) -> InvertedLists | None:
+    """Those of an `IVFn,SQ8` index that nothing is added to any more; they live as long as it does."""
+    import faiss
+
+    if type(faiss_index) is not faiss.IndexIVFScalarQuantizer or faiss_index.sq.qtype != faiss.ScalarQuantizer.QT_8bit:
+        return None
+    lists: Any = faiss_index.invlists
+    sizes = np.array([lists.list_size(i) for i in range(lists.nlist)], np.int64)
+    filled = np.flatnonzero(sizes)
+    if not len(filled):
+        return None
+    codes, ids = np.zeros_like(sizes), np.zeros_like(sizes)  # addresses
+    for i in filled.tolist():
+        codes[i], ids[i] = (faiss.rev_swig_ptr(of(i), 1).ctypes.data for of in (lists.get_codes, lists.get_ids))
+    begin = int(min(codes[filled].min(), ids[filled].min()))
+    end = int(max((codes + sizes * lists.code_size).max(), (ids + sizes * ids.itemsize).max()))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (end - begin)).from_address(begin))
+    minimum, extent = np.split(faiss.vector_to_array(faiss_index.sq.trained), 2)
+    return InvertedLists(memory, codes - begin, ids - begin, sizes, minimum, extent, faiss_index.by_residual)
 
 
 def is_searching() -> bool:

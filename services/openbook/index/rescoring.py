@@ -1,16 +1,12 @@
 """The exact best of what FAISS found, in one pass of compiled code: a dozen calls of NumPy take six times as long."""
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 
 from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from openbook.index.compiled import compiled
 
 ROWS = "Array(float32, 2, 'C', True, aligned=False)"  # in a mapped index they need not lie at a multiple of four
 SIGNATURE = (
@@ -20,23 +16,10 @@ SIGNATURE = (
 SUMMED_IN_TURN = 128  # numbers
 
 
-def _compiled(*signature: str, **options: Any) -> Callable[[Function], Function]:
-    """Compiled, by whichever process needs it first; kept beside this file, or in the user's cache."""
-
-    def compile_(function: Function) -> Function:
-        try:
-            compiled = numba.njit(*signature, nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # nowhere to keep it
-            compiled = numba.njit(*signature, nogil=True, **options)(function)
-        return cast(Function, compiled)
-
-    return compile_
+_error_bound = compiled()(score_error_bound)
 
 
-_error_bound = _compiled()(score_error_bound)
-
-
-@_compiled(fastmath={"reassoc", "contract"})
+@compiled(fastmath={"reassoc", "contract"})
 def _product(query: Float32, vector: Float32) -> float:
     """The inner product of two (d,) vectors in float64, added up in any order."""
     total = 0.0
@@ -45,7 +28,7 @@ def _product(query: Float32, vector: Float32) -> float:
     return total
 
 
-@_compiled()
+@compiled()
 def _canonical(query: Float32, vector: Float32) -> float:
     """The same in the order of `canonical_scores`, which is NumPy's: halves of halves, and these in eight sums."""
     n = len(query)
@@ -69,7 +52,7 @@ def _canonical(query: Float32, vector: Float32) -> float:
     return total
 
 
-@_compiled(SIGNATURE)
+@compiled(SIGNATURE)
 def _rescore(
     queries: Float32,
     approximate: Float32,

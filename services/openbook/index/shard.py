@@ -79,6 +79,7 @@ class Shard:
         held = self._index.rows() if device == "cpu" else None
         self._rows = self._vectors if held is None else held  # (n_passages, d)
         self._index = self._index.moved(self._vectors, device)
+        self._longest = LARGEST_SCORE / max(self.manifest.max_norm, self._index.max_norm, 1.0)  # that a query may be
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
         defaults = self.manifest.search or SearchDefaults()
@@ -96,8 +97,7 @@ class Shard:
 
     def check(self, queries: Float32, k: int, parameters: SearchParameters) -> Float32:
         """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
-        longest = LARGEST_SCORE / max(self.manifest.max_norm, 1.0)
-        queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows, longest)
+        queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows, self._longest)
         if parameters != AS_BUILT:
             self._check_parameters(k, parameters)
         return queries

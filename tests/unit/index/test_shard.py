@@ -79,6 +79,18 @@ def test_a_large_batch_is_searched_in_parts(tmp_path: Path, monkeypatch: pytest.
     same(shard.search(QUERIES, 10, Deadline.never()), whole)
 
 
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQ8", "IVF16,SQ8"])
+def test_the_longest_query_that_is_taken_overflows_nowhere(tmp_path: Path, factory: str) -> None:
+    shard = build(tmp_path / "s", factory)
+    short = shard.search(QUERIES, 10, Deadline.never())
+    norm = np.linalg.norm(QUERIES.astype(np.float64), axis=1).max()
+    scale = np.float32(2.0 ** np.floor(np.log2(shard._longest / norm)))
+    long = shard.search(QUERIES * scale, 10, Deadline.never())
+    same(long, Hits(short.ids, short.scores * scale, ""))
+    with pytest.raises(InvalidRequest, match="norms up to"):
+        shard.search(QUERIES * scale * 4, 10, Deadline.never())
+
+
 def test_the_index_of_other_vectors_fails_its_test(tmp_path: Path) -> None:
     for factory in ("Flat", "IVF16,SQ8"):
         shard, other = build(tmp_path / factory, factory), build(tmp_path / f"{factory}-", factory, VECTORS[::-1])
