@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc import StatusCode, aio
@@ -19,6 +19,9 @@ from openbook.index.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+Message = TypeVar("Message")
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 1.0
 HURRY_AGAIN_S = 5.0
@@ -96,8 +99,7 @@ class IndexClient:
             parameters=None if parameters is AS_BUILT else wire.parameters_to_wire(parameters),
         )
         response = (await self._ask(index_pb2.Call(search=request), timeout_s, queries)).search
-        with self._blamed():
-            hits = wire.hits_from_wire(response)
+        hits = self._read(wire.hits_from_wire, response)
         if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):
             raise ShardUnavailable(
                 f"{self.address}: must answer {len(queries)} x {k} hits of snapshot {snapshot_id or '(any)'}, "
@@ -112,8 +114,7 @@ class IndexClient:
         request = index_pb2.FetchRequest(ids=ids, with_vectors=with_vectors, snapshot_id=snapshot_id)
         response = (await self._ask(index_pb2.Call(fetch=request), timeout_s)).fetch
         passages = [wire.passage_from_wire(passage) for passage in response.passages]
-        with self._blamed():
-            vectors = wire.matrix_from_wire(response.vectors)
+        vectors = self._read(wire.matrix_from_wire, response.vectors)
         if [passage.id for passage in passages] != list(ids) or len(vectors) != (len(ids) if with_vectors else 0):
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages, vectors
@@ -165,11 +166,10 @@ class IndexClient:
         """What closes all that is open now."""
         return _close(self._channel, self._hurrying, self._stream)
 
-    @contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _read(self, from_wire: Callable[[Message], T], message: Message) -> T:
         """An answer that makes no sense is the server's fault, not that of who asked us."""
         try:
-            yield
+            return from_wire(message)
         except InvalidRequest as error:
             raise ShardUnavailable(f"{self.address}: {error}") from None
 

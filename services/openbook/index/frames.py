@@ -149,8 +149,8 @@ class FrameServer:
             prepare(connection)
             connection.settimeout(GREETING_S)
             reader = _Reader(connection)
-            key = bytearray(KEY_BYTES)
-            if reader.fill(memoryview(key)) and hmac.compare_digest(key, self.key):
+            key = reader.take(KEY_BYTES)
+            if key is not None and hmac.compare_digest(key, self.key):
                 connection.settimeout(None)
                 self._answer(reader, _Writer(connection))
         except OSError:
@@ -174,15 +174,14 @@ class FrameServer:
 
     def _calls(self, reader: "_Reader", refused: list[OpenbookError]) -> Iterator[Asked]:
         """Until the client ends its side, or sends what is no call: then `refused` has the reason."""
-        header = memoryview(bytearray(HEADER.size))
-        while reader.fill(header):
+        while header := reader.take(HEADER.size):
             n_message, n_payload = HEADER.unpack(header)
             if n_message + n_payload > self._max_bytes:
                 size = n_message + n_payload
                 refused.append(InvalidRequest(f"a call must have at most {self._max_bytes} bytes, got {size}"))
                 return
-            message, payload = bytearray(n_message), np.empty(n_payload, np.uint8).data
-            if not (reader.fill(memoryview(message)) and reader.fill(payload)):
+            message, payload = reader.take(n_message), reader.take(n_payload)
+            if message is None or payload is None:
                 return
             try:
                 call = index_pb2.Call.FromString(bytes(message))
@@ -202,22 +201,23 @@ class _Reader:
         self._arrived = select.poll()
         self._arrived.register(connection, select.POLLIN)
 
-    def fill(self, into: memoryview) -> bool:
-        """Wait for so many bytes; whether they came before the end."""
-        at = 0
-        while at < len(into):
-            if self._start == self._end and len(into) - at >= READ_AHEAD:
-                n = self._connection.recv_into(into[at:])
-            else:
-                if self._start == self._end:
-                    self._start, self._end = 0, self._connection.recv_into(self._buffer)
-                n = min(len(into) - at, self._end - self._start)
-                into[at : at + n] = self._buffer[self._start : self._start + n]
-                self._start += n
-            if n == 0:
-                return False
-            at += n
-        return True
+    def take(self, n: int) -> bytes | memoryview | None:
+        """Wait for so many bytes; None if the end came before."""
+        if self._start == self._end and 0 < n < READ_AHEAD:
+            self._start, self._end = 0, self._connection.recv_into(self._buffer)
+        end = self._start + n
+        if end <= self._end:
+            found, self._start = bytes(self._buffer[self._start : end]), end
+            return found
+        whole, at = np.empty(n, np.uint8).data, self._end - self._start
+        whole[:at] = self._buffer[self._start : self._end]
+        self._start = self._end
+        while at < n:
+            n_more = self._connection.recv_into(whole[at:])
+            if n_more == 0:
+                return None
+            at += n_more
+        return whole
 
     def has_more(self) -> bool:
         """Whether something came that was not asked for yet, if only the end. Does not wait."""
