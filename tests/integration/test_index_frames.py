@@ -278,7 +278,8 @@ def test_calls_of_all_sizes_in_either_event_loop(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(scenario())
-    assert not caplog.records
+    # gRPC has one poller for all event loops, which finds those of earlier tests closed.
+    assert not [record for record in caplog.records if "PollerCompletionQueue" not in record.getMessage()]
 
 
 def test_a_client_finds_a_server_that_came_back_with_another_port_and_key(snapshot: Path) -> None:
