@@ -178,8 +178,10 @@ async def against_faiss(folder: Path, name: str, n_batches: int, rounds: int) ->
             for client in clients:
                 await asked(client, queries, 64)()
 
-        times = await compare({"one": (in_turn, server), "four": (together, server)}, rounds)
+        alone = in_process(index, np.tile(queries, (len(clients), 1)), 64, 4 * D), None
+        times = await compare({"FAISS": alone, "one": (in_turn, server), "four": (together, server)}, rounds)
         found.append((f"{name}, four callers of batch 64 beside one", ratio(times, "one", "four")))
+        found.append((f"{name}, four callers of batch 64 beside FAISS", ratio(times, "FAISS", "four")))
         for client in (*clients, lonely):
             await client.close()
     return found

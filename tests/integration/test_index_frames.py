@@ -255,6 +255,22 @@ def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
         asyncio.run(ask(server, None))
 
 
+def test_where_unix_sockets_are_forbidden_there_is_tcp(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = socket.socket
+
+    def forbidden(family: int = socket.AF_INET, *args: object) -> socket.socket:
+        if family == socket.AF_UNIX:
+            raise PermissionError("Address family not supported")
+        return make(family, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("openbook.index.frames.socket.socket", forbidden)
+    server = IndexServer(IndexServerSettings(snapshot=snapshot))
+    with server:
+        assert server._service.frames is not None
+        assert server._service.frames.name == ""
+        assert server._service.frames.port
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_calls_of_all_sizes_in_either_event_loop(
     server: IndexServer, loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture, over: str

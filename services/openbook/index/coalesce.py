@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from openbook.core.deadline import Clock, Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
 from openbook.index import engine
-from openbook.index.shard import Shard
+
+if TYPE_CHECKING:  # clients share this file's words, and need neither FAISS nor Numba
+    from openbook.index.shard import Shard
 
 Outcome = Hits | Exception
 
@@ -30,7 +33,7 @@ class Ticket:
 class PendingSearch:
     """A search that waits for its turn. `queries` are those that `Shard.check` gave back."""
 
-    shard: Shard
+    shard: "Shard"
     queries: Float32  # (n, d)
     k: int
     parameters: SearchParameters

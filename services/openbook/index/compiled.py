@@ -9,15 +9,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(*signature: str, **options: Any) -> Callable[[Function], Function]:
-    """Compile a function, at once where it has a signature, and without holding Python's lock.
+    """Compile a function that runs without holding Python's lock: at once if it has a signature, else with its callers.
 
-    The machine code is kept beside the source, or in the user's cache, for other processes. Options are `numba.njit`'s.
+    The machine code of the first kind is kept beside the source, or in the user's cache, for other processes, until the
+    file changes: so nothing that it calls may stand in another. Options are `numba.njit`'s.
     """
 
     def compile_(function: Function) -> Function:
         try:
-            result = numba.njit(*signature, nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # nowhere to keep it
+            result = numba.njit(*signature, nogil=True, cache=bool(signature), **options)(function)
+        except Exception:  # nowhere to keep it, or what was kept is damaged
             result = numba.njit(*signature, nogil=True, **options)(function)
         return cast(Function, result)
 

@@ -12,15 +12,18 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
 from openbook.index import gpu
-from openbook.index.inverted import InvertedLists
+
+if TYPE_CHECKING:
+    from openbook.index.inverted import InvertedLists
 
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
@@ -46,7 +49,7 @@ class Tuning:
 
 
 def check_installation() -> None:
-    """Look whether exactly one FAISS is there: all wheels install the same module, over each other.
+    """Look whether Numba is there, and exactly one FAISS: all its wheels install the same module, over each other.
 
     Raises:
         StartupError: there is none, or there are several.
@@ -56,8 +59,9 @@ def check_installation() -> None:
         raise StartupError(
             f"only one build of FAISS may be installed, found {' and '.join(installed)}: uninstall both, then one again"
         )
-    if importlib.util.find_spec("faiss") is None:
-        raise StartupError("FAISS is not installed: pip install 'openbook[cpu]', or 'openbook[gpu]'")
+    for module, name in (("faiss", "FAISS"), ("numba", "Numba")):
+        if importlib.util.find_spec(module) is None:
+            raise StartupError(f"{name} is not installed: pip install 'openbook[cpu]', or 'openbook[gpu]'")
 
 
 def _is_installed(wheel: str) -> bool:
@@ -199,6 +203,11 @@ class Index:
         """Of what a search multiplies with a query, besides the vectors."""
         return self._lists.max_norm if self._lists else 0.0
 
+    @property
+    def mapped(self) -> list[NDArray[np.uint8]]:
+        """What a search reads of the file, besides `rows`, as far as it is known here."""
+        return [self._lists.memory] if self._lists else []
+
     def rows(self) -> Float32 | None:
         """All (n, d) vectors as the index itself holds them, where they lie in one piece and order.
 
@@ -236,9 +245,11 @@ class Index:
         return _Alone(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads)
 
 
-def _inverted_lists(faiss_index: Any) -> InvertedLists | None:
+def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
     """Those of an `IVFn,SQ8` index that nothing is added to any more; they live as long as it does."""
     import faiss
+
+    from openbook.index.inverted import InvertedLists
 
     if type(faiss_index) is not faiss.IndexIVFScalarQuantizer or faiss_index.sq.qtype != faiss.ScalarQuantizer.QT_8bit:
         return None
@@ -289,9 +300,13 @@ class _Alone:
             timeout=min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)
         ):
             raise DeadlineExceeded("deadline passed before it was this search's turn")
-        faiss.cvar.distance_compute_blas_threshold = self._blas_threshold
-        if self._n_threads is not None:
-            faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
+        try:
+            faiss.cvar.distance_compute_blas_threshold = self._blas_threshold
+            if self._n_threads is not None:
+                faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
+        except BaseException:
+            _ONE_AT_A_TIME.release()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,4 @@
-"""The calls of `Exchange` without gRPC: frames on a connection of their own, a quarter of what gRPC's streams cost.
+"""The calls of `Exchange` without gRPC: frames on a connection of their own, a third of what gRPC's streams cost.
 
 The connection is one of TCP or, within a machine, a Unix socket without a file.
 
@@ -45,15 +45,17 @@ def frame(message: bytes, payload: memoryview | bytes = b"") -> list[bytes | mem
     return [HEADER.pack(len(message), len(payload)) + message, payload]
 
 
-def listen_here() -> tuple[str, socket.socket] | None:
-    """A name, and a socket that listens to clients on this machine who know it; only Linux has such."""
+def listen_here() -> socket.socket | None:
+    """A socket that listens to clients on this machine who know its name; only Linux has such, and may forbid it."""
     if sys.platform != "linux":
         return None
-    name = f"openbook-{secrets.token_hex(KEY_BYTES)}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:
+        return None
+    listener.bind(f"\0openbook-{secrets.token_hex(KEY_BYTES)}")
     listener.listen()
-    return name, listener
+    return listener
 
 
 def connect_here(name: str) -> socket.socket | None:

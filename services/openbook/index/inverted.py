@@ -108,7 +108,7 @@ def _scan(
             end += 1
         together = probes[start:end]
         rows, their_bases = together // nprobe, base[together]
-        for position in range(sizes[number] if number >= 0 else 0):
+        for position in range(sizes[number] if 0 <= number < len(sizes) else 0):
             begin = codes_at[number] + position * d
             codes = memory[begin : begin + d]
             for i in range(end - start):

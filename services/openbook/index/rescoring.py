@@ -11,12 +11,9 @@ from openbook.index.compiled import compiled
 ROWS = "Array(float32, 2, 'C', True, aligned=False)"  # in a mapped index they need not lie at a multiple of four
 SIGNATURE = (
     f"float64[:](Array(float32, 2, 'C', True), Array(float32, 2, 'C', True), Array(int64, 2, 'C', True), {ROWS}, "
-    "float64, int64, boolean, int64[:, ::1], float32[:, ::1])"
+    "float64, float64, int64, boolean, int64[:, ::1], float32[:, ::1])"
 )
 SUMMED_IN_TURN = 128  # numbers
-
-
-_error_bound = compiled()(score_error_bound)
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -58,7 +55,8 @@ def _rescore(
     approximate: Float32,
     candidates: Int64,
     vectors: Float32,
-    max_norm: float,
+    error: float,
+    error_of_norm: float,
     first_id: int,
     prune: bool,
     ids: Int64,
@@ -68,14 +66,16 @@ def _rescore(
     errors = np.empty(n)
     for row in range(n):
         query = queries[row]
-        error = errors[row] = _error_bound(len(query), math.sqrt(_product(query, query)), max_norm)
+        errors[row] = error + error_of_norm * math.sqrt(_product(query, query))
         # In float64 no order errs by more than 2^-29 of what float32 may.
-        least, doubt = approximate[row, k - 1] - 2 * error if prune else -np.inf, 2.0**-28 * error
+        least, doubt = approximate[row, k - 1] - 2 * errors[row] if prune else -np.inf, 2.0**-28 * errors[row]
         found = 0
         for column in range(candidates.shape[1]):
             position = candidates[row, column]
             if position < 0 or approximate[row, column] < least:
                 continue
+            if position >= len(vectors):
+                raise IndexError("the index gave a position that no vector has")
             total = _product(query, vectors[position])
             score = np.float32(total)
             if score == 0 or np.float32(total - doubt) != np.float32(total + doubt):
@@ -116,9 +116,11 @@ def rescore(
     """
     shape = len(queries), k
     ids, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
-    prune = approximate is not None
+    error = score_error_bound(queries.shape[1], 0.0, max_norm)
+    error_of_norm = score_error_bound(queries.shape[1], 1.0, max_norm) - error  # it is linear in the query's norm
+    none = np.empty((0, 0), np.float32)
     errors = _rescore(
-        queries, np.empty((0, 0), np.float32) if approximate is None else approximate, candidates, vectors,
-        max_norm, first_id, prune, ids, scores,
+        queries, none if approximate is None else approximate, candidates, vectors, error, error_of_norm, first_id,
+        approximate is not None, ids, scores,
     )  # fmt: skip
     return ids, scores, errors

@@ -105,11 +105,11 @@ class IndexServer:
             raise _why_not(self._settings.host, self.port) from None
         if self._settings.frame_port is not None and not self._settings.tls:
             listener = _listen(self._settings.host, self._settings.frame_port)
-            name, here = listen_here() or ("", None)
-            listeners = [listener, here] if here else [listener]
-            self._frames = FrameServer(listeners, self._service.admit, self._max_bytes)
-            port = listener.getsockname()[1]
-            self._service.frames = index_pb2.Frames(port=port, key=self._frames.key, name=name)
+            here = listen_here()
+            self._frames = FrameServer([listener, here] if here else [listener], self._service.admit, self._max_bytes)
+            self._service.frames = index_pb2.Frames(port=listener.getsockname()[1], key=self._frames.key)
+            if here is not None:
+                self._service.frames.name = here.getsockname()[1:].decode()
             self._frames.start()
         self._server.start()
         self._drainer.start()
@@ -145,6 +145,7 @@ class IndexServer:
             max_rows=limits.max_rows,
             verify=not gently,
         )
+        shard.prewarm()
         shard.self_test()
         return shard
 
@@ -169,6 +170,7 @@ def run(settings: IndexServerSettings) -> None:
     server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_stop.set())
+    gc.collect()
     gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
     with server:
         shard = server.shard

@@ -13,9 +13,8 @@ from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64,
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index import gpu
 from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
-from openbook.index.rescoring import rescore
 from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
-from openbook.index.store import PassageReader
+from openbook.index.store import PassageReader, prewarm
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,9 @@ class Shard:
         if verify:
             snapshot.verify(shard)
         files, entry = snapshot.shard_folder(shard), snapshot.shard(shard)
+        from openbook.index.rescoring import rescore  # compiled, for those who have a shard
+
+        self._rescore = rescore
         self.folder = folder
         self.manifest = snapshot.manifest
         self.number = shard
@@ -132,6 +134,10 @@ class Shard:
             wide = replace(wide, rerank_factor=min(2 * (parameters.rerank_factor or EXTRA_FACTOR), MAX_FACTOR))
         return wide if wide != parameters else None
 
+    def prewarm(self) -> None:
+        """See to it that the first searches take no longer than later ones."""
+        prewarm(self._rows, *self._index.mapped)
+
     def self_test(self) -> None:
         """Look whether some stored vectors are found, and scored as they are, as by an index of other vectors they
         would not be.
@@ -195,8 +201,8 @@ class Shard:
     def _rescored(
         self, queries: Float32, candidates: Int64, k: int, approximate: Float32 | None = None
     ) -> tuple[Int64, Float32, Float64]:
-        """See `rescore`."""
-        return rescore(
+        """See `rescoring.rescore`."""
+        return self._rescore(
             queries,
             candidates,
             self._rows,

@@ -1,6 +1,9 @@
 """Passages on disk: one file of texts, one of offsets, both memory mapped, so that 21 million open in no time."""
 
+import ctypes
 import mmap
+import os
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,12 +11,14 @@ from typing import BinaryIO, overload
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 
 TEXTS = "passages.bin"
 OFFSETS = "offsets.npy"
+_MADV_POPULATE_READ = 22
 FIELDS = 3  # document_id, title, text: each ends where the next begins
 BUFFER = 1 << 15  # offsets held in memory
 
@@ -89,6 +94,22 @@ class PassageReader(Sequence[Passage]):
         a, b, c, d = self._offsets[FIELDS * position : FIELDS * (position + 1) + 1].tolist()
         texts = self._texts
         return Passage(self._first_id + position, texts[a:b].decode(), texts[b:c].decode(), texts[c:d].decode())
+
+
+def prewarm(*mapped: NDArray[np.generic]) -> bool:
+    """Enter all pages of mapped arrays into this process's tables; whether that was done.
+
+    Each would otherwise cost the search that first touches it a microsecond, and a search touches hundreds. Linux 5.14
+    and newer can. What takes more than half of the machine's memory is left alone: it would push itself out again.
+    """
+    if sys.platform != "linux" or 2 * sum(each.nbytes for each in mapped) > mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES"):
+        return False
+    done = True
+    for each in mapped:
+        begin = each.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        size = each.ctypes.data + each.nbytes - begin
+        done &= ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ) == 0
+    return done
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

@@ -76,3 +76,10 @@ def test_what_cannot_win_within_the_rounding_bound_is_not_looked_at() -> None:
     assert (ids.tolist(), scores.tolist()) == ([[2, 1]], [[4.0, 2.0]])
     ids, _, _ = rescore(queries, candidates, vectors, 2, max_norm=1.0)
     assert ids.tolist() == [[2, 3]]
+
+
+def test_a_position_that_no_vector_has_is_an_error() -> None:
+    queries, vectors = pairs(8, 0)
+    for position in (N, 1 << 40):
+        with pytest.raises(IndexError, match="a position that no vector has"):
+            rescore(queries[:1], np.array([[0, position]]), vectors, 1, max_norm=longest(vectors))

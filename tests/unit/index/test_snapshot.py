@@ -203,6 +203,16 @@ def test_two_builds_of_faiss_are_one_too_many(tmp_path: Path, monkeypatch: pytes
         engine.check_installation()
 
 
+@pytest.mark.parametrize(("module", "name"), [("faiss", "FAISS"), ("numba", "Numba")])
+def test_what_is_not_installed_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(wanted: str) -> object:
+        return None if wanted == module else object()
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    with pytest.raises(StartupError, match=f"{name} is not installed: pip install 'openbook"):
+        engine.check_installation()
+
+
 def test_the_server_needs_neither_torch_nor_ray() -> None:
     code = "import sys, openbook.index.server; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,48 @@
+"""Machine code is kept where it can be, and nothing depends on it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+from openbook.index.compiled import compiled
+
+@compiled()
+def _twice(x):
+    return 2 * x
+
+@compiled("int64(int64)")
+def four_times(x):
+    return _twice(_twice(x))
+"""
+
+
+def four_times_three(folder: Path) -> str:
+    """In a process of its own."""
+    code = "import module; print(module.four_times(3), len(module.four_times.stats.cache_hits))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "module.py").write_text(SOURCE)
+    return tmp_path
+
+
+def test_the_second_process_finds_it_and_a_damaged_one_is_made_again(folder: Path) -> None:
+    assert four_times_three(folder) == "12 0"
+    assert four_times_three(folder) == "12 1"
+    for kept in (folder / "cache").rglob("*.nb[ic]"):
+        kept.write_bytes(b"")
+    assert four_times_three(folder) == "12 0"
+
+
+def test_where_it_cannot_be_kept_it_is_made_every_time(folder: Path) -> None:
+    (folder / "cache").write_text("no folder")
+    assert four_times_three(folder) == "12 0"
