@@ -72,7 +72,7 @@ def _rescore(
         found = 0
         for column in range(candidates.shape[1]):
             position = candidates[row, column]
-            if position < 0 or approximate[row, column] < least:
+            if position < 0 or (prune and approximate[row, column] < least):
                 continue
             if position >= len(vectors):
                 raise IndexError("the index gave a position that no vector has")
