@@ -46,3 +46,12 @@ def test_the_second_process_finds_it_and_a_damaged_one_is_made_again(folder: Pat
 def test_where_it_cannot_be_kept_it_is_made_every_time(folder: Path) -> None:
     (folder / "cache").write_text("no folder")
     assert four_times_three(folder) == "12 0"
+
+
+def test_what_is_compiled_stays_within_its_arrays(tmp_path: Path) -> None:
+    """Compiled code does not look where it reads, unless it is told to."""
+    tests = [str(Path(__file__).with_name(name)) for name in ("test_rescoring.py", "test_inverted.py")]
+    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
