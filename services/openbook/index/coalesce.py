@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # clients share this file's words, and need neither FAISS nor
     from openbook.index.shard import Shard
 
 Outcome = Hits | Exception
+Later = Callable[[], None] | None
+"""What is still to be done once all of a batch have heard; the same of several of them only once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +40,7 @@ class PendingSearch:
     k: int
     parameters: SearchParameters
     deadline: Deadline
-    done: Callable[[Outcome], None] = field(repr=False)
+    done: Callable[[Outcome], Later] = field(repr=False)
     """Told once what came of it, in the searching thread: must be quick and must not raise."""
     ticket: Ticket = field(default_factory=Ticket)
 
@@ -155,8 +157,8 @@ class Coalescer:
             self._searching = True
             batch, dropped = self._queue.take(self._clock())
         try:
-            for search in dropped:
-                search.done(DeadlineExceeded("deadline passed before it was this search's turn"))
+            late = DeadlineExceeded("deadline passed before it was this search's turn")
+            finish(*(search.done(late) for search in dropped))
             if batch:
                 began = perf_counter()
                 answer(batch)
@@ -165,6 +167,13 @@ class Coalescer:
             with self._lock:
                 self._searching = False
         return True
+
+
+def finish(*later: Later) -> None:
+    """Do what is left to be done."""
+    for each in dict.fromkeys(later):
+        if each is not None:
+            each()
 
 
 def answer(batch: Sequence[PendingSearch]) -> None:
@@ -177,11 +186,12 @@ def answer(batch: Sequence[PendingSearch]) -> None:
         outcome = first.shard.search_checked(queries, first.k, first.parameters, latest)
     except Exception as error:
         outcome = error
-    row = 0
+    row, later = 0, []
     for search in batch:
         end = row + len(search.queries)
-        search.done(_rows(outcome, row, end) if isinstance(outcome, Hits) else outcome)
+        later.append(search.done(_rows(outcome, row, end) if isinstance(outcome, Hits) else outcome))
         row = end
+    finish(*later)
 
 
 def _rows(hits: Hits, start: int, end: int) -> Hits:

@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
+from typing import Protocol
 
 import grpc
 
 from openbook.core.deadline import Deadline
 from openbook.errors import OpenbookError, ShardUnavailable
-from openbook.index.coalesce import Ticket
+from openbook.index.coalesce import Later, Ticket, finish
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2
 
@@ -23,8 +24,18 @@ Answer = Callable[[], index_pb2.Reply]
 """Makes the reply, its number not yet set; raises what went wrong. Runs in the sending thread."""
 Asked = tuple[index_pb2.Call, bytes | memoryview]
 """A call, and the numbers of its queries, which may have come beside it."""
-Begin = Callable[[Asked, Deadline, Ticket, Callable[[Answer], None]], None]
+Begin = Callable[[Asked, Deadline, Ticket, Callable[[Answer], Later]], None]
 """Starts the work of a call. The function given hears how to answer it, once, from any thread. Raises OpenbookError."""
+
+
+class Sender(Protocol):
+    """Sends replies of one connection from whatever thread made them, without waiting."""
+
+    def put(self, reply: index_pb2.Reply) -> bool:
+        """Have it sent by the next `flush`, or say that it must be sent by who may wait."""
+
+    def flush(self) -> None:
+        """Send what was put. Does not raise."""
 
 
 class CallStream:
@@ -34,7 +45,7 @@ class CallStream:
         calls: as they come.
         begin: starts the work of one.
         begun: called after each of them.
-        try_send: sends a reply at once, from whatever thread made it, or says that it cannot.
+        sender: for replies that need not go through `replies`.
     """
 
     def __init__(
@@ -42,12 +53,12 @@ class CallStream:
         calls: Iterator[Asked],
         begin: Begin,
         begun: Callable[[], None],
-        try_send: Callable[[index_pb2.Reply], bool] | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self._calls = calls
         self._begin = begin
         self._begun = begun
-        self._try_send = try_send
+        self._sender = sender
         self._unfinished: dict[int, Ticket] = {}
         self._due: SimpleQueue[tuple[int, Ticket, Callable[[], index_pb2.Reply]] | None] = SimpleQueue()
         self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore of C, where `threading` has one of Python
@@ -103,18 +114,19 @@ class CallStream:
         number, ticket = call.number, Ticket()
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
-        def answer(how: Answer) -> None:
+        def answer(how: Answer) -> Later:
             make: Callable[[], index_pb2.Reply] = partial(_reply, number, method, how)
-            if self._try_send is not None and self._unfinished.get(number) is ticket:
+            if self._sender is not None and self._unfinished.get(number) is ticket:
                 reply = make()
-                if self._try_send(reply):
+                if self._sender.put(reply):
                     self._places.put(None)
                     self._unfinished.pop(number, None)
                     if self._over:
                         self._due.put(None)  # whoever waits for the last answer looks again
-                    return
+                    return self._sender.flush
                 make = lambda: reply  # noqa: E731
             self._due.put((number, ticket, make))
+            return None
 
         try:
             if self._over:
@@ -122,7 +134,7 @@ class CallStream:
             deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else Deadline.never()
             self._begin(asked, deadline, ticket, answer)
         except Exception as error:
-            answer(failing(error))
+            finish(answer(failing(error)))
 
     def _cancel(self, number: int) -> None:
         ticket = self._unfinished.pop(number, None)

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import monotonic
@@ -26,7 +27,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
-from openbook.index.exchange import Asked, CallStream
+from openbook.index.exchange import Asked, CallStream, Sender
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Admit(Protocol):
     """Makes the calls of a connection a stream. Raises OpenbookError where it is one too many."""
 
     def __call__(
-        self, calls: Iterator[Asked], has_more: Callable[[], bool], try_send: Callable[[index_pb2.Reply], bool]
+        self, calls: Iterator[Asked], has_more: Callable[[], bool], sender: Sender
     ) -> AbstractContextManager[CallStream]: ...
 
 
@@ -165,7 +166,7 @@ class FrameServer:
     def _answer(self, reader: "_Reader", writer: "_Writer") -> None:
         refused: list[OpenbookError] = []
         try:
-            with self._admit(self._calls(reader, refused), reader.has_more, writer.try_send) as stream:
+            with self._admit(self._calls(reader, refused), reader.has_more, writer) as stream:
                 writer.send(index_pb2.Reply())
                 for reply in stream.replies():
                     writer.send(reply)
@@ -232,31 +233,37 @@ class _Writer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._turn = threading.Lock()
+        self._unsent: deque[bytes] = deque()
 
     def send(self, reply: index_pb2.Reply) -> None:
         """Wait until it is sent. Raises OSError: the connection is gone."""
         with self._turn:
             self._connection.sendall(_bytes_of(reply))
+        self.flush()
 
-    def try_send(self, reply: index_pb2.Reply) -> bool:
-        """Send it without waiting, or do nothing."""
-        if not self._turn.acquire(blocking=False):
+    def put(self, reply: index_pb2.Reply) -> bool:
+        """Have it sent by the next `flush`; not while the client takes no more."""
+        if self._turn.locked():
             return False
-        rest = data = _bytes_of(reply)
-        try:
+        self._unsent.append(_bytes_of(reply))
+        return True
+
+    def flush(self) -> None:
+        """Send what was put, in one piece. Whoever is sending does so when he is done."""
+        while self._unsent and self._turn.acquire(blocking=False):
+            rest = b"".join(self._unsent.popleft() for _ in range(len(self._unsent)))
             with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
-                rest = data[self._connection.send(data, socket.MSG_DONTWAIT) :]
-        finally:
-            if len(rest) in (0, len(data)):
-                self._turn.release()
-            else:  # begun, so it must be sent before anything else
+                rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+            if rest:
                 threading.Thread(target=self._finish, args=(rest,), name="frames", daemon=True).start()
-        return len(rest) < len(data)
+            else:
+                self._turn.release()
 
     def _finish(self, rest: bytes) -> None:
         with suppress(OSError):
             self._connection.sendall(rest)
         self._turn.release()
+        self.flush()
 
 
 def _bytes_of(reply: index_pb2.Reply) -> bytes:

@@ -12,8 +12,8 @@ from openbook import wire
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
-from openbook.index.coalesce import Coalescer, Outcome, PendingSearch, Ticket
-from openbook.index.exchange import Answer, Asked, CallStream, explain, failing
+from openbook.index.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
+from openbook.index.exchange import Answer, Asked, CallStream, Sender, explain, failing
 from openbook.index.held import HeldSnapshots
 from openbook.index.shard import Shard
 from openbook.telemetry import requests
@@ -78,7 +78,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self,
         calls: Iterator[Asked],
         has_more: Callable[[], bool] = lambda: True,
-        try_send: Callable[[index_pb2.Reply], bool] | None = None,
+        sender: Sender | None = None,
     ) -> Iterator[CallStream]:
         """A stream of calls, gRPC's or another: see `CallStream`.
 
@@ -89,7 +89,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         """
         if len(self._streams) >= self._max_streams:
             raise Overloaded(f"at most {self._max_streams} streams at once")
-        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), try_send)
+        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), sender)
         self._streams.add(stream)
         if self._stopping:
             stream.end()
@@ -104,7 +104,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         for stream in list(self._streams):
             stream.end()
 
-    def _begin(self, asked: Asked, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]) -> None:
+    def _begin(self, asked: Asked, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], Later]) -> None:
         """Start one call of a stream."""
         call, data = asked
         kind = call.WhichOneof("request")
@@ -121,16 +121,16 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         data: bytes | memoryview,
         deadline: Deadline,
         ticket: Ticket,
-        done: Callable[[Outcome], None],
+        done: Callable[[Outcome], Later],
     ) -> None:
         queries = wire.matrix_from_wire(request.queries, data)
         parameters = wire.parameters_from_wire(request.parameters) if request.HasField("parameters") else AS_BUILT
         deadline.check("the search began")
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
 
-        def release(outcome: Outcome) -> None:
+        def release(outcome: Outcome) -> Later:
             self._held.release(snapshot_id)
-            done(outcome)
+            return done(outcome)
 
         try:
             checked = shard.check(queries, request.k, parameters)
@@ -150,7 +150,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         return response
 
     def _begin_fetch(
-        self, request: index_pb2.FetchRequest, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], None]
+        self, request: index_pb2.FetchRequest, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], Later]
     ) -> None:
         if not self._fetch_places.acquire(blocking=False):
             raise Overloaded("too many fetches wait: try again later")
@@ -159,9 +159,9 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             try:
                 deadline.check("the fetch began")
                 response = index_pb2.FetchResponse() if ticket.cancelled else self._fetch(request)
-                done(lambda: index_pb2.Reply(fetch=response))
+                finish(done(lambda: index_pb2.Reply(fetch=response)))
             except Exception as error:
-                done(failing(error))
+                finish(done(failing(error)))
             finally:
                 self._fetch_places.release()
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.deadline import Deadline
-from openbook.core.types import AS_BUILT, SearchParameters
+from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.coalesce import PendingSearch, SearchQueue
+from openbook.index.coalesce import Later, Outcome, PendingSearch, SearchQueue, answer
 
 HERE, THERE = object(), object()
 
@@ -76,3 +76,40 @@ def test_nobody_is_lost_or_answered_twice(asked: list[tuple[int, int, bool, int]
         assert all((each.deadline.due <= 1.0) == (each in dropped) for each in (*batch, *dropped))
         seen += [*batch, *dropped]
     assert sorted(map(id, seen)) == sorted(map(id, searches))
+
+
+class Counting:
+    """A shard whose hits are the queries."""
+
+    def search_checked(self, queries: Float32, *_: object) -> Hits:
+        return Hits(queries[:, :1].astype(np.int64), queries[:, :1], "")
+
+
+def test_each_hears_of_its_own_and_what_is_left_is_done_once_all_have_heard() -> None:
+    told: list[object] = []
+
+    def here() -> None:
+        told.append("here")
+
+    def done(name: str, later: Later) -> Any:
+        def hear(outcome: Outcome) -> Later:
+            assert isinstance(outcome, Hits)
+            told.append((name, outcome.ids[:, 0].tolist()))
+            return later
+
+        return hear
+
+    def pending(*numbers: int, name: str, later: Later) -> PendingSearch:
+        queries = np.repeat(np.array(numbers, np.float32), 2).reshape(-1, 2)
+        return PendingSearch(Counting(), queries, 1, AS_BUILT, Deadline.never(), done(name, later))  # type: ignore[arg-type]
+
+    there = lambda: told.append("there")  # noqa: E731
+    answer(
+        [
+            pending(1, 2, name="a", later=here),
+            pending(3, name="b", later=there),
+            pending(4, name="c", later=None),
+            pending(5, 6, name="d", later=here),
+        ]
+    )
+    assert told == [("a", [1, 2]), ("b", [3]), ("c", [4]), ("d", [5, 6]), "here", "there"]
