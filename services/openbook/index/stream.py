@@ -123,6 +123,7 @@ class FrameStream(Stream, asyncio.Protocol):
         super().__init__(address)
         self._key = key
         self._received = bytearray()
+        self._unsent: list[bytes | memoryview] = []
         self._transport: asyncio.Transport | None = None
         self._greeted = self._waiting[0] = asyncio.get_running_loop().create_future()
 
@@ -161,8 +162,16 @@ class FrameStream(Stream, asyncio.Protocol):
         if queries is not None:
             call.search.queries.rows, call.search.queries.columns = queries.shape
             payload = np.ascontiguousarray(queries, wire.FLOAT32).reshape(-1).view(np.uint8).data
-        if self._transport is not None and not self.broken:
-            self._transport.writelines(frame(call.SerializeToString(), payload))
+        self._unsent += frame(call.SerializeToString(), payload)
+        if len(self._waiting) == 1:
+            self._flush()
+        elif len(self._unsent) == 2:  # others may be about to ask too: together they cost one call of the system
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None and not self.broken:
+            self._transport.writelines(unsent)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has all of it, and is none
