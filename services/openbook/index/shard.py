@@ -136,7 +136,7 @@ class Shard:
 
     def prewarm(self) -> None:
         """See to it that the first searches take no longer than later ones."""
-        prewarm(self._rows, *self._index.mapped)
+        prewarm(*self._index.mapped, self._rows)
 
     def self_test(self) -> None:
         """Look whether some stored vectors are found, and scored as they are, as by an index of other vectors they

@@ -96,20 +96,24 @@ class PassageReader(Sequence[Passage]):
         return Passage(self._first_id + position, texts[a:b].decode(), texts[b:c].decode(), texts[c:d].decode())
 
 
-def prewarm(*mapped: NDArray[np.generic]) -> bool:
-    """Enter all pages of mapped arrays into this process's tables; whether that was done.
+def prewarm(*mapped: NDArray[np.generic]) -> int:
+    """Enter all pages of mapped arrays into this process's tables; of how many of them, the first ones first.
 
-    Each would otherwise cost the search that first touches it a microsecond, and a search touches hundreds. Linux 5.14
-    and newer can. What takes more than half of the machine's memory is left alone: it would push itself out again.
+    Each page would otherwise cost the search that first touches it a microsecond, and a search touches hundreds. Linux
+    5.14 and newer can. What would take more than half of the machine's memory is left: it would push itself out again.
     """
-    if sys.platform != "linux" or 2 * sum(each.nbytes for each in mapped) > mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES"):
-        return False
-    done = True
-    for each in mapped:
+    if sys.platform != "linux":
+        return 0
+    libc, limit, total = ctypes.CDLL(None), mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") // 2, 0
+    for n_done, each in enumerate(mapped):
         begin = each.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
         size = each.ctypes.data + each.nbytes - begin
-        done &= ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ) == 0
-    return done
+        total += size
+        if total > limit or ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ
+        ):
+            return n_done
+    return len(mapped)
 
 
 def _map(path: Path) -> mmap.mmap | bytes:
