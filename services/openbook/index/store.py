@@ -109,9 +109,7 @@ def prewarm(*mapped: NDArray[np.generic]) -> int:
         begin = each.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
         size = each.ctypes.data + each.nbytes - begin
         total += size
-        if total > limit or ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ
-        ):
+        if total > limit or libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ):
             return n_done
     return len(mapped)
 
