@@ -30,6 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss
 import grpc
 import numpy as np
+import uvloop
 
 from openbook import wire
 from openbook.core.types import Float32, Passage
@@ -224,8 +225,11 @@ class ThreadStream:
         next(self._replies)
 
 
-async def round_trips(empty: Path, rounds: int) -> list[tuple[str, dict[str, float]]]:
-    """Median milliseconds of one call to an empty shard, and of the same over a stream on which nothing is done."""
+async def round_trips(empty: Path, rounds: int, loop: str) -> list[tuple[str, dict[str, float]]]:
+    """Median milliseconds of one call to an empty shard, and of the same over a stream on which nothing is done.
+
+    `loop` names the event loop that this runs in.
+    """
     found = []
     bare = Server([sys.executable, __file__, "--echo"])
     with serving(empty) as server:
@@ -251,7 +255,7 @@ async def round_trips(empty: Path, rounds: int) -> list[tuple[str, dict[str, flo
                             times[name].append(1e3 * (time.perf_counter() - started))
             for name, each in times.items():
                 tenth, median = np.percentile(each, [10, 50]).round(3).tolist()
-                what = f"round trip of {rows} rows, {n_calls} in turn, {name}"
+                what = f"round trip of {rows} rows, {n_calls} in turn, {name} ({loop})"
                 found.append((what, {"p10 ms": tenth, "median ms": median}))
         for client in stacks.values():
             if isinstance(client, IndexClient):
@@ -260,18 +264,21 @@ async def round_trips(empty: Path, rounds: int) -> list[tuple[str, dict[str, flo
     return found
 
 
-async def main(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     results: list[tuple[str, dict[str, float]]] = []
     with ExitStack() as stack:
         stack.callback(lambda: print(json.dumps(dict(results))))
-        results += await round_trips(build(args.folder / "empty", "Flat", clustered(1, seed=1), 2), args.rounds)
-        for name, (factory, share, n_batches) in KINDS.items():
+        empty = build(args.folder / "empty", "Flat", clustered(1, seed=1), 2)
+        for loop, factory in {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}.items():
+            with asyncio.Runner(loop_factory=factory) as runner:  # Ray Serve's replicas run in uvloop
+                results += runner.run(round_trips(empty, args.rounds, loop))
+        for name, (kind, share, n_batches) in KINDS.items():
             n = int(args.passages * share)
-            folder = build(args.folder / f"{factory}-{n}", factory, clustered(n, seed=1))
-            results += await against_faiss(folder, name, n_batches, args.rounds)
+            folder = build(args.folder / f"{kind}-{n}", kind, clustered(n, seed=1))
+            results += asyncio.run(against_faiss(folder, name, n_batches, args.rounds))
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, FAISS {faiss.__version__}")
         for what, numbers in results:
-            print(f"{what:62}" + "".join(f"  {key} {value:7.3f}" for key, value in numbers.items()))
+            print(f"{what:68}" + "".join(f"  {key} {value:7.3f}" for key, value in numbers.items()))
 
 
 if __name__ == "__main__":
@@ -285,4 +292,4 @@ if __name__ == "__main__":
         echo()
     else:
         faiss.omp_set_num_threads(1)
-        asyncio.run(main(arguments))
+        main(arguments)
