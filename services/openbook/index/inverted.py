@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openbook.core.types import NO_HIT, Float32, Int64
-from openbook.index.compiled import compiled
+from openbook.index.compiled import compiled, prefetch
 
 LEVELS = 255
+AHEAD = 4
+"""Vectors that are fetched before their turn: the processor itself does not look beyond a page, which holds five."""
+LINE = 64
 POSITION_BITS = 40
 """Of a vector in its list; those above are the list."""
 
@@ -111,6 +114,8 @@ def _scan(
         for position in range(sizes[number] if 0 <= number < len(sizes) else 0):
             begin = codes_at[number] + position * d
             codes = memory[begin : begin + d]
+            for i in range(begin + AHEAD * d, begin + (AHEAD + 1) * d, LINE):
+                prefetch(memory, i)
             for i in range(end - start):
                 row = rows[i]
                 score = their_bases[i] + _product(queries[row], codes)
