@@ -1,7 +1,7 @@
 """The inverted lists of an `IVFn,SQ8` index, searched for all queries of a batch together.
 
-FAISS goes query by query, decodes every code it meets anew, and a query takes as long in a batch as alone. Here every
-list is read once for all that probe it, and the decoding is folded into the query: a code c of a component stands for
+FAISS goes query by query, decodes every code it meets anew, and a query takes as long in a batch as alone. Here a list
+is read for several queries at once, and the decoding is folded into the query: a code c of a component stands for
 minimum + (c + 1/2) / 255 * extent (FAISS, ScalarQuantizer, QT_8bit), so its product with a query is a constant plus
 that of the codes with query * extent / 255.
 """
@@ -18,6 +18,8 @@ LEVELS = 255
 AHEAD = 4
 """Vectors that are fetched before their turn: the processor itself does not look beyond a page, which holds five."""
 LINE = 64
+TOGETHER = 6
+"""Queries that a vector is multiplied with while it is at hand: of 768 numbers, more do not stay in the first cache."""
 POSITION_BITS = 40
 """Of a vector in its list; those above are the list."""
 
@@ -107,7 +109,7 @@ def _scan(
     start = 0
     while start < len(probes):
         number, end = wanted[probes[start]], start + 1
-        while end < len(probes) and wanted[probes[end]] == number:
+        while end < min(len(probes), start + TOGETHER) and wanted[probes[end]] == number:
             end += 1
         together = probes[start:end]
         rows, their_bases = together // nprobe, base[together]
