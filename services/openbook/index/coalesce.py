@@ -95,8 +95,8 @@ class SearchQueue:
         return batch, dropped
 
 
-SHORT_S = 1e-3
-"""A search that takes no longer is done by the thread that read it: handing it over would take a tenth of that."""
+SHORT_S = 5e-3
+"""A search that takes no longer is done by the thread that read it: handing it over takes a tenth of a millisecond."""
 
 
 class Coalescer:
