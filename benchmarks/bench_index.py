@@ -42,12 +42,13 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 D, K = 768, 10
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
 TICKS = os.sysconf("SC_CLK_TCK")
-# what FAISS builds, as a share of the passages, and how many batches of 64 a round takes
+# what FAISS builds, as a share of the passages, how many batches of 64 a round takes, and whether in huge pages
 KINDS = {
-    "Flat": ("Flat", 1.0, 1),
-    "IVF": ("IVF512,SQ8", 2.0, 1),
-    "HNSW, small": ("HNSW32", 0.5, 4),
-    "HNSW": ("HNSW32", 2.0, 4),
+    "Flat": ("Flat", 1.0, 1, False),
+    "IVF": ("IVF512,SQ8", 2.0, 1, False),
+    "HNSW, small": ("HNSW32", 0.5, 4, False),
+    "HNSW": ("HNSW32", 2.0, 4, False),
+    "HNSW, huge": ("HNSW32", 2.0, 4, True),
 }
 
 Run = Callable[[], Awaitable[None]]
@@ -144,26 +145,27 @@ def all_at_once(client: IndexClient, queries: Float32) -> Run:
     return run
 
 
-async def against_faiss(folder: Path, name: str, n_batches: int, rounds: int) -> list[tuple[str, dict[str, float]]]:
+async def against_faiss(
+    folder: Path, name: str, n_batches: int, huge_pages: bool, rounds: int
+) -> list[tuple[str, dict[str, float]]]:
     index = faiss.read_index(str(shard_folder(folder, 0) / INDEX), faiss.IO_FLAG_MMAP_IFC)
     queries = clustered(64 * n_batches, seed=2)
     found = []
-    with serving(folder) as server, serving(folder, OPENBOOK_INDEX_SERVER__MAX_ROWS="1") as one_by_one:
+    env = {"OPENBOOK_INDEX_SERVER__HUGE_PAGES": str(huge_pages)}
+    with serving(folder, **env) as server, serving(folder, OPENBOOK_INDEX_SERVER__MAX_ROWS="1", **env) as one_by_one:
         clients = [IndexClient(server.address) for _ in range(4)]
         lonely = IndexClient(one_by_one.address)
         for batch in (64, 16, 1):
-            asking = queries if batch > 1 else queries[:64]
             runs: dict[str, tuple[Run, Server | None]] = {
-                "FAISS": (in_process(index, asking, batch, 4 * D), None),
-                "server": (asked(clients[0], asking, batch), server),
+                "FAISS": (in_process(index, queries, batch, 4 * D), None),
+                "server": (asked(clients[0], queries, batch), server),
             }
             if name == "Flat" and batch == 64:
-                runs["default"] = in_process(index, asking[:64], batch, FAISS_BLAS_THRESHOLD), None
-                runs["one batch"] = asked(clients[0], asking[:64], batch), server
+                runs["default"] = in_process(index, queries, batch, FAISS_BLAS_THRESHOLD), None
             times = await compare(runs, rounds)
             found.append((f"{name}, batch {batch}, beside FAISS", ratio(times, "FAISS", "server")))
             if "default" in runs:
-                found.append((f"{name}, batch {batch}, beside FAISS by default", ratio(times, "default", "one batch")))
+                found.append((f"{name}, batch {batch}, beside FAISS by default", ratio(times, "default", "server")))
         runs = {
             "one by one": (all_at_once(lonely, queries[:64]), one_by_one),
             "coalesced": (all_at_once(clients[0], queries[:64]), server),
@@ -272,10 +274,10 @@ def main(args: argparse.Namespace) -> None:
         for loop, factory in {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}.items():
             with asyncio.Runner(loop_factory=factory) as runner:  # Ray Serve's replicas run in uvloop
                 results += runner.run(round_trips(empty, args.rounds, loop))
-        for name, (kind, share, n_batches) in KINDS.items():
+        for name, (kind, share, n_batches, huge_pages) in KINDS.items():
             n = int(args.passages * share)
             folder = build(args.folder / f"{kind}-{n}", kind, clustered(n, seed=1))
-            results += asyncio.run(against_faiss(folder, name, n_batches, args.rounds))
+            results += asyncio.run(against_faiss(folder, name, n_batches, huge_pages, args.rounds))
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, FAISS {faiss.__version__}")
         for what, numbers in results:
             print(f"{what:68}" + "".join(f"  {key} {value:7.3f}" for key, value in numbers.items()))

@@ -140,6 +140,7 @@ class IndexServer:
             folder,
             limits.shard,
             device=limits.device,
+            huge_pages=limits.huge_pages,
             n_threads=limits.n_threads,
             max_k=limits.max_k,
             max_rows=limits.max_rows,

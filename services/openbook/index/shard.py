@@ -13,8 +13,9 @@ from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64,
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index import gpu
 from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
+from openbook.index.memory import prewarm
 from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
-from openbook.index.store import PassageReader, prewarm
+from openbook.index.store import PassageReader
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class Shard:
 
     For a Flat index the hits are exact; for others the scores are exact and the set of hits is as good as the index.
 
-    `verify` reads every byte of it first; only who has just written them may do without.
+    `verify` reads every byte of it first; only who has just written them may do without. For `huge_pages` see
+    `Index.read`.
 
     Raises:
         InvalidSnapshot: there is no such shard, or a file is missing, truncated or altered.
@@ -55,6 +57,7 @@ class Shard:
         max_k: int = 1000,
         max_rows: int = 1024,
         device: str = "cpu",
+        huge_pages: bool = False,
         verify: bool = True,
     ) -> None:
         snapshot = Snapshot.open(folder)
@@ -70,7 +73,7 @@ class Shard:
         self.first_id, self.n_passages = entry.first_id, entry.n_passages
         self.max_k = max_k
         self.max_rows = max_rows
-        self._index = Index.read(files / INDEX)
+        self._index = Index.read(files / INDEX, huge_pages=huge_pages)
         mapped: Float32 = np.load(files / VECTORS, mmap_mode="r")
         self._vectors = mapped.view(np.ndarray)  # (n_passages, d); as a memmap every slice costs microseconds
         self._passages = PassageReader(files, self.first_id)

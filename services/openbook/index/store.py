@@ -1,9 +1,6 @@
 """Passages on disk: one file of texts, one of offsets, both memory mapped, so that 21 million open in no time."""
 
-import ctypes
 import mmap
-import os
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,14 +8,12 @@ from typing import BinaryIO, overload
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 
 TEXTS = "passages.bin"
 OFFSETS = "offsets.npy"
-_MADV_POPULATE_READ = 22
 FIELDS = 3  # document_id, title, text: each ends where the next begins
 BUFFER = 1 << 15  # offsets held in memory
 
@@ -94,24 +89,6 @@ class PassageReader(Sequence[Passage]):
         a, b, c, d = self._offsets[FIELDS * position : FIELDS * (position + 1) + 1].tolist()
         texts = self._texts
         return Passage(self._first_id + position, texts[a:b].decode(), texts[b:c].decode(), texts[c:d].decode())
-
-
-def prewarm(*mapped: NDArray[np.generic]) -> int:
-    """Enter all pages of mapped arrays into this process's tables; of how many of them, the first ones first.
-
-    Each page would otherwise cost the search that first touches it a microsecond, and a search touches hundreds. Linux
-    5.14 and newer can. What would take more than half of the machine's memory is left: it would push itself out again.
-    """
-    if sys.platform != "linux":
-        return 0
-    libc, limit, total = ctypes.CDLL(None), mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") // 2, 0
-    for n_done, each in enumerate(mapped):
-        begin = each.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-        size = each.ctypes.data + each.nbytes - begin
-        total += size
-        if total > limit or libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_POPULATE_READ):
-            return n_done
-    return len(mapped)
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

@@ -110,6 +110,14 @@ def test_vectors_in_the_index_are_read_there_and_must_be_those_stored(tmp_path: 
         shard.self_test()
 
 
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "IVF16,SQ8"])
+def test_in_huge_pages_it_answers_the_same(tmp_path: Path, factory: str) -> None:
+    mapped, huge = build(tmp_path / "s", factory), Shard(tmp_path / "s", 0, huge_pages=True)
+    huge.prewarm()
+    huge.self_test()
+    same(huge.search(QUERIES, 10, Deadline.never()), mapped.search(QUERIES, 10, Deadline.never()))
+
+
 def test_an_empty_shard_passes_its_test(tmp_path: Path) -> None:
     passages = [Passage(0, "d", "", "")]
     build_snapshot(passages, VECTORS[:1], tmp_path / "s", 2, "Flat", "e", "f")

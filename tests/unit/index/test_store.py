@@ -1,9 +1,5 @@
-import mmap
-import re
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +7,7 @@ from hypothesis import strategies as st
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 from openbook.index import store
-from openbook.index.store import PassageReader, prewarm, write_passages
+from openbook.index.store import PassageReader, write_passages
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -59,26 +55,3 @@ def test_a_missing_or_truncated_file_is_not_read(tmp_path: Path, name: str) -> N
     path.unlink()
     with pytest.raises(InvalidSnapshot, match=name):
         PassageReader(tmp_path)
-
-
-def mapped_kb(path: Path) -> int:
-    """How much of a file stands in this process's page tables."""
-    _, _, after = Path("/proc/self/smaps").read_text().partition(str(path))
-    found = re.search(r"Rss: +(\d+) kB", after)
-    assert found is not None
-    return int(found[1])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_all_pages_are_there_before_anybody_looks_at_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, n_bytes = tmp_path / "numbers", 32 << 20
-    np.ones(n_bytes // 4, np.float32).tofile(path)
-    mapped = np.memmap(path, np.float32, "r")
-    assert mapped_kb(path) == 0
-    first, rest = mapped[: n_bytes // 8], mapped[n_bytes // 8 :]
-    monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
-    assert prewarm(first, rest) == 1  # the second would be more than half of such a machine
-    assert mapped_kb(path) == n_bytes >> 11
-    monkeypatch.undo()
-    assert prewarm(first, rest) == 2
-    assert mapped_kb(path) == n_bytes >> 10

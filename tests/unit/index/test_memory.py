@@ -1,0 +1,45 @@
+"""What the kernel was told shows in its own tables."""
+
+import mmap
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openbook.index.memory import in_huge_pages, prewarm
+
+
+def mapped_kb(path: Path) -> int:
+    """How much of a file stands in this process's page tables."""
+    _, _, after = Path("/proc/self/smaps").read_text().partition(str(path))
+    found = re.search(r"Rss: +(\d+) kB", after)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_all_pages_are_there_before_anybody_looks_at_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, n_bytes = tmp_path / "numbers", 32 << 20
+    np.ones(n_bytes // 4, np.float32).tofile(path)
+    mapped = np.memmap(path, np.float32, "r")
+    assert mapped_kb(path) == 0
+    first, rest = mapped[: n_bytes // 8], mapped[n_bytes // 8 :]
+    monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
+    assert prewarm(first, rest) == 1  # the second would be more than half of such a machine
+    assert mapped_kb(path) == n_bytes >> 11
+    monkeypatch.undo()
+    assert prewarm(first, rest) == 2
+    assert mapped_kb(path) == n_bytes >> 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_an_array_stands_in_huge_pages() -> None:
+    huge = 2 << 20
+    array = np.ones(16 * huge, np.uint8)
+    if not in_huge_pages(array):
+        pytest.skip("this kernel has no huge pages, or not at once")
+    found = re.findall(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps").read_text())
+    assert sum(map(int, found)) >= 15 * huge >> 10  # but for where it begins and ends
+    assert array.all()
