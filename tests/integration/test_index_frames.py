@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -209,6 +210,26 @@ def test_a_server_that_stops_answers_what_it_began(snapshot: Path) -> None:
         assert connection.reply() is not None
         server.stop()
         assert connection.reply() is None
+
+
+def test_what_was_answered_is_sent_before_the_end(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the thread that searched has not come to it."""
+    answered, stopped = threading.Event(), threading.Event()
+
+    def finish(*later: object) -> None:
+        if later:
+            answered.set()
+            assert stopped.wait(TIMEOUT_S)
+
+    monkeypatch.setattr("openbook.index.coalesce.finish", finish)
+    with IndexServer(IndexServerSettings(snapshot=snapshot)) as server, connected(server) as connection:
+        connection.reply()
+        connection.send(search(1), VECTORS[:1].tobytes())
+        assert answered.wait(TIMEOUT_S)
+        server.stop()
+        assert connection.reply() is not None
+        assert connection.reply() is None
+        stopped.set()
 
 
 def test_a_port_that_is_taken_is_named(snapshot: Path) -> None:

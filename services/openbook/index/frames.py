@@ -170,6 +170,7 @@ class FrameServer:
                 writer.send(index_pb2.Reply())
                 for reply in stream.replies():
                     writer.send(reply)
+                writer.send()
         except OpenbookError as error:
             refused.append(error)
         for reason in refused:
@@ -235,10 +236,10 @@ class _Writer:
         self._turn = threading.Lock()
         self._unsent: deque[bytes] = deque()
 
-    def send(self, reply: index_pb2.Reply) -> None:
-        """Wait until it is sent. Raises OSError: the connection is gone."""
+    def send(self, *replies: index_pb2.Reply) -> None:
+        """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
         with self._turn:
-            self._connection.sendall(_bytes_of(reply))
+            self._connection.sendall(b"".join((*self._put(), *map(_bytes_of, replies))))
         self.flush()
 
     def put(self, reply: index_pb2.Reply) -> bool:
@@ -251,13 +252,17 @@ class _Writer:
     def flush(self) -> None:
         """Send what was put, in one piece. Whoever is sending does so when he is done."""
         while self._unsent and self._turn.acquire(blocking=False):
-            rest = b"".join(self._unsent.popleft() for _ in range(len(self._unsent)))
+            rest = b"".join(self._put())
             with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
                 rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
             if rest:
                 threading.Thread(target=self._finish, args=(rest,), name="frames", daemon=True).start()
             else:
                 self._turn.release()
+
+    def _put(self) -> list[bytes]:
+        """What was put. Only for who has the turn."""
+        return [self._unsent.popleft() for _ in range(len(self._unsent))]
 
     def _finish(self, rest: bytes) -> None:
         with suppress(OSError):
