@@ -157,8 +157,8 @@ class Coalescer:
             self._searching = True
             batch, dropped = self._queue.take(self._clock())
         try:
-            late = DeadlineExceeded("deadline passed before it was this search's turn")
-            finish(*(search.done(late) for search in dropped))
+            late = "deadline passed before it was this search's turn"
+            finish(*(search.done(DeadlineExceeded(late)) for search in dropped))
             if batch:
                 began = perf_counter()
                 answer(batch)
