@@ -10,8 +10,8 @@ from prometheus_client import Counter, Gauge, Histogram
 CACHE_LOOKUPS = Counter("openbook_cache_lookups", "Query embeddings looked up", ["tier", "outcome"])
 CACHE_ERRORS = Counter("openbook_cache_errors", "Redis calls that failed or took too long", ["operation"])
 STAGE_SECONDS = Histogram("openbook_stage_seconds", "Duration of one stage of one question", ["stage"])
-REQUESTS = Counter("openbook_requests", "Requests by method and outcome", ["method", "code"])
-requests = cache(REQUESTS.labels)  # which looks them up under a lock every time
+# Cached: `labels` would look them up under a lock every time.
+requests = cache(Counter("openbook_requests", "Requests by method and outcome", ["method", "code"]).labels)
 BATCH_SIZE = Histogram("openbook_batch_size", "Questions computed at once", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64))
 QUEUED = Gauge("openbook_queued", "Questions waiting for a model", ["model"])
 SHARD_SECONDS = Histogram("openbook_shard_seconds", "One call to one index server", ["shard", "method"])

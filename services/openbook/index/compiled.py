@@ -45,7 +45,7 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 prefetch: Callable[[Any, int], None] = intrinsic(_prefetch)
-"""Within compiled code: have the line of a one-dimensional array that holds `index` fetched into the cache meanwhile.
+"""Within compiled code: have the cache line that holds number `index` of a contiguous array fetched meanwhile.
 
-The index may lie beyond the array: nothing is read.
+It counts along the memory, whatever the dimensions, and may lie beyond the array: nothing is read.
 """

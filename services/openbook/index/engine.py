@@ -118,7 +118,8 @@ class Index:
     def read(cls, path: Path, huge_pages: bool = False) -> "Index":
         """A written index, memory mapped where its type allows. Check the file first.
 
-        With `huge_pages` a Flat or HNSW index is read into memory of its own instead, in pages of 2 MB where Linux can.
+        With `huge_pages` a Flat or HNSW index is read into memory of its own instead, its vectors in pages of 2 MB
+        where Linux can.
 
         Raises:
             InvalidSnapshot: FAISS cannot read the file.

@@ -239,7 +239,7 @@ class _Writer:
     def send(self, *replies: index_pb2.Reply) -> None:
         """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
         with self._turn:
-            self._connection.sendall(b"".join((*self._put(), *map(_bytes_of, replies))))
+            self._connection.sendall(b"".join((*self._taken(), *map(_bytes_of, replies))))
         self.flush()
 
     def put(self, reply: index_pb2.Reply) -> bool:
@@ -252,7 +252,7 @@ class _Writer:
     def flush(self) -> None:
         """Send what was put, in one piece. Whoever is sending does so when he is done."""
         while self._unsent and self._turn.acquire(blocking=False):
-            rest = b"".join(self._put())
+            rest = b"".join(self._taken())
             with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
                 rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
             if rest:
@@ -260,8 +260,8 @@ class _Writer:
             else:
                 self._turn.release()
 
-    def _put(self) -> list[bytes]:
-        """What was put. Only for who has the turn."""
+    def _taken(self) -> list[bytes]:
+        """What was put, which is then no longer here. Only for who has the turn."""
         return [self._unsent.popleft() for _ in range(len(self._unsent))]
 
     def _finish(self, rest: bytes) -> None:

@@ -60,12 +60,12 @@ class Shard:
         huge_pages: bool = False,
         verify: bool = True,
     ) -> None:
+        from openbook.index.rescoring import rescore  # compiled, for those who have a shard
+
         snapshot = Snapshot.open(folder)
         if verify:
             snapshot.verify(shard)
         files, entry = snapshot.shard_folder(shard), snapshot.shard(shard)
-        from openbook.index.rescoring import rescore  # compiled, for those who have a shard
-
         self._rescore = rescore
         self.folder = folder
         self.manifest = snapshot.manifest

@@ -441,10 +441,10 @@ Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
 
 @_typing.final
 class Frames(_message.Message):
-    """The calls of Exchange on a TCP connection without gRPC, to the host that was asked. After the key, frames in both
-    directions: two little-endian uint32, the sizes of message and payload, and these two. The message is a Call or a
-    Reply. The payload is the `data` of a search's queries, if the message leaves it out; replies have none. The first
-    reply greets and is empty; a failure of number 0 says why the server ends the connection.
+    """The calls of Exchange on a connection without gRPC: of TCP, to the host that was asked, or a Unix socket. After the
+    key, frames in both directions: two little-endian uint32, the sizes of message and payload, and these two. The message
+    is a Call or a Reply. The payload is the `data` of a search's queries, if the message leaves it out; replies have none.
+    The first reply greets and is empty; a failure of number 0 says why the server ends the connection.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -456,8 +456,8 @@ class Frames(_message.Message):
     key: _builtins.bytes
     """16 bytes, drawn at the server's start."""
     name: _builtins.str
-    """For clients on the same machine, in half the time: a Unix socket of this name in Linux's abstract namespace. Where
-    nobody listens there, the server is on another machine.
+    """For clients on the same machine, a tenth to a quarter faster than TCP: a Unix socket of this name in Linux's abstract
+    namespace. Where nobody listens there, the server is on another machine.
     """
     def __init__(
         self,
