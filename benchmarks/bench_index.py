@@ -34,9 +34,9 @@ import uvloop
 
 from openbook import wire
 from openbook.core.types import Float32, Passage
-from openbook.index.build import build_snapshot
-from openbook.index.client import IndexClient
-from openbook.index.snapshot import INDEX, shard_folder
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.client import IndexClient
+from openbook.index.disk.snapshot import INDEX, shard_folder
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 D, K = 768, 10

@@ -30,11 +30,11 @@ import numpy as np
 from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage
-from openbook.index.build import build_snapshot
-from openbook.index.publish import held_by_servers, publish
-from openbook.index.root import Root
-from openbook.index.routing import HEDGE_BUDGET
-from openbook.index.sharded import ShardedIndex
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.publish import held_by_servers, publish
+from openbook.index.client.routing import HEDGE_BUDGET
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.root import Root
 
 STALLED, STALL_S = 0.02, 0.2
 N_TURNS = 10
@@ -42,8 +42,8 @@ N_TURNS = 10
 
 def serve(root: Path, seed: int, stalled: float) -> None:
     """One server of shard 0 in this process, which lets a share of its searches wait before they begin."""
-    from openbook.index import server
-    from openbook.index.service import IndexService
+    from openbook.index.server import server
+    from openbook.index.server.service import IndexService
 
     random = np.random.default_rng(seed)
 

@@ -30,9 +30,9 @@ from rich.table import Table
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
-from openbook.index.build import build_snapshot
-from openbook.index.sharded import ShardedIndex
-from openbook.index.snapshot import Manifest, Snapshot
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.snapshot import Manifest, Snapshot
 
 DIMENSION, BLOCK, NOISE = 768, 8192, 0.7
 OPENBOOK = (sys.executable, "-m", "openbook.cli")

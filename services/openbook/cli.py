@@ -69,7 +69,7 @@ def index_serve(
     """Serve one shard over gRPC until told to stop."""
     from openbook import telemetry
     from openbook.config import load_index_server
-    from openbook.index.server import run
+    from openbook.index.server.server import run
 
     settings = load_index_server(config, snapshot=snapshot, shard=shard, host=host, port=port, n_threads=threads)
     telemetry.setup_logging(f"index-{settings.shard}")
@@ -82,7 +82,7 @@ def index_root(
     snapshot: Annotated[Path, typer.Argument(help="Which snapshot it serves at first.")],
 ) -> None:
     """Make a root, which servers serve from across publications and restarts."""
-    from openbook.index.root import Root
+    from openbook.index.disk.root import Root
 
     Root.create(folder, snapshot)
     print(f"{folder}: serves {snapshot}")
@@ -104,7 +104,7 @@ def publish(
     """
     import asyncio
 
-    from openbook.index.publish import publish
+    from openbook.index.client.publish import publish
     from openbook.terminal import build_progress
 
     settings = _index_settings(config, index)
@@ -121,7 +121,7 @@ def snapshots(
     """List the snapshots in a folder, or those that index servers hold: these, or those in the settings."""
     import asyncio
 
-    from openbook.index.publish import held_by_root, held_by_servers
+    from openbook.index.client.publish import held_by_root, held_by_servers
     from openbook.terminal import print_snapshots
 
     folders = [Path(each) for each in where or () if Path(each).is_dir()]

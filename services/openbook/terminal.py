@@ -22,7 +22,7 @@ from rich.text import Text
 from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Formulation
 
 if TYPE_CHECKING:
-    from openbook.index.publish import Listed
+    from openbook.index.client.publish import Listed
 
 console = Console()
 

@@ -27,7 +27,7 @@ from openbook.core.types import (
 from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
 
 if TYPE_CHECKING:
-    from openbook.index.server import IndexServer
+    from openbook.index.server.server import IndexServer
 
 
 class ManualClock:
@@ -155,8 +155,8 @@ class ExactIndex:
 def served(snapshot: Path, n_replicas: int = 1) -> "Iterator[list[IndexServer]]":
     """All shards of a snapshot behind real servers in this process, on free ports of loopback."""
     from openbook.config import IndexServerSettings
-    from openbook.index.server import IndexServer
-    from openbook.index.snapshot import Snapshot
+    from openbook.index.disk.snapshot import Snapshot
+    from openbook.index.server.server import IndexServer
 
     with ExitStack() as stack:
         shards = range(len(Snapshot.open(snapshot).manifest.shards))

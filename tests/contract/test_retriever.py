@@ -12,8 +12,8 @@ import pytest
 from openbook.core.deadline import Deadline
 from openbook.core.types import NO_HIT, Coverage, Passage
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable, SnapshotMismatch, UnknownPassage
-from openbook.index.build import build_snapshot
-from openbook.index.sharded import ShardedIndex
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.sharded import ShardedIndex
 from openbook.rag.ports import PassageStore, Retriever
 from openbook.testing import ExactIndex, served
 

@@ -15,11 +15,11 @@ import numpy as np
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage
 from openbook.errors import OpenbookError
-from openbook.index.build import build_snapshot
-from openbook.index.root import Root
-from openbook.index.routing import Health
-from openbook.index.sharded import ShardedIndex
-from openbook.index.snapshot import Snapshot
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.routing import Health
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.root import Root
+from openbook.index.disk.snapshot import Snapshot
 
 N, D, N_SHARDS = 40, 4, 2
 VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)

@@ -13,7 +13,7 @@ from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.marginal import log_prior
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import InvalidRequest
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.serving import run
 from openbook.serving.local import local_tiers
 from openbook.testing import HashEncoder

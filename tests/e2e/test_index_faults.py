@@ -30,9 +30,9 @@ from openbook.config import IndexClientSettings
 from openbook.core.deadline import Deadline
 from openbook.core.types import Coverage
 from openbook.errors import DeadlineExceeded, OpenbookError, ShardUnavailable
-from openbook.index.publish import publish
-from openbook.index.root import Root
-from openbook.index.sharded import ShardedIndex
+from openbook.index.client.publish import publish
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.root import Root
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

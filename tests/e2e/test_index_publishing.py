@@ -15,9 +15,9 @@ from index_processes import VECTORS, Load, ServerProcess, make_root, running, ti
 from openbook.config import IndexClientSettings
 from openbook.core.deadline import Deadline
 from openbook.errors import OpenbookError
-from openbook.index.publish import held_by_root, held_by_servers, publish
-from openbook.index.root import Root
-from openbook.index.snapshot import Snapshot
+from openbook.index.client.publish import held_by_root, held_by_servers, publish
+from openbook.index.disk.root import Root
+from openbook.index.disk.snapshot import Snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

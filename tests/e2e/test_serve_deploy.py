@@ -20,8 +20,8 @@ from openbook.client import Client
 from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
 from openbook.core.types import Passage
 from openbook.errors import StartupError
-from openbook.index.build import build_snapshot
-from openbook.index.server import IndexServer
+from openbook.index.building.build import build_snapshot
+from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.serving import cluster, run
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openbook.errors import InvalidConfig
-from openbook.index.build import build_snapshot
-from openbook.index.server import IndexServer
+from openbook.index.building.build import build_snapshot
+from openbook.index.server.server import IndexServer
 from openbook.testing import served
 from openbook.training import cluster
 from openbook.training.run import train

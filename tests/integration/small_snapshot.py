@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from openbook.core.types import Float32, Passage
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 
 N, D = 40, 4
 VECTORS: Float32 = np.random.default_rng(0).integers(-9, 10, (N, D)).astype(np.float32)  # so that scores tie

@@ -19,10 +19,10 @@ from openbook.cli import app
 from openbook.config import EncoderSettings, IndexClientSettings, IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.errors import InvalidConfig, InvalidModel, SnapshotMismatch
-from openbook.index.publish import publish
-from openbook.index.root import Root
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
+from openbook.index.client.publish import publish
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.root import Root
+from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder, load_encoder
 from openbook.training.retrieval import open_retriever
 from openbook.training.run import train

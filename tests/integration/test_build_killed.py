@@ -11,8 +11,8 @@ import pytest
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig
-from openbook.index.build import OnProgress, build_snapshot
-from openbook.index.snapshot import Snapshot
+from openbook.index.building.build import OnProgress, build_snapshot
+from openbook.index.disk.snapshot import Snapshot
 
 
 def build(out: Path, on_progress: OnProgress = lambda *_: None) -> str:

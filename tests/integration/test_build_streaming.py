@@ -10,8 +10,8 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
-from openbook.index.build import build_snapshot
-from openbook.index.shard import Shard
+from openbook.index.building.build import build_snapshot
+from openbook.index.shard.shard import Shard
 
 D = 32
 
@@ -45,8 +45,8 @@ class Passages(Sequence[Passage]):
 
 
 def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openbook.index.build.ROWS_AT_ONCE", 500)
-    monkeypatch.setattr("openbook.index.build.TRAINING_ROWS", 1000)
+    monkeypatch.setattr("openbook.index.building.build.ROWS_AT_ONCE", 500)
+    monkeypatch.setattr("openbook.index.building.build.TRAINING_ROWS", 1000)
     peaks = []
     for n in (2_000, 4_000, 32_000):  # with the first, all is imported
         vectors: Any = Vectors(n)

@@ -14,8 +14,8 @@ from openbook.config import EncoderSettings
 from openbook.corpus import build as corpus_build
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch
-from openbook.index.snapshot import Manifest, Snapshot
-from openbook.index.store import PassageReader
+from openbook.index.disk.snapshot import Manifest, Snapshot
+from openbook.index.disk.store import PassageReader
 from openbook.models.encoder import TextEncoder
 
 TEXTS = [

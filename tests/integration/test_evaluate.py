@@ -18,7 +18,7 @@ from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, Sna
 from openbook.evaluation.record import PREDICTIONS, Record
 from openbook.evaluation.run import evaluate
 from openbook.evaluation.settings import EvaluationSettings
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.testing import served
 
 FACTS = [

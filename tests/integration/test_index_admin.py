@@ -17,10 +17,10 @@ from openbook import wire
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidSnapshot
-from openbook.index.build import build_snapshot
-from openbook.index.root import PUBLISHED, Root
-from openbook.index.server import IndexServer
-from openbook.index.snapshot import Manifest
+from openbook.index.building.build import build_snapshot
+from openbook.index.disk.root import PUBLISHED, Root
+from openbook.index.disk.snapshot import Manifest
+from openbook.index.server.server import IndexServer
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 N, D = 40, 4
@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def id_of(folder: Path) -> str:
-    from openbook.index.snapshot import Snapshot
+    from openbook.index.disk.snapshot import Snapshot
 
     return Snapshot.open(folder).manifest.snapshot_id
 

@@ -10,11 +10,11 @@ from small_snapshot import VECTORS, N, build
 from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
-from openbook.index import engine
-from openbook.index.client import IndexClient
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
-from openbook.index.stream import FrameStream, GrpcStream
+from openbook.index.client.client import IndexClient
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.client.stream import FrameStream, GrpcStream
+from openbook.index.server.server import IndexServer
+from openbook.index.shard import engine
 
 TIMEOUT_S = 60.0
 

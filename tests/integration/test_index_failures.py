@@ -16,9 +16,9 @@ from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
-from openbook.index.build import build_snapshot
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.server.server import IndexServer
 from openbook.testing import ManualClock, served
 
 Answer = TypeVar("Answer")
@@ -186,7 +186,7 @@ def test_half_a_tier_of_another_snapshot_is_never_mixed_in(snapshot: Path, tmp_p
 
 
 RUN = (
-    "import sys; from openbook.config import IndexServerSettings; from openbook.index.server import run;"
+    "import sys; from openbook.config import IndexServerSettings; from openbook.index.server.server import run;"
     "run(IndexServerSettings(snapshot=sys.argv[1], port=sys.argv[2]))"
 )
 

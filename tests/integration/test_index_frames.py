@@ -18,11 +18,11 @@ from openbook import wire
 from openbook.config import ClientTls, IndexServerSettings, ServerTls
 from openbook.core.deadline import Deadline
 from openbook.errors import PortInUse, ShardUnavailable
-from openbook.index import engine
-from openbook.index.client import IndexClient, channel_credentials
-from openbook.index.frames import HEADER, frame
-from openbook.index.server import IndexServer
-from openbook.index.stream import FrameStream, GrpcStream
+from openbook.index.client.client import IndexClient, channel_credentials
+from openbook.index.client.stream import FrameStream, GrpcStream
+from openbook.index.connection import HEADER, frame
+from openbook.index.server.server import IndexServer
+from openbook.index.shard import engine
 from openbook.v1 import index_pb2
 
 TIMEOUT_S = 60.0
@@ -73,7 +73,7 @@ def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """How connections are made, those of clients too."""
     monkeypatch.setattr(Connection, "over", request.param)
     if request.param == "TCP":  # as if the server were on another machine
-        monkeypatch.setattr("openbook.index.stream.connect_here", lambda name: None)
+        monkeypatch.setattr("openbook.index.client.stream.connect_here", lambda name: None)
     return str(request.param)
 
 
@@ -221,7 +221,7 @@ def test_what_was_answered_is_sent_before_the_end(snapshot: Path, monkeypatch: p
             answered.set()
             assert stopped.wait(TIMEOUT_S)
 
-    monkeypatch.setattr("openbook.index.coalesce.finish", finish)
+    monkeypatch.setattr("openbook.index.server.coalesce.finish", finish)
     with IndexServer(IndexServerSettings(snapshot=snapshot)) as server, connected(server) as connection:
         connection.reply()
         connection.send(search(1), VECTORS[:1].tobytes())
@@ -284,7 +284,7 @@ def test_where_unix_sockets_are_forbidden_there_is_tcp(snapshot: Path, monkeypat
             raise PermissionError("Address family not supported")
         return make(family, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("openbook.index.frames.socket.socket", forbidden)
+    monkeypatch.setattr("openbook.index.connection.socket.socket", forbidden)
     server = IndexServer(IndexServerSettings(snapshot=snapshot))
     with server:
         assert server._service.frames is not None

@@ -19,7 +19,7 @@ from small_snapshot import VECTORS, D, N, build
 from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.errors import InvalidSnapshot, PortInUse, StartupError
-from openbook.index.server import IndexServer
+from openbook.index.server.server import IndexServer
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
 
@@ -185,7 +185,7 @@ def test_a_damaged_shard_is_never_served(snapshot: Path, tmp_path: Path) -> None
 
 
 RUN = (
-    "import sys; from openbook.config import IndexServerSettings; from openbook.index.server import run;"
+    "import sys; from openbook.config import IndexServerSettings; from openbook.index.server.server import run;"
     "run(IndexServerSettings(snapshot=sys.argv[1]))"
 )
 

@@ -15,8 +15,8 @@ from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
-from openbook.index import engine
-from openbook.index.server import IndexServer
+from openbook.index.server.server import IndexServer
+from openbook.index.shard import engine
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
 

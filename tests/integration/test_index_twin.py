@@ -13,9 +13,9 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import merge, top_k
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidSnapshot
-from openbook.index.build import build_snapshot
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.server.server import IndexServer
 from openbook.testing import ExactIndex, served
 from openbook.v1 import index_pb2, index_pb2_grpc
 

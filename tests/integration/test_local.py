@@ -14,9 +14,9 @@ from openbook.cache import server as redis_servers
 from openbook.config import Settings
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, StartupError
-from openbook.index.build import build_snapshot
-from openbook.index.publish import held_by_servers, publish
-from openbook.index.root import Root
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.publish import held_by_servers, publish
+from openbook.index.disk.root import Root
 from openbook.serving import local
 from openbook.serving.local import IndexProcess, local_tiers
 

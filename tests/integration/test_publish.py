@@ -16,11 +16,11 @@ from openbook.config import ClientTls, IndexClientSettings, IndexServerSettings,
 from openbook.core.deadline import Deadline
 from openbook.core.types import Coverage, Passage
 from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
-from openbook.index.build import build_snapshot
-from openbook.index.publish import held_by_root, held_by_servers, publish, sequence_for, waves
-from openbook.index.root import Root
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.publish import held_by_root, held_by_servers, publish, sequence_for, waves
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.root import Root
+from openbook.index.server.server import IndexServer
 from openbook.v1.index_pb2 import HeldSnapshot, InfoResponse
 
 N, D = 40, 4

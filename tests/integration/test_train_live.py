@@ -16,10 +16,10 @@ from torch import Tensor
 
 from openbook.config import IndexServerSettings
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
-from openbook.index.build import build_snapshot
-from openbook.index.publish import publish
-from openbook.index.root import Root
-from openbook.index.server import IndexServer
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.publish import publish
+from openbook.index.disk.root import Root
+from openbook.index.server.server import IndexServer
 from openbook.testing import served
 from openbook.training import run as running
 from openbook.training.data import Example

@@ -14,8 +14,8 @@ from openbook.config import IndexClientSettings
 from openbook.core.deadline import Deadline
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable
-from openbook.index.build import build_snapshot
-from openbook.index.server import IndexServer
+from openbook.index.building.build import build_snapshot
+from openbook.index.server.server import IndexServer
 from openbook.testing import ExactIndex, served
 from openbook.training.data import Example
 from openbook.training.retrieval import Found, LiveIndex, MemoryIndex, open_retriever

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.models.checkpoint import load_generator, weights_digest
 from openbook.models.encoder import load_encoder
 from openbook.testing import served

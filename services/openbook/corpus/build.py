@@ -20,9 +20,9 @@ from openbook.core.types import Float32
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments, SnapshotMismatch
-from openbook.index.build import LOCK, build_snapshot, check_plan, clear, undisturbed
-from openbook.index.snapshot import MANIFEST, Manifest
-from openbook.index.store import OFFSETS, TEXTS, PassageReader, write_passages
+from openbook.index.building.build import LOCK, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.disk.snapshot import MANIFEST, Manifest
+from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 
 ROWS_PER_STEP = 1024
@@ -63,7 +63,7 @@ def build_corpus(
     query_encoder: str | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Manifest:
-    """Build a snapshot of a corpus; `recall_target` as for `openbook.index.build.build_snapshot`.
+    """Build a snapshot of a corpus; `recall_target` as for `openbook.index.building.build.build_snapshot`.
 
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.

@@ -15,10 +15,10 @@ from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64,
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings
-from openbook.index.publish import held_by_servers
-from openbook.index.server import IndexServer
-from openbook.index.sharded import ShardedIndex
-from openbook.index.snapshot import Snapshot
+from openbook.index.client.publish import held_by_servers
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.snapshot import Snapshot
+from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
 

@@ -12,7 +12,7 @@ from openbook import config, telemetry
 from openbook.cache.redis import TieredCache
 from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
 from openbook.errors import InvalidConfig, SnapshotMismatch
-from openbook.index.sharded import ShardedIndex
+from openbook.index.client.sharded import ShardedIndex
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
 from openbook.serving.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder

@@ -19,7 +19,7 @@ import yaml
 
 from openbook import config, telemetry
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
-from openbook.index.sharded import ShardedIndex
+from openbook.index.client.sharded import ShardedIndex
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from types import FrameType
 from openbook.cache.server import RedisServer, end, start
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, StartupError
-from openbook.index.root import served_by
-from openbook.index.snapshot import Snapshot
+from openbook.index.disk.root import served_by
+from openbook.index.disk.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -132,8 +132,8 @@ class SnapshotTexts:
     """All passages of a snapshot by id."""
 
     def __init__(self, folder: Path) -> None:
-        from openbook.index.snapshot import Snapshot
-        from openbook.index.store import PassageReader
+        from openbook.index.disk.snapshot import Snapshot
+        from openbook.index.disk.store import PassageReader
 
         self.snapshot = Snapshot.open(folder)
         self.parts = list(enumerate(self.snapshot.manifest.shards))
@@ -157,7 +157,7 @@ class MemoryIndex:
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        from openbook.index.snapshot import VECTORS
+        from openbook.index.disk.snapshot import VECTORS
 
         self._texts = SnapshotTexts(folder)
         files = [self._texts.snapshot.shard_folder(i) / VECTORS for i, _ in self._texts.parts]
@@ -197,7 +197,7 @@ class LiveIndex:
     """The index tier. A step waits for shards that are gone, and fails rather than train on a part of the passages."""
 
     def __init__(self, settings: IndexClientSettings, retry_s: float) -> None:
-        from openbook.index.sharded import ShardedIndex
+        from openbook.index.client.sharded import ShardedIndex
 
         self._retry_s = retry_s
         self._loop = asyncio.new_event_loop()

@@ -6,10 +6,10 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage, SearchParameters
-from openbook.index import shard as shard_module
-from openbook.index.build import build_snapshot
-from openbook.index.shard import Shard
-from openbook.index.snapshot import Manifest, Recall
+from openbook.index.building.build import build_snapshot
+from openbook.index.disk.snapshot import Manifest, Recall
+from openbook.index.shard import shard as shard_module
+from openbook.index.shard.shard import Shard
 
 N, D = 3000, 16
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.coalesce import Later, Outcome, PendingSearch, SearchQueue, answer
+from openbook.index.server.coalesce import Later, Outcome, PendingSearch, SearchQueue, answer
 
 HERE, THERE = object(), object()
 

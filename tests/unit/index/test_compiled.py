@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = """
-from openbook.index.compiled import compiled
+from openbook.index.shard.compiled import compiled
 
 @compiled()
 def _twice(x):

@@ -1,7 +1,7 @@
 import pytest
 
 from openbook.errors import SnapshotMismatch
-from openbook.index.held import HeldSnapshots
+from openbook.index.server.held import HeldSnapshots
 from openbook.testing import ManualClock
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import SearchParameters
-from openbook.index.engine import Index, Tuning
+from openbook.index.shard.engine import Index, Tuning
 
 N, D, NEVER = 3000, 40, Deadline.never()
 rng = np.random.default_rng(0)

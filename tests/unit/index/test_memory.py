@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openbook.index.memory import in_huge_pages, prewarm
+from openbook.index.shard.memory import in_huge_pages, prewarm
 
 
 def mapped_kb(path: Path) -> int:

@@ -5,7 +5,7 @@ import pytest
 
 from openbook.core.topk import canonical_scores, score_error_bound, top_k
 from openbook.core.types import NO_HIT, Float32
-from openbook.index.rescoring import rescore
+from openbook.index.shard.rescoring import rescore
 
 N = 400
 

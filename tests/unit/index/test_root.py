@@ -6,8 +6,8 @@ import pytest
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, InvalidSnapshot
-from openbook.index.build import build_snapshot
-from openbook.index.root import PUBLISHED, Published, Root
+from openbook.index.building.build import build_snapshot
+from openbook.index.disk.root import PUBLISHED, Published, Root
 
 FIRST = Published(sequence=7, current="a", former="z")
 

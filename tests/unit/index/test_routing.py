@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openbook.index.routing import (
+from openbook.index.client.routing import (
     FIRST_PROBE_S,
     MAX_PROBE_S,
     MAX_STRIKES,

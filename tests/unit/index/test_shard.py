@@ -8,10 +8,10 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, StartupError
-from openbook.index import shard as shard_module
-from openbook.index.build import build_snapshot
-from openbook.index.engine import NEVER, Tuning, calibrate
-from openbook.index.shard import Shard
+from openbook.index.building.build import build_snapshot
+from openbook.index.shard import shard as shard_module
+from openbook.index.shard.engine import NEVER, Tuning, calibrate
+from openbook.index.shard.shard import Shard
 
 N, D = 600, 16
 RNG = np.random.default_rng(0)

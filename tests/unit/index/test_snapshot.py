@@ -19,10 +19,10 @@ from openbook.errors import (
     InvalidSnapshot,
     StartupError,
 )
-from openbook.index import engine
-from openbook.index.build import build_snapshot
-from openbook.index.shard import Shard
-from openbook.index.snapshot import FILES, MANIFEST, Manifest, Snapshot, verify_apart
+from openbook.index.building.build import build_snapshot
+from openbook.index.disk.snapshot import FILES, MANIFEST, Manifest, Snapshot, verify_apart
+from openbook.index.shard import engine
+from openbook.index.shard.shard import Shard
 
 N, D = 60, 8
 PASSAGES = [Passage(i, f"doc-{i // 4}", f"title {i}", f"text {i}") for i in range(N)]
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: Callable[[Path],
 
 @pytest.mark.parametrize("apart_from", [0, 1 << 25])
 def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch, apart_from: int) -> None:
-    monkeypatch.setattr("openbook.index.snapshot._APART_FROM", apart_from)
+    monkeypatch.setattr("openbook.index.disk.snapshot._APART_FROM", apart_from)
     verify_apart(copy, 0)
     path = copy / "shard-0000" / "vectors.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -214,6 +214,8 @@ def test_what_is_not_installed_is_named(module: str, name: str, monkeypatch: pyt
 
 
 def test_the_server_needs_neither_torch_nor_ray() -> None:
-    code = "import sys, openbook.index.server; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    code = (
+        "import sys, openbook.index.server.server; print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
-from openbook.index import store
-from openbook.index.store import PassageReader, write_passages
+from openbook.index.disk import store
+from openbook.index.disk.store import PassageReader, write_passages
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -3,7 +3,7 @@ import pytest
 
 from openbook.core.types import Coverage
 from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
-from openbook.index.tier import Tier, check_complete, choose
+from openbook.index.client.tier import Tier, check_complete, choose
 from openbook.v1.index_pb2 import HeldSnapshot, InfoResponse
 
 SIZES = (0, 3, 0, 2, 0)  # of the shards of one snapshot: passages 0..4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openbook.core.types import Passage
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
 from openbook.training.pairs import Pair, digest, mined, pool

@@ -15,7 +15,7 @@ from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import NO_HIT, Float32, Passage
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidModel
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
 from openbook.training.retrieval import (

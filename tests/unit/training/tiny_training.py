@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openbook.core.types import Float32, Passage
 from openbook.corpus.questions import Question
-from openbook.index.build import build_snapshot
+from openbook.index.building.build import build_snapshot
 from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import load_encoder
 from openbook.training.data import Example

@@ -10,9 +10,9 @@ import grpc
 
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
-from openbook.index.client import IndexClient
-from openbook.index.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
-from openbook.index.tier import ShardServers
+from openbook.index.client.client import IndexClient
+from openbook.index.client.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
+from openbook.index.client.tier import ShardServers
 from openbook.telemetry import INDEX_SERVERS_SILENT, SHARD_ERRORS, SHARD_HEDGES, SHARD_SECONDS
 from openbook.v1.index_pb2 import InfoResponse
 

@@ -13,10 +13,8 @@ import numpy as np
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.index.certify import certify
-from openbook.index.engine import Index, check_installation
-from openbook.index.shard import Shard
-from openbook.index.snapshot import (
+from openbook.index.building.certify import certify
+from openbook.index.disk.snapshot import (
     FILES,
     INDEX,
     MANIFEST,
@@ -28,7 +26,9 @@ from openbook.index.snapshot import (
     fsync,
     shard_folder,
 )
-from openbook.index.store import write_passages
+from openbook.index.disk.store import write_passages
+from openbook.index.shard.engine import Index, check_installation
+from openbook.index.shard.shard import Shard
 
 ROWS_AT_ONCE = 8192
 LOCK = ".lock"

@@ -11,11 +11,11 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
-from openbook.index import gpu
-from openbook.index.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
-from openbook.index.memory import prewarm
-from openbook.index.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
-from openbook.index.store import PassageReader
+from openbook.index.disk.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
+from openbook.index.disk.store import PassageReader
+from openbook.index.shard import gpu
+from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
+from openbook.index.shard.memory import prewarm
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Shard:
         huge_pages: bool = False,
         verify: bool = True,
     ) -> None:
-        from openbook.index.rescoring import rescore  # compiled, for those who have a shard
+        from openbook.index.shard.rescoring import rescore  # compiled, for those who have a shard
 
         snapshot = Snapshot.open(folder)
         if verify:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openbook.core.types import NO_HIT, Float32, Int64
-from openbook.index.compiled import compiled, prefetch
+from openbook.index.shard.compiled import compiled, prefetch
 
 LEVELS = 255
 AHEAD = 4

@@ -16,13 +16,14 @@ from grpc_reflection.v1alpha import reflection
 
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.errors import InvalidConfig, PortInUse, StartupError
-from openbook.index.admin import IndexAdminService, Publishing
-from openbook.index.coalesce import Coalescer
-from openbook.index.engine import check_installation
-from openbook.index.frames import FrameServer, listen_here
-from openbook.index.service import IndexService
-from openbook.index.shard import Shard
-from openbook.index.snapshot import MAX_DIMENSION, verify_apart
+from openbook.index.connection import listen_here
+from openbook.index.disk.snapshot import MAX_DIMENSION, verify_apart
+from openbook.index.server.admin import IndexAdminService, Publishing
+from openbook.index.server.coalesce import Coalescer
+from openbook.index.server.frames import FrameServer
+from openbook.index.server.service import IndexService
+from openbook.index.shard.engine import check_installation
+from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)

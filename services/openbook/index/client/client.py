@@ -15,7 +15,7 @@ from openbook import wire
 from openbook.config import ClientTls
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
-from openbook.index.stream import FrameStream, GrpcStream, Stream
+from openbook.index.client.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)

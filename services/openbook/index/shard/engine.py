@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
-from openbook.index import gpu
-from openbook.index.memory import in_huge_pages
+from openbook.index.shard import gpu
+from openbook.index.shard.memory import in_huge_pages
 
 if TYPE_CHECKING:
-    from openbook.index.inverted import InvertedLists
+    from openbook.index.shard.inverted import InvertedLists
 
 WHEELS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 MIN_PROBES = 8
@@ -256,7 +256,7 @@ def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
     """Those of an `IVFn,SQ8` index that nothing is added to any more; they live as long as it does."""
     import faiss
 
-    from openbook.index.inverted import InvertedLists
+    from openbook.index.shard.inverted import InvertedLists
 
     if type(faiss_index) is not faiss.IndexIVFScalarQuantizer or faiss_index.sq.qtype != faiss.ScalarQuantizer.QT_8bit:
         return None

@@ -7,17 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from openbook.core.deadline import Clock, Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
-from openbook.index import engine
-
-if TYPE_CHECKING:  # clients share this file's words, and need neither FAISS nor Numba
-    from openbook.index.shard import Shard
+from openbook.index.shard import engine
+from openbook.index.shard.shard import Shard
 
 Outcome = Hits | Exception
 Later = Callable[[], None] | None
@@ -35,7 +32,7 @@ class Ticket:
 class PendingSearch:
     """A search that waits for its turn. `queries` are those that `Shard.check` gave back."""
 
-    shard: "Shard"
+    shard: Shard
     queries: Float32  # (n, d)
     k: int
     parameters: SearchParameters

@@ -12,10 +12,10 @@ import grpc
 
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
-from openbook.index.held import FIRST_SEQUENCE, HeldSnapshots
-from openbook.index.root import Root
-from openbook.index.service import abort, answer, info
-from openbook.index.shard import Shard
+from openbook.index.disk.root import FIRST_SEQUENCE, Root
+from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.service import abort, answer, info
+from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from openbook.config import IndexClientSettings
 from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
-from openbook.index.client import channel_credentials, open_channel, our_errors
-from openbook.index.root import Root
-from openbook.index.snapshot import MANIFEST, Snapshot
+from openbook.index.client.client import channel_credentials, open_channel, our_errors
+from openbook.index.disk.root import Root
+from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
 from openbook.v1.index_pb2_grpc import IndexAdminServiceStub, IndexServiceStub
 

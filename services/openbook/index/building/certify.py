@@ -7,8 +7,8 @@ import numpy as np
 from openbook.core.deadline import Deadline
 from openbook.core.topk import merge
 from openbook.core.types import AS_BUILT, Float32, SearchParameters
-from openbook.index.shard import Shard
-from openbook.index.snapshot import RECALL_AT, Recall, SearchDefaults
+from openbook.index.disk.snapshot import RECALL_AT, Recall, SearchDefaults
+from openbook.index.shard.shard import Shard
 
 N_QUERIES = 1000
 NOISE = 0.5

@@ -6,7 +6,7 @@ import numpy as np
 
 from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
-from openbook.index.compiled import compiled, prefetch
+from openbook.index.shard.compiled import compiled, prefetch
 
 ROWS = "Array(float32, 2, 'C', True, aligned=False)"  # in a mapped index they need not lie at a multiple of four
 SIGNATURE = (

@@ -11,7 +11,7 @@ import grpc
 
 from openbook.core.deadline import Deadline
 from openbook.errors import OpenbookError, ShardUnavailable
-from openbook.index.coalesce import Later, Ticket, finish
+from openbook.index.server.coalesce import Later, Ticket, finish
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2
 

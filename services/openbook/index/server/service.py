@@ -12,10 +12,10 @@ from openbook import wire
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
-from openbook.index.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
-from openbook.index.exchange import Answer, Asked, CallStream, Sender, explain, failing
-from openbook.index.held import HeldSnapshots
-from openbook.index.shard import Shard
+from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
+from openbook.index.server.exchange import Answer, Asked, CallStream, Sender, explain, failing
+from openbook.index.server.held import HeldSnapshots
+from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2, index_pb2_grpc
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook.core.fingerprint import file_digest, json_digest
 from openbook.errors import InvalidSnapshot
-from openbook.index.store import OFFSETS, TEXTS
+from openbook.index.disk.store import OFFSETS, TEXTS
 
 MANIFEST = "manifest.json"
 INDEX = "index.faiss"
@@ -171,7 +171,7 @@ except (AttributeError, OSError):
     os.nice(19)
 from pathlib import Path
 from openbook.errors import InvalidSnapshot
-from openbook.index.snapshot import Snapshot
+from openbook.index.disk.snapshot import Snapshot
 try:
     Snapshot.open(Path(sys.argv[1])).verify(int(sys.argv[2]))
 except InvalidSnapshot as error:

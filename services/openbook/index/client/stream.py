@@ -13,7 +13,7 @@ from grpc import aio
 from openbook import wire
 from openbook.core.types import Float32
 from openbook.errors import ShardUnavailable
-from openbook.index.frames import HEADER, connect_here, frame, prepare
+from openbook.index.connection import HEADER, connect_here, frame, tune
 from openbook.v1 import index_pb2
 
 
@@ -117,7 +117,7 @@ class GrpcStream(Stream):
 
 
 class FrameStream(Stream, asyncio.Protocol):
-    """On a connection without gRPC: see `frames`."""
+    """On a connection without gRPC: see `connection`."""
 
     def __init__(self, address: str, key: bytes) -> None:
         super().__init__(address)
@@ -176,7 +176,7 @@ class FrameStream(Stream, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has all of it, and is none
         with suppress(OSError):  # it is gone again, which `connection_lost` is told next
-            prepare(transport.get_extra_info("socket"))
+            tune(transport.get_extra_info("socket"))
         self._transport.write(self._key)
 
     def data_received(self, data: bytes) -> None:

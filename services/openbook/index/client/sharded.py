@@ -15,10 +15,10 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import check_coverage, check_search, merge
 from openbook.core.types import AS_BUILT, Coverage, Float32, Hits, Passage, SearchParameters, check_min_coverage
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
-from openbook.index.client import IndexClient, channel_credentials
-from openbook.index.replicas import Replicas
-from openbook.index.routing import HEDGE_BUDGET, Router
-from openbook.index.tier import ShardServers, Tier, check_complete, choose
+from openbook.index.client.client import IndexClient, channel_credentials
+from openbook.index.client.replicas import Replicas
+from openbook.index.client.routing import HEDGE_BUDGET, Router
+from openbook.index.client.tier import ShardServers, Tier, check_complete, choose
 from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)

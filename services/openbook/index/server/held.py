@@ -10,9 +10,6 @@ from openbook.errors import SnapshotMismatch
 
 Held = TypeVar("Held")
 
-FIRST_SEQUENCE = 1
-"""Of the snapshot that a server was started with, where no publication is on record."""
-
 
 @dataclass(slots=True)
 class _Entry(Generic[Held]):

@@ -17,11 +17,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
-from openbook.index.held import FIRST_SEQUENCE
-from openbook.index.snapshot import Snapshot, fsync
+from openbook.index.disk.snapshot import Snapshot, fsync
 
 PUBLISHED = "published.json"
 LOCK = ".published.lock"
+
+FIRST_SEQUENCE = 1
+"""Of the snapshot that a server was started with, where no publication is on record."""
 
 
 class Published(BaseModel):

@@ -1,0 +1,1 @@
+"""Passages and vectors become a snapshot, with a certificate of its recall."""

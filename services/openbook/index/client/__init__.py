@@ -1,0 +1,1 @@
+"""All index servers as one index, seen from those who ask."""

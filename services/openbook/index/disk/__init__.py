@@ -1,0 +1,1 @@
+"""What lies on disk: snapshots, their passages, and the record of what is published."""

@@ -1,0 +1,1 @@
+"""One index server: the snapshots it holds, the calls it answers, over gRPC and without."""

@@ -1,0 +1,1 @@
+"""One shard in memory: FAISS finds candidates, exact scores decide."""
