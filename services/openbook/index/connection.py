@@ -1,4 +1,4 @@
-"""Connections without gRPC, as both ends know them: frames on TCP or, within a machine, on a Unix socket without a file.
+"""Connections without gRPC, as both ends know them: frames on TCP or, within a machine, a Unix socket without a file.
 
 The client begins with the key that `Info` told it, so that nobody ever talks to whoever has taken the port meanwhile;
 the server greets with an empty reply. Then both sides send frames: two little-endian uint32, the sizes of message and
