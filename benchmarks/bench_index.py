@@ -33,13 +33,15 @@ import numpy as np
 import uvloop
 
 from openbook import wire
-from openbook.core.types import Float32, Passage
+from openbook.core.context import Context
+from openbook.core.types import Float32, Passage, RetrievalSettings
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.client import IndexClient
 from openbook.index.disk.snapshot import INDEX, shard_folder
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 D, K = 768, 10
+BEST = RetrievalSettings(k=K)
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
 TICKS = os.sysconf("SC_CLK_TCK")
 # what FAISS builds, as a share of the passages, how many batches of 64 a round takes, and whether in huge pages
@@ -133,14 +135,14 @@ def in_process(index: Any, queries: Float32, batch: int, blas_threshold: int) ->
 def asked(client: IndexClient, queries: Float32, batch: int) -> Run:
     async def run() -> None:
         for i in range(0, len(queries), batch):
-            await client.search(queries[i : i + batch], K, "", 60.0)
+            await client.search(queries[i : i + batch], BEST, "", Context(), 60.0)
 
     return run
 
 
 def all_at_once(client: IndexClient, queries: Float32) -> Run:
     async def run() -> None:
-        await asyncio.gather(*(client.search(query[None], K, "", 60.0) for query in queries))
+        await asyncio.gather(*(client.search(query[None], BEST, "", Context(), 60.0) for query in queries))
 
     return run
 
@@ -250,7 +252,7 @@ async def round_trips(empty: Path, rounds: int, loop: str) -> list[tuple[str, di
                     for _ in range(n_calls):
                         started = time.perf_counter()
                         if isinstance(client, IndexClient):
-                            await client.search(queries, K, "", 60.0)
+                            await client.search(queries, BEST, "", Context(), 60.0)
                         else:
                             client.search(queries)
                         if i >= n_turns:

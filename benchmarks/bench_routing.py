@@ -28,8 +28,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 
 from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Passage
+from openbook.core.types import Passage, RetrievalSettings
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.routing import HEDGE_BUDGET
@@ -86,7 +87,7 @@ async def ask(tier: ShardedIndex, queries: np.ndarray[Any, Any], n_calls: int, n
         while len(latencies) < n_calls:
             i = len(latencies) % len(queries)
             begun = monotonic()
-            await tier.search(queries[i : i + 1], 10, Deadline.after(10))
+            await tier.search(queries[i : i + 1], RetrievalSettings(k=10), Context(Deadline.after(10)))
             latencies.append(monotonic() - begun)
 
     await asyncio.gather(*(caller() for _ in range(n_callers)))

@@ -28,8 +28,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Passage
+from openbook.core.types import Float32, Passage, RetrievalSettings
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Manifest, Snapshot
@@ -172,7 +173,7 @@ async def searches(addresses: list[str], args: argparse.Namespace) -> list[dict[
             for i in range(args.rounds + 5):
                 start = (i * batch) % (BLOCK - batch)
                 began = time.perf_counter()
-                await index.search(queries[start : start + batch], 10, Deadline.after(60))
+                await index.search(queries[start : start + batch], RetrievalSettings(k=10), Context(Deadline.after(60)))
                 taken.append(1000 * (time.perf_counter() - began))
             p50, p99 = np.percentile(taken[5:], [50, 99])
             found.append({"batch": batch, "p50_ms": p50, "p99_ms": p99})

@@ -162,39 +162,44 @@ def up(
 
 @app.command()
 def ask(
+    context: typer.Context,
     question: str,
     server: Annotated[str, typer.Option(help="host:port of the gRPC endpoint.")] = "127.0.0.1:9000",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", "--timeout", help="Seconds within which the answer is worth having.")
+    ] = 30.0,
     k: Annotated[int | None, typer.Option(help="Passages to retrieve.")] = None,
-    formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
-    decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Above 0 the answer is sampled.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the tokens that hold so much together.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give each its --label.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds within which the answer is worth having.")] = 30.0,
     min_coverage: Annotated[
         float | None, typer.Option(help="Answer if this share of the passages can be searched; 1 is all or nothing.")
     ] = None,
+    nprobe: Annotated[int | None, typer.Option(help="IVF: cells looked at.")] = None,
+    ef_search: Annotated[int | None, typer.Option(help="HNSW: candidates kept.")] = None,
+    rerank_factor: Annotated[int | None, typer.Option(help="Candidates per hit scored exactly.")] = None,
+    formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
+    decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
+    n_beams: Annotated[int | None, typer.Option("--n-beams", "--beams", help="1 is greedy.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Above 0 longer answers are preferred.")] = None,
+    early_stopping: Annotated[
+        bool | None, typer.Option(help="End the search once there are as many answers as beams.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0 the answer is sampled, without beams.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the tokens that hold so much together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", help="The answer is one of these; give each its --label.")
+    ] = None,
+    request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
 ) -> None:
     """Ask a running system; shows the answer with its passages, priors, posteriors and timings."""
     from openbook.client import Client
     from openbook.terminal import print_answer
 
-    with Client(server, timeout) as client:
-        response = client.answer(
-            question,
-            k=k,
-            formulation=formulation,
-            decoding=decoding,
-            n_beams=beams,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            labels=label,
-            min_coverage=min_coverage,
-        )
-        print_answer(question, response)
+    about_us = ("question", "server", "timeout_s")
+    with Client(server, timeout_s) as client:
+        asked = {name: value for name, value in context.params.items() if name not in about_us}
+        print_answer(question, client.answer(question, **asked))
 
 
 @app.command()

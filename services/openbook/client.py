@@ -25,7 +25,10 @@ class RetrieveOptions(TypedDict, total=False):
 
     k: int | None
     min_coverage: float | None
-    request_id: str
+    nprobe: int | None
+    ef_search: int | None
+    rerank_factor: int | None
+    request_id: str | None
 
 
 class AnswerOptions(RetrieveOptions, total=False):

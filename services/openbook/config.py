@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from openbook.core.types import Decoding, Formulation, GenerationSettings
+from openbook.core.types import Decoding, Formulation, GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidConfig, InvalidRequest
 
 ENV_PREFIX = "OPENBOOK_"
@@ -155,6 +155,10 @@ class AnswerDefaults(Section):
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
+
+    def retrieval(self) -> RetrievalSettings:
+        """What a request that asks for nothing special retrieves."""
+        return RetrievalSettings(k=self.k, min_coverage=self.min_coverage)
 
     def generation(self) -> GenerationSettings:
         """The decoding settings of a request that asks for nothing special."""

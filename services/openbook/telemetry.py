@@ -1,11 +1,14 @@
 """Logging, metric names and request ids. One log line per event, readable by people, greppable by key=value."""
 
 import logging
+import os
 import sys
 import uuid
 from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from openbook.errors import InvalidConfig
 
 CACHE_LOOKUPS = Counter("openbook_cache_lookups", "Query embeddings looked up", ["tier", "outcome"])
 CACHE_ERRORS = Counter("openbook_cache_errors", "Redis calls that failed or took too long", ["operation"])
@@ -25,8 +28,18 @@ def new_request_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def setup_logging(name: str, level: str = "INFO") -> logging.Logger:
-    """Log to standard error, every line marked with the process's role."""
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def setup_logging(name: str) -> logging.Logger:
+    """Log to standard error, every line marked with the process's role, from OPENBOOK_LOG_LEVEL (INFO) upwards.
+
+    Raises:
+        InvalidConfig: there is no such level.
+    """
+    level = os.environ.get("OPENBOOK_LOG_LEVEL", "INFO").upper()
+    if level not in LEVELS:
+        raise InvalidConfig(f"OPENBOOK_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {name:<12} %(levelname)-7s %(message)s", "%H:%M:%S"))
     root = logging.getLogger("openbook")

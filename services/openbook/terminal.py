@@ -74,7 +74,7 @@ def print_snapshots(rows: "Iterable[Listed]") -> None:
 
 def _searched(coverage: Coverage) -> str:
     missing = ", ".join(map(str, coverage.missing_shards))
-    return f"{coverage.rows_searched} of {coverage.rows_total} passages searched, shard {missing} missing"
+    return f"{coverage.n_searched} of {coverage.n_total} passages searched, shard {missing} missing"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.core.marginal import label_log_marginal, log_prior
 from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
 from openbook.core.types import (
@@ -20,9 +20,9 @@ from openbook.core.types import (
     GenerationSettings,
     Hits,
     Passage,
+    RetrievalSettings,
     Retrieved,
     TokenDelta,
-    check_min_coverage,
 )
 from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
 
@@ -51,8 +51,8 @@ class HashEncoder:
         self.dimension = dimension
         self.fingerprint = self.space = f"hash-{dimension}"
 
-    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
-        deadline.check("encode")
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32:
+        context.deadline.check("encode")
         return self.encode_questions(questions)
 
     def encode_questions(self, questions: Sequence[str]) -> Float32:
@@ -80,9 +80,9 @@ class EchoGenerator:
     fingerprint = "echo"
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        deadline.check("generate")
+        context.deadline.check("generate")
         if settings.labels:
             return self._choose(retrieved, settings)
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
@@ -91,9 +91,9 @@ class EchoGenerator:
         return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior, per_token)
 
     async def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
-        generation = await self.generate(question, retrieved, settings, deadline)
+        generation = await self.generate(question, retrieved, settings, context)
         one_by_one = settings.formulation is Formulation.TOKEN and (settings.n_beams == 1 or settings.temperature)
         if one_by_one and not settings.labels:
             for i, word in enumerate(generation.text.split()):
@@ -129,18 +129,17 @@ class ExactIndex:
         self.missing_shards: set[int] = set()
         self._shards = (np.arange(self.n_passages) * n_shards + n_shards - 1) // self.n_passages  # of each passage
 
-    async def search(self, queries: Float32, k: int, deadline: Deadline, min_coverage: float = 1.0) -> Hits:
-        deadline.check("search")
-        check_min_coverage(min_coverage)
-        queries = check_search(queries, k, self.dimension, max_k=1000, max_rows=1024)
+    async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+        context.deadline.check("search")
+        queries = check_search(queries, settings.k, self.dimension, max_k=1000, max_rows=1024)
         searched = np.flatnonzero(~np.isin(self._shards, list(self.missing_shards)))
         coverage = Coverage(len(searched), self.n_passages, tuple(sorted(self.missing_shards)))
-        check_coverage(coverage, min_coverage)
+        check_coverage(coverage, settings.min_coverage)
         scores = np.stack([canonical_scores(query, self._vectors[searched]) for query in queries])
-        return Hits(*top_k(np.tile(searched, (len(queries), 1)), scores, k), self.snapshot_id, coverage)
+        return Hits(*top_k(np.tile(searched, (len(queries), 1)), scores, settings.k), self.snapshot_id, coverage)
 
-    async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
-        deadline.check("fetch")
+    async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
+        context.deadline.check("fetch")
         if snapshot_id != self.snapshot_id:
             raise SnapshotMismatch(f"the index holds snapshot {self.snapshot_id}, asked for {snapshot_id}")
         for passage_id in ids:

@@ -1,10 +1,14 @@
 """Protobuf <-> core types, both directions. A message that lies about its size is an InvalidRequest, never a crash."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from openbook.core.context import NEVER, Context, is_harmless
+from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
@@ -28,7 +32,10 @@ def matrix_from_wire(matrix: common_pb2.Matrix, data: bytes | memoryview | None 
     return _array("matrix", matrix.data if data is None else data, matrix.rows, matrix.columns, FLOAT32)
 
 
-def parameters_to_wire(parameters: SearchParameters) -> index_pb2.SearchParameters:
+def parameters_to_wire(parameters: SearchParameters) -> index_pb2.SearchParameters | None:
+    """None says: as built."""
+    if parameters.nprobe is parameters.ef_search is parameters.rerank_factor is None:
+        return None
     return index_pb2.SearchParameters(
         nprobe=parameters.nprobe, ef_search=parameters.ef_search, rerank_factor=parameters.rerank_factor
     )
@@ -42,6 +49,37 @@ def parameters_from_wire(parameters: index_pb2.SearchParameters) -> SearchParame
     """
     present = {field.name: value for field, value in parameters.ListFields()}
     return SearchParameters(**present)
+
+
+def context_to_wire(context: Context) -> index_pb2.Context | None:
+    """Without the deadline, which every call has a field for. None says: nothing is known."""
+    if not (context.request_id or context.caller or context.trace):
+        return None
+    return index_pb2.Context(request_id=context.request_id, caller=context.caller, trace=context.trace)
+
+
+def context_of_call(call: index_pb2.Call) -> Context:
+    """The deadline counts from now.
+
+    Raises:
+        InvalidRequest: a text is too long, or not printable.
+    """
+    deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else NEVER
+    if not call.HasField("context"):
+        return Context(deadline)
+    return Context(deadline, call.context.request_id, call.context.caller, call.context.trace)
+
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def context_of_headers(headers: Mapping[str, str | bytes], deadline: Deadline = NEVER) -> Context:
+    """From HTTP headers or gRPC metadata: x-request-id, x-caller, traceparent. What is none is left out: whoever stands
+    between may have added it.
+    """
+    found = (str(headers.get(name, "")) for name in ("x-request-id", "x-caller", "traceparent"))
+    request_id, caller, trace = (text if is_harmless(text) else "" for text in found)
+    return Context(deadline, request_id, caller, trace if TRACEPARENT.fullmatch(trace) else "")
 
 
 def hits_to_wire(hits: Hits) -> index_pb2.SearchResponse:

@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import NO_HIT, Coverage, Passage
+from openbook.core.types import NO_HIT, Coverage, Passage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable, SnapshotMismatch, UnknownPassage
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
@@ -22,8 +23,8 @@ VECTORS = np.array([[1, 0], [0, 1], [2, 0], [1, 0], [-1, 0], [1, 1], [0, -1]], n
 EAST = np.array([[1, 0]], np.float32)
 
 
-def soon() -> Deadline:
-    return Deadline.after(60)
+def soon() -> Context:
+    return Context(Deadline.after(60))
 
 
 class Index(Retriever, PassageStore, Protocol):
@@ -73,7 +74,7 @@ def check(
 
 def test_the_best_come_first_and_ties_by_id(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
-        hits = await index.search(EAST, 4, soon())
+        hits = await index.search(EAST, RetrievalSettings(k=4), soon())
         assert hits.ids.tolist() == [[2, 0, 3, 5]]
         assert hits.scores.tolist() == [[2, 1, 1, 1]]
         assert [hits.ids.dtype.name, hits.scores.dtype.name] == ["int64", "float32"]
@@ -89,35 +90,26 @@ def test_without_a_shard_it_is_as_much_as_was_asked_for_or_nothing(
     async def scenario(index: Index) -> None:
         lost[0](1)
         for _ in range(3):
-            hits = await index.search(EAST, 4, soon(), min_coverage=5 / 7)
+            hits = await index.search(EAST, RetrievalSettings(k=4, min_coverage=5 / 7), soon())
             assert hits.ids.tolist() == [[0, 5, 1, 6]]
             assert hits.coverage == Coverage(5, 7, (1,))
             assert [passage.id for passage in await index.fetch([0, 6], hits.snapshot_id, soon())] == [0, 6]
             for min_coverage in (0.72, 1.0):
                 with pytest.raises(ShardUnavailable, match="shard 1"):
-                    await index.search(EAST, 4, soon(), min_coverage)
+                    await index.search(EAST, RetrievalSettings(k=4, min_coverage=min_coverage), soon())
             with pytest.raises(ShardUnavailable, match="shard 1"):
                 await index.fetch([0, 3], hits.snapshot_id, soon())
         for shard in (0, 2):
             lost[0](shard)
         with pytest.raises(ShardUnavailable):
-            await index.search(EAST, 4, soon(), min_coverage=0.01)
-
-    check(scenario)
-
-
-@pytest.mark.parametrize("min_coverage", [0.0, -1.0, 1.1, float("nan")])
-def test_coverage_out_of_range(check: Callable[[Scenario], None], min_coverage: float) -> None:
-    async def scenario(index: Index) -> None:
-        with pytest.raises(InvalidRequest, match=f"min_coverage must be above 0, at most 1, got {min_coverage}"):
-            await index.search(EAST, 1, soon(), min_coverage)
+            await index.search(EAST, RetrievalSettings(k=4, min_coverage=0.01), soon())
 
     check(scenario)
 
 
 def test_what_is_missing_is_an_empty_slot(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
-        hits = await index.search(EAST, 9, soon())
+        hits = await index.search(EAST, RetrievalSettings(k=9), soon())
         assert hits.ids.tolist() == [[2, 0, 3, 5, 1, 6, 4, NO_HIT, NO_HIT]]
         assert hits.scores.tolist() == [[2, 1, 1, 1, 0, 0, -1, -np.inf, -np.inf]]
 
@@ -137,7 +129,7 @@ def test_passages_come_in_the_order_of_their_ids(check: Callable[[Scenario], Non
 def test_k_out_of_range(check: Callable[[Scenario], None], k: int) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(InvalidRequest, match=rf"k must be 1\.\.1000, got {k}"):
-            await index.search(EAST, k, soon())
+            await index.search(EAST, RetrievalSettings(k=k), soon())
 
     check(scenario)
 
@@ -155,7 +147,7 @@ def test_k_out_of_range(check: Callable[[Scenario], None], k: int) -> None:
 def test_queries_out_of_range(check: Callable[[Scenario], None], queries: list[list[float]], message: str) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(InvalidRequest, match=message):
-            await index.search(np.array(queries, np.float32), 1, soon())
+            await index.search(np.array(queries, np.float32), RetrievalSettings(k=1), soon())
 
     check(scenario)
 
@@ -174,8 +166,8 @@ def test_what_is_not_there_is_said(check: Callable[[Scenario], None]) -> None:
 def test_nothing_is_done_after_the_deadline(check: Callable[[Scenario], None]) -> None:
     async def scenario(index: Index) -> None:
         with pytest.raises(DeadlineExceeded):
-            await index.search(EAST, 1, Deadline.after(0))
+            await index.search(EAST, RetrievalSettings(k=1), Context(Deadline.after(0)))
         with pytest.raises(DeadlineExceeded):
-            await index.fetch([0], index.snapshot_id, Deadline.after(0))
+            await index.fetch([0], index.snapshot_id, Context(Deadline.after(0)))
 
     check(scenario)

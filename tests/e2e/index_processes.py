@@ -12,8 +12,9 @@ from time import monotonic
 
 import numpy as np
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Passage
+from openbook.core.types import Passage, RetrievalSettings
 from openbook.errors import OpenbookError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.routing import Health
@@ -173,7 +174,7 @@ class Load:
 
     async def _ask(self, i: int) -> str:
         deadline = Deadline.after(DEADLINE_S)
-        hits = await self._tier.search(VECTORS[i : i + 1], 5, deadline)
+        hits = await self._tier.search(VECTORS[i : i + 1], RetrievalSettings(k=5), Context(deadline))
         name = self._names[hits.snapshot_id]
         self.seen.add(name)
         if hits.ids[0].tolist() != self._orders[name][i, :5].tolist():

@@ -27,8 +27,9 @@ from index_processes import (
 )
 
 from openbook.config import IndexClientSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Coverage
+from openbook.core.types import Coverage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, OpenbookError, ShardUnavailable
 from openbook.index.client.publish import publish
 from openbook.index.client.sharded import ShardedIndex
@@ -93,24 +94,28 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
         for _ in range(3):
             begun = monotonic()
             with pytest.raises((ShardUnavailable, DeadlineExceeded), match="shard 1"):
-                await tier.search(VECTORS[:1], N, Deadline.after(SOON_S))
-            hits = await tier.search(VECTORS[:1], N, Deadline.after(SOON_S), min_coverage=0.5)
+                await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(SOON_S)))
+            hits = await tier.search(
+                VECTORS[:1], RetrievalSettings(k=N, min_coverage=0.5), Context(Deadline.after(SOON_S))
+            )
             assert hits.coverage == Coverage(N // 2, N, (1,))
             assert sorted(hits.ids[0, : N // 2]) == list(range(N // 2))
-            assert (await tier.fetch([0], hits.snapshot_id, Deadline.after(SOON_S)))[0].text == "old 0"
+            assert (await tier.fetch([0], hits.snapshot_id, Context(Deadline.after(SOON_S))))[0].text == "old 0"
             with pytest.raises(ShardUnavailable, match=f"{N // 2} of {N} passages: shard 1"):
-                await tier.search(VECTORS[:1], N, Deadline.after(SOON_S), min_coverage=0.51)
+                await tier.search(
+                    VECTORS[:1], RetrievalSettings(k=N, min_coverage=0.51), Context(Deadline.after(SOON_S))
+                )
             assert monotonic() - begun < 4 * SOON_S + 10  # four calls, on a machine that may be busy
 
     async def scenario(servers: list[ServerProcess]) -> None:
         tier = tier_of(servers)
-        whole = await tier.search(VECTORS[:1], N, Deadline.after(60))
+        whole = await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
         assert whole.coverage == Coverage(N, N)
         for server in servers[2:]:
             server.send(fault)
         await check(tier)
         newcomer = tier_of(servers)  # has never seen the shard that is gone
-        hits = await newcomer.search(VECTORS[:1], N, Deadline.after(10), min_coverage=0.5)
+        hits = await newcomer.search(VECTORS[:1], RetrievalSettings(k=N, min_coverage=0.5), Context(Deadline.after(10)))
         assert hits.coverage == Coverage(N // 2, N, (1,))
         if fault == signal.SIGKILL:
             await check(newcomer)
@@ -118,11 +123,11 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
         else:
             servers[2].send(signal.SIGCONT)
         await seconds_until(lambda: is_alive(tier, servers[2]))
-        again = await tier.search(VECTORS[:1], N, Deadline.after(60), min_coverage=0.5)
+        again = await tier.search(VECTORS[:1], RetrievalSettings(k=N, min_coverage=0.5), Context(Deadline.after(60)))
         assert again.coverage == Coverage(N, N)
         np.testing.assert_array_equal(again.ids, whole.ids)
         await seconds_until(lambda: is_alive(newcomer, servers[2]))
-        again = await newcomer.search(VECTORS[:1], N, Deadline.after(60))
+        again = await newcomer.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
         np.testing.assert_array_equal(again.ids, whole.ids)
         await tier.close()
         await newcomer.close()
@@ -204,8 +209,8 @@ def test_the_disk_is_full_while_building_and_while_publishing(tmp_path: Path) ->
 
         async def search() -> str:
             tier = tier_of(servers)
-            hits = await tier.search(VECTORS[:1], 1, Deadline.after(60))
-            passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Deadline.after(60))
+            hits = await tier.search(VECTORS[:1], RetrievalSettings(k=1), Context(Deadline.after(60)))
+            passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Context(Deadline.after(60)))
             await tier.close()
             return passages[0].text.split()[0]
 

@@ -13,7 +13,9 @@ import pytest
 from index_processes import VECTORS, Load, ServerProcess, make_root, running, tier_of
 
 from openbook.config import IndexClientSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.types import RetrievalSettings
 from openbook.errors import OpenbookError
 from openbook.index.client.publish import held_by_root, held_by_servers, publish
 from openbook.index.disk.root import Root
@@ -135,8 +137,8 @@ async def listens(server: ServerProcess) -> None:
 async def searched(servers: list[ServerProcess]) -> str:
     """The name of the snapshot that a new client finds."""
     tier = tier_of(servers)
-    hits = await tier.search(VECTORS[:1], 5, Deadline.after(60))
-    passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Deadline.after(60))
+    hits = await tier.search(VECTORS[:1], RetrievalSettings(k=5), Context(Deadline.after(60)))
+    passages = await tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, Context(Deadline.after(60)))
     await tier.close()
     names = {passage.text.split()[0] for passage in passages}
     assert len(names) == 1

@@ -18,8 +18,8 @@ from small_system import DIMENSION, PASSAGES, QUESTION, System, serving_tier, wr
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
-from openbook.core.deadline import Deadline
-from openbook.core.types import Formulation
+from openbook.core.context import Context
+from openbook.core.types import Formulation, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2, answer_pb2_grpc
@@ -78,7 +78,7 @@ def events(response: httpx.Response) -> list[tuple[str, Any]]:
 def test_the_answer_is_that_of_the_pipeline_over_the_exact_index(client: Client) -> None:
     encoder = HashEncoder(DIMENSION)
     index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
-    hits = asyncio.run(index.search(encoder.encode_questions([QUESTION]), 3, Deadline.never()))
+    hits = asyncio.run(index.search(encoder.encode_questions([QUESTION]), RetrievalSettings(k=3), Context()))
     response = client.answer(QUESTION, k=3, request_id="mine")
     assert response.answer == "Bell patented the telephone in 1876"
     assert [e.passage.id for e in response.evidence] == hits.ids[0].tolist()
@@ -98,7 +98,7 @@ def test_both_protocols_give_the_same(client: Client, http: httpx.Client) -> Non
     )
     for evidence in over_grpc["evidence"]:
         evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes 64 bits as text
-    for name in ("rows_searched", "rows_total"):
+    for name in ("n_searched", "n_total"):
         over_grpc["coverage"][name] = int(over_grpc["coverage"][name])
     for name in ("formulation", "decoding"):
         over_grpc[name] = over_grpc[name].split("_")[-1].lower()

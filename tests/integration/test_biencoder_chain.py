@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings, IndexClientSettings, IndexServerSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.types import RetrievalSettings
 from openbook.errors import InvalidConfig, InvalidModel, SnapshotMismatch
 from openbook.index.client.publish import publish
 from openbook.index.client.sharded import ShardedIndex
@@ -26,7 +28,7 @@ from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder, load_encoder
 from openbook.training.retrieval import open_retriever
 from openbook.training.run import train
-from openbook.training.settings import RetrievalSettings, TrainingSettings
+from openbook.training.settings import RetrieverSettings, TrainingSettings
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 NAMES = ["bell", "curie", "warsaw", "moon", "earth", "nile", "river", "telephone"]
@@ -121,7 +123,9 @@ def recall_at_1(corpus: Corpus, encoder: str | Path, index: IndexClientSettings)
         try:
             await tier.connect()
             assert tier.encoder_fingerprint == model.space or encoder == corpus.query
-            hits = await tier.search(model.encode_questions(corpus.questions), 1, Deadline.after(60))
+            hits = await tier.search(
+                model.encode_questions(corpus.questions), RetrievalSettings(k=1), Context(Deadline.after(60))
+            )
         finally:
             await tier.close()
         return float(np.mean(hits.ids[:, 0] == np.arange(len(NAMES))))  # passages stand in the documents' order
@@ -153,7 +157,7 @@ def test_the_trained_query_encoder_asks_for_no_other_index(corpus: Corpus, train
     assert query.space == passage.space == passage.fingerprint != load_encoder(corpus.passage, "passage").fingerprint
     assert (query.fingerprint == passage.fingerprint) == (corpus.towers == 1)
     with pytest.raises(InvalidModel, match="asks for passages of encoder"):
-        open_retriever(RetrievalSettings(kind="dense", snapshot=corpus.old), query.space, torch.device("cpu"))
+        open_retriever(RetrieverSettings(kind="dense", snapshot=corpus.old), query.space, torch.device("cpu"))
 
 
 def test_the_curves_show_it(trained: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 from small_snapshot import VECTORS, N, build
 
 from openbook.config import IndexServerSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Hits, RetrievalSettings
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 from openbook.index.client.client import IndexClient
 from openbook.index.client.sharded import ShardedIndex
@@ -17,6 +19,10 @@ from openbook.index.server.server import IndexServer
 from openbook.index.shard import engine
 
 TIMEOUT_S = 60.0
+
+
+async def search(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, str]:
+    return await client.search(queries, RetrievalSettings(k=k), snapshot_id, Context(), TIMEOUT_S)
 
 
 @pytest.fixture(scope="module", params=["gRPC", "TCP", "Unix"])
@@ -33,7 +39,7 @@ async def settled(client: IndexClient, server: IndexServer) -> None:
     """Returns when calls go where they will go from then on."""
     kind = GrpcStream if server._frames is None else FrameStream
     async with asyncio.timeout(TIMEOUT_S):
-        await client.fetch([0], "", False, TIMEOUT_S)
+        await client.fetch([0], "", False, Context(), TIMEOUT_S)
         while client._hurrying is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert type(client._stream) is kind
@@ -51,7 +57,7 @@ def check(server: IndexServer, scenario: Callable[[IndexClient], Awaitable[None]
         client = IndexClient(server.address)
         await settled(client, server)
         await scenario(client)
-        hits, current = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)  # whatever happened, it goes on
+        hits, current = await search(client, VECTORS[:1], 3)  # whatever happened, it goes on
         assert hits.ids.shape == (1, 3)
         assert current == server.shard.manifest.snapshot_id
         await client.close()
@@ -61,11 +67,11 @@ def check(server: IndexServer, scenario: Callable[[IndexClient], Awaitable[None]
 
 def test_many_calls_at_once_and_each_gets_its_own_answer(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
-        calls = [client.search(VECTORS[i : i + 1], 1 + i % 3, "", TIMEOUT_S) for i in range(N)]
+        calls = [search(client, VECTORS[i : i + 1], 1 + i % 3) for i in range(N)]
         for i, (hits, _) in enumerate(await asyncio.gather(*calls)):
             theirs = server.shard.search(VECTORS[i : i + 1], 1 + i % 3, Deadline.never())
             np.testing.assert_array_equal(hits.ids, theirs.ids)
-        fetches = [client.fetch([i, N - 1 - i], "", True, TIMEOUT_S) for i in range(N)]
+        fetches = [client.fetch([i, N - 1 - i], "", True, Context(), TIMEOUT_S) for i in range(N)]
         for i, (passages, vectors) in enumerate(await asyncio.gather(*fetches)):
             assert [passage.id for passage in passages] == [i, N - 1 - i]
             np.testing.assert_array_equal(vectors, VECTORS[[i, N - 1 - i]])
@@ -75,8 +81,11 @@ def test_many_calls_at_once_and_each_gets_its_own_answer(server: IndexServer) ->
 
 def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
-        bad = client.search(VECTORS[:1], 0, "", TIMEOUT_S), client.search(VECTORS[:1], 1, "other", TIMEOUT_S)
-        good = client.search(VECTORS[:1], 1, "", TIMEOUT_S)
+        bad = (
+            search(client, VECTORS[:1], 0),
+            search(client, VECTORS[:1], 1, "other"),
+        )
+        good = search(client, VECTORS[:1], 1)
         invalid, mismatch, answer = await asyncio.gather(*bad, good, return_exceptions=True)
         assert isinstance(invalid, InvalidRequest)
         assert isinstance(mismatch, SnapshotMismatch)
@@ -89,7 +98,7 @@ def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
 def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
         with engine._ONE_AT_A_TIME:  # nobody is answered
-            calls = [asyncio.create_task(client.search(VECTORS[:1], 3, "", TIMEOUT_S)) for _ in range(8)]
+            calls = [asyncio.create_task(search(client, VECTORS[:1], 3)) for _ in range(8)]
             await arrived(server, 8)
             for call in calls[4:]:
                 call.cancel()
@@ -104,7 +113,7 @@ def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> Non
 def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
         with engine._ONE_AT_A_TIME:
-            call = asyncio.create_task(client.search(VECTORS[:1], 3, "", TIMEOUT_S))
+            call = asyncio.create_task(search(client, VECTORS[:1], 3))
             await arrived(server, 1)
             await client.reset()
             with pytest.raises(ShardUnavailable, match="connection was closed"):
@@ -116,9 +125,9 @@ def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None
 def test_a_closed_tier_leaves_nothing_running(server: IndexServer) -> None:
     async def scenario() -> None:
         tier = ShardedIndex([server.address, "127.0.0.1:1"], timeout_s=TIMEOUT_S)
-        await tier.search(VECTORS[:1], 3, Deadline.after(60))
+        await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))
         with engine._ONE_AT_A_TIME:
-            call = asyncio.create_task(tier.search(VECTORS[:1], 3, Deadline.after(60)))
+            call = asyncio.create_task(tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60))))
             await arrived(server, 1)
             await tier.close()
             with pytest.raises(ShardUnavailable):
@@ -129,3 +138,15 @@ def test_a_closed_tier_leaves_nothing_running(server: IndexServer) -> None:
             assert not running
 
     asyncio.run(scenario())
+
+
+def test_a_request_id_stands_in_the_log_of_the_server(server: IndexServer, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(client: IndexClient) -> None:
+        context = Context(request_id="mine")
+        await client.search(VECTORS[:1], RetrievalSettings(k=3), "", context, TIMEOUT_S)
+        with pytest.raises(InvalidRequest):
+            await client.search(VECTORS[:1], RetrievalSettings(k=3, nprobe=1), "", context, TIMEOUT_S)
+
+    with caplog.at_level("DEBUG", "openbook.index.server"):
+        check(server, scenario)
+    assert [each.levelname for each in caplog.records if "mine" in each.getMessage()] == ["DEBUG", "INFO"]

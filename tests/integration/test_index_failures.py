@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from openbook.config import IndexServerSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Passage
+from openbook.core.types import Float32, Passage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
@@ -64,17 +65,19 @@ def test_a_dead_shard_is_named_and_used_again_when_it_is_back(snapshot: Path) ->
     async def scenario() -> None:
         with served(snapshot) as servers:
             tier = tier_of(*servers)
-            before = await tier.search(QUERIES, 5, Deadline.after(60))
+            before = await tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
             servers[1].stop(grace_s=0)
             for _ in range(3):
                 with pytest.raises(ShardUnavailable, match=rf"shard 1.*{servers[1].address}"):
-                    await tier.search(QUERIES, 5, Deadline.after(60))
+                    await tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
             with pytest.raises(ShardUnavailable, match=servers[1].address):
-                await tier.fetch([39], before.snapshot_id, Deadline.after(60))
+                await tier.fetch([39], before.snapshot_id, Context(Deadline.after(60)))
             with again(servers[1], snapshot):
-                after = await eventually(lambda: tier.search(QUERIES, 5, Deadline.after(60)))
+                after = await eventually(
+                    lambda: tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
+                )
                 assert after.ids.tolist() == before.ids.tolist()
-                assert (await tier.fetch([39], after.snapshot_id, Deadline.after(60)))[0].id == 39
+                assert (await tier.fetch([39], after.snapshot_id, Context(Deadline.after(60))))[0].id == 39
             await tier.close()
 
     asyncio.run(scenario())
@@ -96,7 +99,9 @@ def test_a_tier_that_was_down_when_it_was_first_asked(snapshot: Path) -> None:
             with pytest.raises(ShardUnavailable, match=f"no server holds shard 1 of 2.*{servers[1].address}"):
                 await half.connect()
             with again(servers[1], snapshot):
-                hits = await eventually(lambda: tier.search(QUERIES, 1, Deadline.after(60)))
+                hits = await eventually(
+                    lambda: tier.search(QUERIES, RetrievalSettings(k=1), Context(Deadline.after(60)))
+                )
         assert hits.ids.shape == (2, 1)
         assert (tier.dimension, tier.n_passages) == (D, N)
         assert (tier.encoder, tier.encoder_fingerprint) == ("encoder", "fingerprint")
@@ -110,13 +115,13 @@ def test_another_replica_stands_in(snapshot: Path) -> None:
     async def scenario() -> None:
         with served(snapshot, n_replicas=2) as servers:
             tier = tier_of(*servers)
-            before = await tier.search(QUERIES, 5, Deadline.after(60))
+            before = await tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
             servers[0].stop(grace_s=0)
             servers[3].stop(grace_s=0)
             for _ in range(6):
-                hits = await tier.search(QUERIES, 5, Deadline.after(60))
+                hits = await tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
                 assert hits.ids.tolist() == before.ids.tolist()
-                assert len(await tier.fetch([0, 39], hits.snapshot_id, Deadline.after(60))) == 2
+                assert len(await tier.fetch([0, 39], hits.snapshot_id, Context(Deadline.after(60)))) == 2
             await tier.close()
 
     asyncio.run(scenario())
@@ -127,10 +132,12 @@ def test_a_replica_that_was_dead_at_first_is_found_when_it_is_needed(snapshot: P
         with served(snapshot, n_replicas=2) as servers:
             servers[0].stop(grace_s=0)
             tier = tier_of(*servers)
-            before = await tier.search(QUERIES, 5, Deadline.after(60))
+            before = await tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
             servers[1].stop(grace_s=0)
             with again(servers[0], snapshot):
-                after = await eventually(lambda: tier.search(QUERIES, 5, Deadline.after(60)))
+                after = await eventually(
+                    lambda: tier.search(QUERIES, RetrievalSettings(k=5), Context(Deadline.after(60)))
+                )
             assert after.ids.tolist() == before.ids.tolist()
             await tier.close()
 
@@ -143,13 +150,13 @@ def test_a_tier_restarted_with_another_snapshot(snapshot: Path, tmp_path: Path) 
     async def scenario() -> None:
         with served(snapshot) as servers:
             tier = tier_of(*servers)
-            old = await tier.search(QUERIES, N, Deadline.after(60))
+            old = await tier.search(QUERIES, RetrievalSettings(k=N), Context(Deadline.after(60)))
         with again(servers[0], tmp_path / "new"), again(servers[1], tmp_path / "new"):
-            new = await eventually(lambda: tier.search(QUERIES, N, Deadline.after(60)))
+            new = await eventually(lambda: tier.search(QUERIES, RetrievalSettings(k=N), Context(Deadline.after(60))))
             assert new.snapshot_id == tier.snapshot_id == new_id
             np.testing.assert_array_equal(new.ids, old.ids[:, ::-1])
             with pytest.raises(SnapshotMismatch, match=f"holds snapshot {new_id}, asked for {old.snapshot_id}"):
-                await tier.fetch([0], old.snapshot_id, Deadline.after(60))
+                await tier.fetch([0], old.snapshot_id, Context(Deadline.after(60)))
         await tier.close()
 
     asyncio.run(scenario())
@@ -165,7 +172,7 @@ def test_a_tier_restarted_with_a_snapshot_of_another_encoder_is_refused(snapshot
         with again(servers[0], tmp_path / "new"), again(servers[1], tmp_path / "new"):
             for _ in range(2):
                 with pytest.raises(SnapshotMismatch, match=r"another space.*began with 'encoder' \(fingerprint\)"):
-                    await eventually(lambda: tier.search(QUERIES, N, Deadline.after(60)))
+                    await eventually(lambda: tier.search(QUERIES, RetrievalSettings(k=N), Context(Deadline.after(60))))
         await tier.close()
 
     asyncio.run(scenario())
@@ -222,12 +229,12 @@ def test_a_killed_process_and_its_successor(tmp_path: Path) -> None:
 
     async def scenario(first: Process) -> None:
         tier = ShardedIndex([first.address], timeout_s=60)
-        before = await tier.search(QUERIES, 3, Deadline.after(60))
+        before = await tier.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60)))
         first.kill()
         with pytest.raises(ShardUnavailable, match=first.address):
-            await tier.search(QUERIES, 3, Deadline.after(60))
+            await tier.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60)))
         with Process(tmp_path / "s", first.address.rpartition(":")[2]):
-            after = await eventually(lambda: tier.search(QUERIES, 3, Deadline.after(60)))
+            after = await eventually(lambda: tier.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60))))
         assert after.ids.tolist() == before.ids.tolist()
         await tier.close()
 
@@ -246,14 +253,16 @@ def test_a_frozen_process_costs_no_more_than_its_timeout(tmp_path: Path) -> None
             await eventually(tier.connect)
         frozen.freeze()
         with pytest.raises(ShardUnavailable, match=frozen.address):
-            await alone.search(QUERIES, 3, Deadline.after(60))
+            await alone.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60)))
         with pytest.raises(DeadlineExceeded):
-            await patient.search(QUERIES, 3, soon)
+            await patient.search(QUERIES, RetrievalSettings(k=3), Context(soon))
         newcomer = ShardedIndex([frozen.address], timeout_s=60)
         with pytest.raises(DeadlineExceeded, match="what they hold"):
-            await newcomer.search(QUERIES, 3, soon)
+            await newcomer.search(QUERIES, RetrievalSettings(k=3), Context(soon))
         for _ in range(2):
-            assert (await pair.search(QUERIES, 3, Deadline.after(60))).ids[:, 0].tolist() == [0, 1]
+            assert (await pair.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60)))).ids[
+                :, 0
+            ].tolist() == [0, 1]
         for tier in (alone, patient, pair, newcomer):
             await tier.close()
 

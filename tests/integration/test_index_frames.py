@@ -16,7 +16,9 @@ from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
 from openbook.config import ClientTls, IndexServerSettings, ServerTls
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Hits, RetrievalSettings
 from openbook.errors import PortInUse, ShardUnavailable
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.stream import FrameStream, GrpcStream
@@ -26,6 +28,10 @@ from openbook.index.shard import engine
 from openbook.v1 import index_pb2
 
 TIMEOUT_S = 60.0
+
+
+async def found_by(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, str]:
+    return await client.search(queries, RetrievalSettings(k=k), snapshot_id, Context(), TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +266,7 @@ def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
     async def ask(server: IndexServer, tls: ClientTls | None) -> None:
         client = IndexClient(server.address, channel_credentials(tls))
         for _ in range(3):
-            hits, _ = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+            hits, _ = await found_by(client, VECTORS[:1], 3)
             assert hits.ids.shape == (1, 3)
             if client._hurrying is not None:
                 await client._hurrying
@@ -300,14 +306,14 @@ def test_calls_of_all_sizes_in_either_event_loop(
 
     async def scenario() -> None:
         client = IndexClient(server.address)
-        await client.fetch([0], "", False, TIMEOUT_S)
+        await client.fetch([0], "", False, Context(), TIMEOUT_S)
         assert client._hurrying is not None
         await client._hurrying
         assert type(client._stream) is FrameStream
         assert client._stream._transport is not None
         family = client._stream._transport.get_extra_info("socket").family
         assert family == (socket.AF_INET if over == "TCP" else socket.AF_UNIX)
-        calls = [client.search(VECTORS[: 1 + i % 8], 1 + i % N, "", TIMEOUT_S) for i in range(200)]
+        calls = [found_by(client, VECTORS[: 1 + i % 8], 1 + i % N) for i in range(200)]
         for i, (hits, _) in enumerate(await asyncio.gather(*calls)):
             expected = server.shard.search(VECTORS[: 1 + i % 8], 1 + i % N, Deadline.never())
             np.testing.assert_array_equal(hits.ids, expected.ids)
@@ -324,7 +330,7 @@ def test_a_client_finds_a_server_that_came_back_with_another_port_and_key(snapsh
         server = IndexServer(IndexServerSettings(snapshot=snapshot))
         server.start()
         client = IndexClient(server.address)
-        await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+        await found_by(client, VECTORS[:1], 3)
         assert client._hurrying is not None
         await client._hurrying
         assert type(client._stream) is FrameStream
@@ -332,8 +338,8 @@ def test_a_client_finds_a_server_that_came_back_with_another_port_and_key(snapsh
         again = IndexServer(IndexServerSettings(snapshot=snapshot, port=server.port))
         again.start()
         with suppress(ShardUnavailable):  # if it has not noticed yet
-            await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
-        hits, _ = await client.search(VECTORS[:1], 3, "", TIMEOUT_S)
+            await found_by(client, VECTORS[:1], 3)
+        hits, _ = await found_by(client, VECTORS[:1], 3)
         assert hits.ids.shape == (1, 3)
         await client.close()
         await asyncio.to_thread(again.stop)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from openbook import wire
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.core.topk import merge, top_k
-from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.core.types import AS_BUILT, Float32, Hits, Passage, RetrievalSettings, SearchParameters
 from openbook.errors import InvalidSnapshot
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
@@ -86,13 +86,13 @@ def test_the_tier_answers_as_its_twin(
             for n in BATCHES:
                 queries = questions(vectors, n, rng)
                 for k in KS:
-                    ours = await tier.search(queries, k, Deadline.never())
-                    theirs = await twin.search(queries, k, Deadline.never())
+                    ours = await tier.search(queries, RetrievalSettings(k=k), Context())
+                    theirs = await twin.search(queries, RetrievalSettings(k=k), Context())
                     np.testing.assert_array_equal(ours.ids, theirs.ids)
                     np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
                     assert ours.snapshot_id == theirs.snapshot_id
             wanted = rng.integers(0, len(vectors), 50).tolist()
-            found, stored = await tier.fetch_with_vectors(wanted, tier.snapshot_id, Deadline.never())
+            found, stored = await tier.fetch_with_vectors(wanted, tier.snapshot_id, Context())
             assert found == [passages[i] for i in wanted]
             np.testing.assert_array_equal(stored, vectors[wanted])
             await tier.close()
@@ -114,7 +114,7 @@ def test_scores_are_the_inner_products_that_anybody_computes(exponent: int, tmp_
     async def scenario() -> None:
         with served(tmp_path / "s") as servers:
             tier = ShardedIndex([server.address for server in servers], timeout_s=60)
-            hits = await tier.search(queries, 20, Deadline.never())
+            hits = await tier.search(queries, RetrievalSettings(k=20), Context())
             await tier.close()
         assert hits.ids.tolist() == [[i for _, i in row] for row in expected]
         assert hits.scores.tolist() == [[-score * 4.0**exponent for score, _ in row] for row in expected]
@@ -188,7 +188,9 @@ def test_every_index_searched_as_widely_as_it_goes_is_its_twin(factory: str, n_s
             for n in (1, 33):
                 queries = questions(vectors, n, rng)
                 for k in (17, 900):
-                    theirs = asyncio.run(ExactIndex(passages, vectors).search(queries, k, Deadline.never()))
+                    theirs = asyncio.run(
+                        ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=k), Context())
+                    )
                     same(ask(servers, queries, k, everything(factory)), theirs)
 
 
@@ -204,7 +206,7 @@ def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shar
     with served(tmp_path / "s") as servers:
         ours = ask(servers, queries, 10, AS_BUILT)
         alone = [ask(servers, query[None], 10, AS_BUILT) for query in queries[:16]]
-    exact = asyncio.run(ExactIndex(passages, vectors).search(queries, 1000, Deadline.never()))
+    exact = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context()))
     best = exact.ids[:, :10]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.8
     for row in range(len(queries)):
@@ -235,8 +237,8 @@ def test_empty_and_tiny_shards_of_any_kind(factory: str, tmp_path: Path) -> None
     async def scenario() -> None:
         with served(tmp_path / "s") as servers:
             tier = ShardedIndex([server.address for server in servers], timeout_s=60)
-            ours = await tier.search(vectors[:3], 20, Deadline.never())
-            theirs = await ExactIndex(passages, vectors).search(vectors[:3], 20, Deadline.never())
+            ours = await tier.search(vectors[:3], RetrievalSettings(k=20), Context())
+            theirs = await ExactIndex(passages, vectors).search(vectors[:3], RetrievalSettings(k=20), Context())
             np.testing.assert_array_equal(ours.ids, theirs.ids)
             np.testing.assert_array_equal(ours.scores, theirs.scores)
             await tier.close()

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import ClientTls, IndexClientSettings, IndexServerSettings, ServerTls
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Coverage, Passage
+from openbook.core.types import Coverage, Passage, RetrievalSettings
 from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_root, held_by_servers, publish, sequence_for, waves
@@ -82,16 +83,16 @@ def test_a_client_follows_and_mixes_nothing(servers: list[IndexServer], root: Pa
     async def scenario() -> None:
         tier = ShardedIndex.of(settings)
         for name in ("new", "old", "new"):
-            before = await tier.search(VECTORS[:1], N, Deadline.after(60))
+            before = await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
             assert await publish(root / name, settings) > 1
             seen = before.snapshot_id
             while seen == before.snapshot_id:
-                hits = await tier.search(VECTORS[:1], N, Deadline.after(60))
+                hits = await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
                 seen = hits.snapshot_id
                 assert hits.coverage == Coverage(N, N)
             np.testing.assert_array_equal(hits.ids, before.ids[:, ::-1])
-            assert (await tier.fetch([39], seen, Deadline.after(60)))[0].text == f"{name} 39"
-            assert (await tier.fetch([39], before.snapshot_id, Deadline.after(60)))[0].text != f"{name} 39"
+            assert (await tier.fetch([39], seen, Context(Deadline.after(60))))[0].text == f"{name} 39"
+            assert (await tier.fetch([39], before.snapshot_id, Context(Deadline.after(60))))[0].text != f"{name} 39"
         await tier.close()
 
     asyncio.run(scenario())
@@ -104,14 +105,14 @@ def test_a_client_that_slept_through_it_searches_again(root: Path) -> None:
 
         async def scenario() -> None:
             tier = ShardedIndex.of(settings_of(servers))
-            before = await tier.search(VECTORS[:1], 3, Deadline.after(60))
+            before = await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))
             await publish(root / "new", settings_of(servers))
             for server in servers:
                 server.held.drain()
-            after = await tier.search(VECTORS[:1], 3, Deadline.after(60))
+            after = await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))
             assert after.snapshot_id != before.snapshot_id
             with pytest.raises(SnapshotMismatch, match=before.snapshot_id):
-                await tier.fetch([1], before.snapshot_id, Deadline.after(60))
+                await tier.fetch([1], before.snapshot_id, Context(Deadline.after(60)))
             await tier.close()
 
         asyncio.run(scenario())
@@ -146,7 +147,7 @@ def test_it_is_completed_when_run_again(servers: list[IndexServer], root: Path) 
     async def search() -> str:
         tier = ShardedIndex.of(settings_of(servers))
         try:
-            return (await tier.search(VECTORS[:1], 3, Deadline.after(60))).snapshot_id
+            return (await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))).snapshot_id
         finally:
             await tier.close()
 
@@ -198,7 +199,7 @@ def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
         async def found(tls: ClientTls | None) -> Coverage:
             tier = ShardedIndex([server.address for server in servers], 60, tls=tls)
             try:
-                return (await tier.search(VECTORS[:1], 3, Deadline.after(60))).coverage
+                return (await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))).coverage
             finally:
                 await tier.close()
 

@@ -11,7 +11,8 @@ import tiny_training as tiny
 import torch
 
 from openbook.config import IndexClientSettings
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
+from openbook.core.types import RetrievalSettings
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable
 from openbook.index.building.build import build_snapshot
@@ -19,7 +20,7 @@ from openbook.index.server.server import IndexServer
 from openbook.testing import ExactIndex, served
 from openbook.training.data import Example
 from openbook.training.retrieval import Found, LiveIndex, MemoryIndex, open_retriever
-from openbook.training.settings import RetrievalSettings
+from openbook.training.settings import RetrieverSettings
 
 N = 50
 VECTORS = np.concatenate([tiny.vectors(30), tiny.vectors(20)])  # the first 20 are there twice
@@ -59,7 +60,7 @@ def test_the_tier_the_snapshot_in_memory_and_the_exact_twin_find_the_same(snapsh
     memory = MemoryIndex(snapshot, torch.device("cpu")).find(ASKED, QUERIES, k)
     with served(snapshot) as servers, live(servers) as index:
         same(index.find(ASKED, QUERIES, k), memory)
-    twin = asyncio.run(ExactIndex(tiny.passages(N), VECTORS).search(QUERIES, k, Deadline.after(60)))
+    twin = asyncio.run(ExactIndex(tiny.passages(N), VECTORS).search(QUERIES, RetrievalSettings(k=k), Context()))
     assert memory.ids.tolist() == twin.ids.tolist()
     assert memory.scores.tobytes() == twin.scores.tobytes()
 
@@ -79,9 +80,9 @@ def test_more_passages_than_a_server_gives_at_once(tmp_path: Path) -> None:
 def test_a_tier_of_another_space_is_refused(snapshot: Path) -> None:
     with served(snapshot) as servers:
         asked = IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
-        open_retriever(RetrievalSettings(index=asked), tiny.SPACE, torch.device("cpu")).close()
+        open_retriever(RetrieverSettings(index=asked), tiny.SPACE, torch.device("cpu")).close()
         with pytest.raises(InvalidModel, match="encoder other, the index holds those of wikipedia"):
-            open_retriever(RetrievalSettings(index=asked), "other", torch.device("cpu"))
+            open_retriever(RetrieverSettings(index=asked), "other", torch.device("cpu"))
 
 
 def test_a_tier_that_is_not_there_is_said_at_the_start(snapshot: Path) -> None:

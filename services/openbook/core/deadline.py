@@ -32,6 +32,10 @@ class Deadline:
         """Seconds left, never negative; inf for `never`."""
         return max(0.0, self.due - self.clock())
 
+    def __reduce__(self) -> tuple[object, tuple[float]]:
+        """Clocks differ between machines: what crosses to another process are the seconds that are left."""
+        return Deadline.after, (self.remaining_s(),)
+
     def check(self, stage: str) -> None:
         """Stop before a stage that nobody waits for any more.
 

@@ -45,7 +45,7 @@ class Passage:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
     """How widely an index is searched. None takes what was chosen when it was built.
 
@@ -68,6 +68,24 @@ AS_BUILT = SearchParameters()
 """Search as widely as was chosen when the index was built."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalSettings(SearchParameters):
+    """What is retrieved for a question: how many passages, from how much of the index, searched how widely.
+
+    Raises:
+        InvalidRequest: a value is out of its range; the message names field, value and limits. The limits of k are the
+            server's, who checks it.
+    """
+
+    k: int = 5
+    min_coverage: float = 1.0  # answer if this share of all passages can be searched; 1: of all or not at all
+
+    def __post_init__(self) -> None:
+        SearchParameters.__post_init__(self)  # `super()` would look for the class as it was before it got slots
+        if not 0.0 < self.min_coverage <= 1.0:  # also refuses NaN
+            raise InvalidRequest(f"min_coverage must be above 0, at most 1, got {self.min_coverage}")
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of the index a search looked at."""
@@ -80,12 +98,6 @@ class Coverage:
     def share(self) -> float:
         """Of all passages, those searched: 0..1."""
         return self.n_searched / self.n_total if self.n_total else 0.0
-
-
-def check_min_coverage(min_coverage: float) -> None:
-    """Raises InvalidRequest for a share that no search could be measured by."""
-    if not 0.0 < min_coverage <= 1.0:  # also refuses NaN
-        raise InvalidRequest(f"min_coverage must be above 0, at most 1, got {min_coverage}")
 
 
 UNKNOWN_COVERAGE = Coverage(0, 0)

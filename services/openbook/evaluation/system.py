@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from openbook.config import IndexClientSettings, IndexServerSettings
-from openbook.core.deadline import Deadline
-from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, Retrieved
+from openbook.core.context import Context
+from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, RetrievalSettings, Retrieved
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings
@@ -43,14 +43,14 @@ class Library:
             InvalidRequest: a question has more tokens than the encoder can read.
         """
         queries = await asyncio.to_thread(self.encoder.encode_questions, [question.text for question in questions])
-        hits = await self.index.search(queries, n, Deadline.never())
+        hits = await self.index.search(queries, RetrievalSettings(k=n), Context())
         if hits.snapshot_id != self.snapshot_id:
             raise SnapshotMismatch(f"evaluated is snapshot {self.snapshot_id}, and now {hits.snapshot_id} is published")
         rows = zip(hits.ids, hits.scores, strict=True)
         return await asyncio.gather(*(self._fetch(ids[ids != NO_HIT], scores[ids != NO_HIT]) for ids, scores in rows))
 
     async def _fetch(self, ids: Int64, scores: Float32) -> Retrieved:
-        passages = await self.index.fetch(ids.tolist(), self.snapshot_id, Deadline.never())
+        passages = await self.index.fetch(ids.tolist(), self.snapshot_id, Context())
         return Retrieved(tuple(passages), scores, self.snapshot_id)
 
 

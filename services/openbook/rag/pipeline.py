@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from openbook.config import AnswerDefaults
-from openbook.core.deadline import Clock, Deadline
+from openbook.core.context import Context
+from openbook.core.deadline import Clock
 from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
 from openbook.core.types import (
@@ -24,9 +25,9 @@ from openbook.core.types import (
     GenerationSettings,
     Hits,
     Passage,
+    RetrievalSettings,
     Retrieved,
     TokenDelta,
-    check_min_coverage,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
 from openbook.rag.ports import EmbeddingCache, Encoder, Generator, PassageStore, Retriever
@@ -120,7 +121,7 @@ class Pipeline:
         passages: PassageStore,
         generator: Generator,
         cache: EmbeddingCache,
-        defaults: AnswerDefaults,
+        limits: AnswerDefaults,
         clock: Clock = time.monotonic,
     ) -> None:
         self._encoder = encoder
@@ -128,102 +129,86 @@ class Pipeline:
         self._passages = passages
         self._generator = generator
         self._cache = cache
-        self._defaults = defaults
+        self._limits = limits
         self._clock = clock
         self._write_backs: set[asyncio.Task[None]] = set()
 
     async def answer(
-        self,
-        question: str,
-        k: int | None,
-        settings: GenerationSettings,
-        deadline: Deadline,
-        request_id: str,
-        min_coverage: float | None = None,
+        self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
     ) -> Answer:
-        """The best answer, with its evidence. None for k and min_coverage stands for the default.
+        """The best answer, with its evidence.
 
         Raises:
-            InvalidRequest: the question is empty, too long or no text, or k or min_coverage is out of its range.
+            InvalidRequest: the question is empty, too long or no text, k is out of its range, or the index knows no
+                such search parameter.
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
         watch = _Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
+        question, retrieved, cached = await self._find(question, retrieval, context, watch)
         with watch.stage("generate"):
-            generation = await self._generator.generate(question, retrieved, settings, deadline)
-        return self._to_answer(generation, retrieved, settings, cached, request_id, watch)
+            generated = await self._generator.generate(question, retrieved, generation, context)
+        return self._to_answer(generated, retrieved, generation, cached, context, watch)
 
     async def stream(
-        self,
-        question: str,
-        k: int | None,
-        settings: GenerationSettings,
-        deadline: Deadline,
-        request_id: str,
-        min_coverage: float | None = None,
+        self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
     ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
         """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
         watch = _Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
-        yield self._to_retrieval(retrieved, cached, request_id, watch)
-        items = self._generator.stream(question, retrieved, settings, deadline)
+        question, retrieved, cached = await self._find(question, retrieval, context, watch)
+        yield self._to_retrieval(retrieved, cached, context, watch)
+        items = self._generator.stream(question, retrieved, generation, context)
         with watch.stage("generate"):
             async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
                 async for item in items:
                     if isinstance(item, TokenDelta):
                         yield item
                     else:
-                        generation = item
-        yield self._to_answer(generation, retrieved, settings, cached, request_id, watch)
+                        generated = item
+        yield self._to_answer(generated, retrieved, generation, cached, context, watch)
 
-    async def retrieve(
-        self, question: str, k: int | None, deadline: Deadline, request_id: str, min_coverage: float | None = None
-    ) -> Retrieval:
+    async def retrieve(self, question: str, retrieval: RetrievalSettings, context: Context) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
         watch = _Stopwatch(self._clock)
-        _, retrieved, cached = await self._find(question, k, deadline, min_coverage, watch)
-        return self._to_retrieval(retrieved, cached, request_id, watch)
+        _, retrieved, cached = await self._find(question, retrieval, context, watch)
+        return self._to_retrieval(retrieved, cached, context, watch)
 
     async def aclose(self) -> None:
         """Wait for embeddings still on their way into the cache."""
         await asyncio.gather(*self._write_backs)
 
     async def _find(
-        self, question: str, k: int | None, deadline: Deadline, min_coverage: float | None, watch: _Stopwatch
+        self, question: str, settings: RetrievalSettings, context: Context, watch: _Stopwatch
     ) -> tuple[str, Retrieved, bool]:
-        question = check_question(question, self._defaults.max_question_chars)
-        k = self._defaults.k if k is None else k
-        if not 1 <= k <= self._defaults.max_k:
-            raise InvalidRequest(f"k must be 1..{self._defaults.max_k}, got {k}")
-        min_coverage = self._defaults.min_coverage if min_coverage is None else min_coverage
-        check_min_coverage(min_coverage)
-        query, cached = await self._query(question, deadline, watch)
-        retrieved = await self._retrieve(query, k, deadline, min_coverage, watch)
+        question = check_question(question, self._limits.max_question_chars)
+        if not 1 <= settings.k <= self._limits.max_k:
+            raise InvalidRequest(f"k must be 1..{self._limits.max_k}, got {settings.k}")
+        query, cached = await self._query(question, context, watch)
+        retrieved = await self._retrieve(query, settings, context, watch)
         return question, retrieved, cached
 
     async def _retrieve(
-        self, query: Float32, k: int, deadline: Deadline, min_coverage: float, watch: _Stopwatch
+        self, query: Float32, settings: RetrievalSettings, context: Context, watch: _Stopwatch
     ) -> Retrieved:
-        hits = await self._search(query, k, deadline, min_coverage, watch)
+        hits = await self._search(query, settings, context, watch)
         try:
-            return await self._fetch(hits, deadline, watch)
+            return await self._fetch(hits, context, watch)
         except ShardUnavailable:
-            if min_coverage == 1.0:
+            if settings.min_coverage == 1.0:
                 raise
             # A shard that took part in the search is gone by now: do without it.
-            return await self._fetch(await self._search(query, k, deadline, min_coverage, watch), deadline, watch)
+            return await self._fetch(await self._search(query, settings, context, watch), context, watch)
 
-    async def _search(self, query: Float32, k: int, deadline: Deadline, min_coverage: float, watch: _Stopwatch) -> Hits:
+    async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: _Stopwatch) -> Hits:
         with watch.stage("search"):
-            return await self._retriever.search(query[None, :], k, deadline, min_coverage)
+            return await self._retriever.search(query[None, :], settings, context)
 
-    async def _fetch(self, hits: Hits, deadline: Deadline, watch: _Stopwatch) -> Retrieved:
+    async def _fetch(self, hits: Hits, context: Context, watch: _Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
         with watch.stage("fetch"):
-            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, deadline)
+            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, context)
         return Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id, hits.coverage)
 
-    async def _query(self, question: str, deadline: Deadline, watch: _Stopwatch) -> tuple[Float32, bool]:
+    async def _query(self, question: str, context: Context, watch: _Stopwatch) -> tuple[Float32, bool]:
         key = f"{self._encoder.fingerprint}:{text_digest(question)}"
         with watch.stage("cache"):
             (query,) = await self._cache.get_many([key])
@@ -231,13 +216,13 @@ class Pipeline:
         if query is not None and query.shape == (self._encoder.dimension,):
             return query, True
         with watch.stage("encode"):
-            query = (await self._encoder.encode([question], deadline))[0]
+            query = (await self._encoder.encode([question], context))[0]
         write_back = asyncio.create_task(self._cache.put_many([(key, query)]))
         self._write_backs.add(write_back)
         write_back.add_done_callback(self._write_backs.discard)
         return query, False
 
-    def _to_retrieval(self, retrieved: Retrieved, cached: bool, request_id: str, watch: _Stopwatch) -> Retrieval:
+    def _to_retrieval(self, retrieved: Retrieved, cached: bool, context: Context, watch: _Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
             evidence=_evidence(retrieved, prior, prior),
@@ -246,7 +231,7 @@ class Pipeline:
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=cached,
-            request_id=request_id,
+            request_id=context.request_id,
             timings=watch.read(),
         )
 
@@ -256,7 +241,7 @@ class Pipeline:
         retrieved: Retrieved,
         settings: GenerationSettings,
         cached: bool,
-        request_id: str,
+        context: Context,
         watch: _Stopwatch,
     ) -> Answer:
         return Answer(
@@ -271,7 +256,7 @@ class Pipeline:
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=cached,
-            request_id=request_id,
+            request_id=context.request_id,
             timings=watch.read(),
             labels=_labels(generation.classification) if generation.classification else (),
         )

@@ -3,8 +3,17 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, Retrieved, TokenDelta
+from openbook.core.context import Context
+from openbook.core.types import (
+    Float32,
+    Generation,
+    GenerationSettings,
+    Hits,
+    Passage,
+    RetrievalSettings,
+    Retrieved,
+    TokenDelta,
+)
 
 
 class Encoder(Protocol):
@@ -20,7 +29,7 @@ class Encoder(Protocol):
         """d"""
         ...
 
-    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         """(n, d) embeddings, one row per question, the same bits whatever else is in the batch.
 
         Raises:
@@ -46,14 +55,15 @@ class EmbeddingCache(Protocol):
 class Retriever(Protocol):
     """The index tier: all shards as one."""
 
-    async def search(self, queries: Float32, k: int, deadline: Deadline, min_coverage: float = 1.0) -> Hits:
+    async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         """The top k of each of the (n, d) queries over all shards, from one snapshot.
 
-        Where shards are gone and at least this share of all passages can be searched, the top k of those, and within
-        the deadline. The hits' coverage says what was searched.
+        Where shards are gone and at least `min_coverage` of all passages can be searched, the top k of those, and
+        within the deadline. The hits' coverage says what was searched.
 
         Raises:
-            InvalidRequest: k, the dimension, the coverage or a value (NaN, infinity) is out of range.
+            InvalidRequest: k, the dimension or a value (NaN, infinity) is out of range, or the index knows no such
+                search parameter.
             ShardUnavailable: a shard has no replica that answers, and the others cover too little.
             SnapshotMismatch: the shards serve different snapshots.
             DeadlineExceeded: not in time.
@@ -64,7 +74,7 @@ class Retriever(Protocol):
 class PassageStore(Protocol):
     """The passages behind the ids of one snapshot."""
 
-    async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+    async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
         """The passages in the order of their ids.
 
         Raises:
@@ -83,7 +93,7 @@ class Generator(Protocol):
         ...
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
         """The best answer under the model; with labels the most probable of them, and what it thinks of each.
 
@@ -94,7 +104,7 @@ class Generator(Protocol):
         ...
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
         """Tokens as they are decided, the whole generation last.
 

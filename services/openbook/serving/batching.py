@@ -5,6 +5,7 @@ longer the worker was busy, the larger the next batch, up to `max_batch`.
 """
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
@@ -13,9 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from openbook.telemetry import BATCH_SIZE, QUEUED
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +33,7 @@ Handler = Callable[[Sequence[Item]], Sequence[Result]]
 class _Waiting(Generic[Item, Result]):
     item: Item
     key: Hashable
-    deadline: Deadline
+    context: Context
     result: asyncio.Future[Result]
 
 
@@ -59,7 +63,7 @@ class Batcher(Generic[Item, Result]):
         self._loop_task: asyncio.Task[None] | None = None
         self._queued = QUEUED.labels(name)
 
-    async def submit(self, item: Item, deadline: Deadline) -> Result:
+    async def submit(self, item: Item, context: Context) -> Result:
         """The item's own result. Cancelling the call takes the item out of the queue.
 
         Raises:
@@ -67,15 +71,15 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: the deadline passed while it waited, or before the model was done.
             Exception: what the handler raised for it.
         """
-        deadline.check(self._name)
+        context.deadline.check(self._name)
         self._check_room()
-        waiting = _Waiting(item, self._key(item), deadline, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(item, self._key(item), context, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._queued.set(len(self._queue))
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.create_task(self._drain())
         try:
-            async with in_time(self._name, deadline):
+            async with in_time(self._name, context.deadline):
                 result: Result = await waiting.result
                 return result
         finally:
@@ -83,20 +87,21 @@ class Batcher(Generic[Item, Result]):
                 self._queue.remove(waiting)
                 self._queued.set(len(self._queue))
 
-    async def stream(self, parts: Callable[[], Iterator[Part]], deadline: Deadline) -> AsyncIterator[Part]:
+    async def stream(self, parts: Callable[[], Iterator[Part]], context: Context) -> AsyncIterator[Part]:
         """What `parts` yields, one step at a time in the same worker thread, so that batches run between the steps.
 
         Raises as `submit`. Closing the iterator closes that of `parts`.
         """
-        deadline.check(self._name)
+        context.deadline.check(self._name)
         self._check_room()
         self._n_streams += 1
+        log.debug("%s streams, request id %s", self._name, context.request_id)
         loop, end = asyncio.get_running_loop(), object()
         iterator: Iterator[Part] | None = None
         try:
             iterator = await loop.run_in_executor(self._worker, parts)
             while True:
-                async with in_time(self._name, deadline):
+                async with in_time(self._name, context.deadline):
                     part = await loop.run_in_executor(self._worker, next, iterator, end)
                 if part is end:
                     return
@@ -132,7 +137,7 @@ class Batcher(Generic[Item, Result]):
             if waiting.result.done():  # cancelled
                 continue
             try:
-                waiting.deadline.check(self._name)
+                waiting.context.deadline.check(self._name)
             except DeadlineExceeded as error:
                 waiting.result.set_exception(error)
                 continue
@@ -146,6 +151,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _work(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
         BATCH_SIZE.labels(self._name).observe(len(batch))
+        log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         try:
             results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, [w.item for w in batch])
         except InvalidRequest as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from openbook.config import EncoderSettings
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.core.types import Float32
 from openbook.errors import OpenbookError
 from openbook.serving.batching import Batcher
@@ -52,10 +52,10 @@ class LocalEncoder:
             max_queue=settings.max_queue,
         )
 
-    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         if not questions:
             return np.empty((0, self.dimension), np.float32)
-        return np.stack(await asyncio.gather(*(self._batcher.submit(question, deadline) for question in questions)))
+        return np.stack(await asyncio.gather(*(self._batcher.submit(question, context) for question in questions)))
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -73,10 +73,10 @@ class EncoderDeployment:
         """Fingerprint, space and dimension."""
         return self._encoder.fingerprint, self._encoder.space, self._encoder.dimension
 
-    async def encode(self, questions: Sequence[str], remaining_s: float) -> Float32 | OpenbookError:
-        """As `rag.ports.Encoder.encode`, with what is left of the deadline."""
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32 | OpenbookError:
+        """As `rag.ports.Encoder.encode`."""
         try:
-            return await self._encoder.encode(questions, Deadline.after(remaining_s))
+            return await self._encoder.encode(questions, context)
         except OpenbookError as error:
             return error
 
@@ -95,8 +95,8 @@ class RemoteEncoder:
         """Ask a replica what it serves."""
         return cls(handle, *await handle.describe.remote())
 
-    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         embeddings: Float32 = await call(
-            "encoder", deadline, lambda: self._handle.encode.remote(list(questions), deadline.remaining_s())
+            "encoder", context, lambda: self._handle.encode.remote(list(questions), context)
         )
         return embeddings

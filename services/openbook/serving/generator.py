@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from openbook.config import GeneratorSettings
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
 from openbook.serving.batching import Batcher
@@ -60,14 +60,14 @@ class LocalGenerator:
         )
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        return await self._batcher.submit(_Task(question, retrieved, settings), deadline)
+        return await self._batcher.submit(_Task(question, retrieved, settings), context)
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
-        return self._batcher.stream(lambda: self._model.stream(question, retrieved, settings), deadline)
+        return self._batcher.stream(lambda: self._model.stream(question, retrieved, settings), context)
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -90,19 +90,19 @@ class GeneratorDeployment:
         return self._generator.fingerprint
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, remaining_s: float
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation | OpenbookError:
-        """As `rag.ports.Generator.generate`, with what is left of the deadline."""
+        """As `rag.ports.Generator.generate`."""
         try:
-            return await self._generator.generate(question, retrieved, settings, Deadline.after(remaining_s))
+            return await self._generator.generate(question, retrieved, settings, context)
         except OpenbookError as error:
             return error
 
     async def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, remaining_s: float
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation | OpenbookError]:
         """As `rag.ports.Generator.stream`; an error is the last thing it yields."""
-        parts = self._generator.stream(question, retrieved, settings, Deadline.after(remaining_s))
+        parts = self._generator.stream(question, retrieved, settings, context)
         try:
             async with aclosing(parts):  # type: ignore[type-var]  # an async generator
                 async for part in parts:
@@ -124,22 +124,18 @@ class RemoteGenerator:
         return cls(handle, await handle.describe.remote())
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
         generation: Generation = await call(
-            "generator",
-            deadline,
-            lambda: self._handle.generate.remote(question, retrieved, settings, deadline.remaining_s()),
+            "generator", context, lambda: self._handle.generate.remote(question, retrieved, settings, context)
         )
         return generation
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
         return call_stream(
             "generator",
-            deadline,
-            lambda: self._handle.options(stream=True).stream.remote(
-                question, retrieved, settings, deadline.remaining_s()
-            ),
+            context,
+            lambda: self._handle.options(stream=True).stream.remote(question, retrieved, settings, context),
         )

@@ -1,7 +1,7 @@
 """Calls to another deployment: under our deadline, with our errors.
 
 Our own errors cross as values, not as exceptions: Ray would wrap an exception together with its traceback, and log both
-for every bad request. The deadline crosses as the seconds that are left, since clocks differ between machines.
+for every bad request. A context crosses as it is: see `Deadline.__reduce__`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
 from openbook.serving.batching import in_time
 
@@ -20,7 +20,7 @@ Send = Callable[[], Any]
 """Starts the call; gives Serve's response to wait for."""
 
 
-async def call(name: str, deadline: Deadline, send: Send) -> Any:
+async def call(name: str, context: Context, send: Send) -> Any:
     """The result of a call to the deployment `name`. Tried once more, on another replica, when one dies under it.
 
     Raises:
@@ -28,8 +28,8 @@ async def call(name: str, deadline: Deadline, send: Send) -> Any:
         ModelUnavailable: no replica answers.
         OpenbookError: the one that the deployment returned.
     """
-    deadline.check(name)
-    async with in_time(name, deadline):
+    context.deadline.check(name)
+    async with in_time(name, context.deadline):
         with _our_errors(name):
             try:
                 return unwrap(await _cancellable(send()))
@@ -37,13 +37,13 @@ async def call(name: str, deadline: Deadline, send: Send) -> Any:
                 return unwrap(await _cancellable(send()))
 
 
-async def call_stream(name: str, deadline: Deadline, send: Send) -> AsyncIterator[Any]:
+async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[Any]:
     """What the deployment yields. Closing it cancels the call. Raises as `call`, but never tries again."""
-    deadline.check(name)
+    context.deadline.check(name)
     response = send()
     try:
         while True:
-            async with in_time(name, deadline):
+            async with in_time(name, context.deadline):
                 with _our_errors(name):
                     part = unwrap(await anext(response))
             yield part

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openbook import __version__
+from openbook import __version__, wire
+from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.serving.schemas import (
     AnswerRequest,
@@ -24,8 +25,7 @@ from openbook.serving.schemas import (
     describe,
     event_to_json,
 )
-from openbook.serving.service import AnswerService, check_request_id, to_openbook_error
-from openbook.telemetry import new_request_id
+from openbook.serving.service import AnswerService, to_openbook_error, with_request_id
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -46,8 +46,8 @@ def build_app(service: AnswerService) -> FastAPI:
     @app.post("/v1/answer", response_model=AnswerResponse)
     async def answer(body: AnswerRequest, request: Request) -> Response:
         """The answer with its evidence."""
-        with _our_errors(request, body) as request_id:
-            return _json(AnswerResponse.model_validate(await service.answer(body, request_id)))
+        with _asked(request, body) as context:
+            return _json(AnswerResponse.model_validate(await service.answer(body, context)))
 
     @app.post("/v1/answer/stream", response_class=StreamingResponse)
     async def answer_stream(body: AnswerRequest, request: Request) -> Response:
@@ -55,11 +55,11 @@ def build_app(service: AnswerService) -> FastAPI:
 
         An error after the first event comes as the event `error`.
         """
-        with _our_errors(request, body) as request_id:
-            events = service.stream(body, request_id)
+        with _asked(request, body) as context:
+            events = service.stream(body, context)
             first = await anext(events)  # what fails until here has a status of its own
         return StreamingResponse(
-            _server_sent(first, events, request_id),
+            _server_sent(first, events, context.request_id),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -67,13 +67,13 @@ def build_app(service: AnswerService) -> FastAPI:
     @app.post("/v1/retrieve", response_model=RetrieveResponse)
     async def retrieve(body: RetrieveRequest, request: Request) -> Response:
         """The passages and their prior alone."""
-        with _our_errors(request, body) as request_id:
-            return _json(RetrieveResponse.model_validate(await service.retrieve(body, request_id)))
+        with _asked(request, body) as context:
+            return _json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
 
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
-        with _our_errors(request):
+        with _asked(request):
             await service.check_ready()
         return {"status": "ok"}
 
@@ -108,22 +108,23 @@ def _error_body(error: OpenbookError, request_id: str) -> ErrorResponse:
 
 
 @contextmanager
-def _our_errors(request: Request, body: RetrieveRequest | None = None) -> Iterator[str]:
-    """The request's id: the body's, else the header's, else a new one. Whatever the block raises becomes ours."""
+def _asked(request: Request, body: RetrieveRequest | None = None) -> Iterator[Context]:
+    """The request's context, with the id of the body, else the header's, else a new one.
+
+    Whatever is raised in the block becomes an error of ours.
+    """
     try:
-        if body is not None and body.request_id:
-            request.state.request_id = check_request_id(body.request_id)
-        yield _request_id(request)
+        context = with_request_id(wire.context_of_headers(request.headers), body.request_id if body else "")
+        request.state.request_id = context.request_id
+        yield context
     except Exception as error:
         raise to_openbook_error(error, _request_id(request)) from None
 
 
 def _request_id(request: Request) -> str:
+    """Of a request that may have failed before it had a context."""
     if not hasattr(request.state, "request_id"):
-        try:
-            request.state.request_id = check_request_id(request.headers.get("x-request-id", ""))
-        except InvalidRequest:
-            request.state.request_id = new_request_id()
+        request.state.request_id = with_request_id(wire.context_of_headers(request.headers), "").request_id
     request_id: str = request.state.request_id
     return request_id
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2
 
+from openbook import wire
+from openbook.core.context import Context
 from openbook.errors import OpenbookError
 from openbook.serving.http import build_app
 from openbook.serving.schemas import (
@@ -23,7 +25,7 @@ from openbook.serving.schemas import (
     request_from_proto,
     retrieval_to_proto,
 )
-from openbook.serving.service import AnswerService, check_request_id, to_openbook_error
+from openbook.serving.service import AnswerService, to_openbook_error, with_request_id
 from openbook.telemetry import new_request_id
 from openbook.v1 import answer_pb2
 
@@ -65,18 +67,18 @@ class AnswerIngress:
         return build_app(self._service)
 
     async def Answer(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.AnswerResponse:  # noqa: N802
-        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, request_id):
-            return answer_to_proto(await self._service.answer(asked, request_id))
+        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, context):
+            return answer_to_proto(await self._service.answer(asked, context))
 
     async def Retrieve(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.RetrieveResponse:  # noqa: N802
-        with _call(grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request) as (asked, request_id):
-            return retrieval_to_proto(await self._service.retrieve(asked, request_id))
+        with _call(grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request) as (asked, context):
+            return retrieval_to_proto(await self._service.retrieve(asked, context))
 
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
-        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, request_id):
-            async with aclosing(self._service.stream(asked, request_id)) as events:
+        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, context):
+            async with aclosing(self._service.stream(asked, context)) as events:
                 async for event in events:
                     yield event_to_proto(event)
 
@@ -98,20 +100,21 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _call(
-    context: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
-) -> Iterator[tuple[R, str]]:
-    """The request in `data`, and its id. Whatever goes wrong ends the call with the code of an error of ours.
+    call: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
+) -> Iterator[tuple[R, Context]]:
+    """The request in `data`, and its context. Whatever goes wrong ends the call with the code of an error of ours.
 
     The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other way.
     """
     request_id = new_request_id()
     try:
         message = parse_proto(kind, data)
-        request_id = check_request_id(message.request_id)
-        yield request_from_proto(model, message), request_id
+        context = with_request_id(wire.context_of_headers(dict(call.invocation_metadata())), message.request_id)
+        request_id = context.request_id
+        yield request_from_proto(model, message), context
     except Exception as error:
         ours = to_openbook_error(error, request_id)
-        context.set_code(grpc.StatusCode[ours.grpc_code])
-        context.set_details(str(ours))
-        context.set_trailing_metadata([("request_id", request_id)])
+        call.set_code(grpc.StatusCode[ours.grpc_code])
+        call.set_details(str(ours))
+        call.set_trailing_metadata([("request_id", request_id)])
         raise ours from None

@@ -31,6 +31,9 @@ class RetrieveRequest(_Request):
     min_coverage: Annotated[
         float | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
     ] = None
+    nprobe: Annotated[int | None, Field(strict=True, description="IVF: cells looked at.")] = None
+    ef_search: Annotated[int | None, Field(strict=True, description="HNSW: candidates kept.")] = None
+    rerank_factor: Annotated[int | None, Field(strict=True, description="Candidates per hit scored exactly.")] = None
 
 
 class AnswerRequest(RetrieveRequest):
@@ -76,8 +79,8 @@ class EvidenceOut(_Response):
 class CoverageOut(_Response):
     """How much of the index was searched."""
 
-    rows_searched: Annotated[int, Field(validation_alias="n_searched")]
-    rows_total: Annotated[int, Field(validation_alias="n_total")]
+    n_searched: Annotated[int, Field(description="Passages searched.")]
+    n_total: Annotated[int, Field(description="Passages there are in the snapshot.")]
     missing_shards: list[int]
 
 
@@ -277,7 +280,7 @@ def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:
 
 def _coverage_to_proto(coverage: Coverage) -> answer_pb2.Coverage:
     return answer_pb2.Coverage(
-        rows_searched=coverage.n_searched, rows_total=coverage.n_total, missing_shards=coverage.missing_shards
+        n_searched=coverage.n_searched, n_total=coverage.n_total, missing_shards=coverage.missing_shards
     )
 
 

@@ -4,10 +4,13 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
+from time import monotonic
+from typing import TypeVar
 
 from openbook.config import Settings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import GenerationSettings
+from openbook.core.types import GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.serving.schemas import AnswerRequest, Event, RetrieveRequest
@@ -15,7 +18,7 @@ from openbook.telemetry import new_request_id, requests
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_ID_CHARS = 128
+Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings)
 
 
 class AnswerService:
@@ -29,36 +32,30 @@ class AnswerService:
         self.check_ready = check_ready
         """Raises the OpenbookError that keeps us from answering, if one does."""
 
-    async def answer(self, request: AnswerRequest, request_id: str) -> Answer:
-        """Raises as `Pipeline.answer`, and Overloaded."""
-        with self._admitted("Answer"):
-            settings, deadline = self._generation_settings(request), self._deadline(request)
-            return await self._pipeline.answer(
-                request.question, request.k, settings, deadline, request_id, request.min_coverage
-            )
+    async def answer(self, request: AnswerRequest, context: Context) -> Answer:
+        """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
+        with self._admitted("Answer", context):
+            return await self._pipeline.answer(request.question, *self._asked(request), self._in_time(request, context))
 
-    async def stream(self, request: AnswerRequest, request_id: str) -> AsyncGenerator[Event]:
-        """Raises as `Pipeline.stream`, and Overloaded."""
-        with self._admitted("AnswerStream"):
-            settings, deadline = self._generation_settings(request), self._deadline(request)
-            events = self._pipeline.stream(
-                request.question, request.k, settings, deadline, request_id, request.min_coverage
-            )
+    async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
+        """As `answer`, and raises as `Pipeline.stream`."""
+        with self._admitted("AnswerStream", context):
+            asked, context = self._asked(request), self._in_time(request, context)
+            events = self._pipeline.stream(request.question, *asked, context)
             async with aclosing(events):  # type: ignore[type-var]  # an async generator
                 async for event in events:
                     yield event
 
-    async def retrieve(self, request: RetrieveRequest, request_id: str) -> Retrieval:
-        """Raises as `Pipeline.retrieve`, and Overloaded."""
-        with self._admitted("Retrieve"):
-            deadline = self._deadline(request)
-            return await self._pipeline.retrieve(
-                request.question, request.k, deadline, request_id, request.min_coverage
-            )
+    async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
+        """As `answer`, and raises as `Pipeline.retrieve`."""
+        with self._admitted("Retrieve", context):
+            retrieval = _overridden(self._defaults.retrieval(), request)
+            return await self._pipeline.retrieve(request.question, retrieval, self._in_time(request, context))
 
     @contextmanager
-    def _admitted(self, method: str) -> Iterator[None]:
-        """A place among those in flight, for as long as the body runs."""
+    def _admitted(self, method: str, context: Context) -> Iterator[None]:
+        """A place among those in flight, for as long as the body runs. Leaves one line in the log, refusals apart."""
+        begun = monotonic()
         code = "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
         try:
             if self._n_in_flight >= self._max_in_flight:
@@ -74,29 +71,33 @@ class AnswerService:
             raise
         finally:
             requests(method, code).inc()
+            level = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO
+            log.log(level, "%s %s %.3f s, request id %s", method, code, monotonic() - begun, context.request_id)
 
-    def _deadline(self, request: RetrieveRequest) -> Deadline:
+    def _asked(self, request: AnswerRequest) -> tuple[RetrievalSettings, GenerationSettings]:
+        return _overridden(self._defaults.retrieval(), request), _overridden(self._defaults.generation(), request)
+
+    def _in_time(self, request: RetrieveRequest, context: Context) -> Context:
         limit_s = self._defaults.max_timeout_s
         timeout_s = self._defaults.timeout_s if request.timeout_s is None else request.timeout_s
         if not timeout_s > 0:  # also refuses NaN
             raise InvalidRequest(f"timeout_s must be above 0 (at most {limit_s} are granted), got {timeout_s}")
-        return Deadline.after(min(timeout_s, limit_s))
-
-    def _generation_settings(self, request: AnswerRequest) -> GenerationSettings:
-        names = (field.name for field in fields(GenerationSettings))
-        asked = {name: value for name in names if (value := getattr(request, name)) is not None}
-        return replace(self._defaults.generation(), **asked)
+        return replace(context, deadline=Deadline.after(min(timeout_s, limit_s)))
 
 
-def check_request_id(request_id: str) -> str:
-    """The id, or a new one for an empty one. It goes into logs and headers, so it must be harmless there.
+def _overridden(defaults: Chosen, request: RetrieveRequest) -> Chosen:
+    """The settings with what the request says, which has a field of the same name for each of them."""
+    asked = {each.name: getattr(request, each.name) for each in fields(defaults)}
+    return replace(defaults, **{name: value for name, value in asked.items() if value is not None})
+
+
+def with_request_id(context: Context, request_id: str) -> Context:
+    """The context under the id that the body of a request gives, else its own, else a new one.
 
     Raises:
-        InvalidRequest: it is too long, or not of printable ASCII.
+        InvalidRequest: the id is too long, or not of printable ASCII.
     """
-    if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
-        raise InvalidRequest(f"request_id must have 1..{MAX_REQUEST_ID_CHARS} printable ASCII characters")
-    return request_id or new_request_id()
+    return replace(context, request_id=request_id or context.request_id or new_request_id())
 
 
 def to_openbook_error(error: Exception, request_id: str) -> OpenbookError:

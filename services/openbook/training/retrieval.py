@@ -16,7 +16,7 @@ from openbook.core.types import NO_HIT, Float32, Int64, Passage
 from openbook.corpus.questions import Question
 from openbook.errors import DeadlineExceeded, InvalidModel, ShardUnavailable, SnapshotMismatch
 from openbook.training.data import Example, Search
-from openbook.training.settings import RetrievalSettings
+from openbook.training.settings import RetrieverSettings
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Retriever(Protocol):
         ...
 
 
-def open_retriever(settings: RetrievalSettings, space: str | None, device: torch.device) -> Retriever:
+def open_retriever(settings: RetrieverSettings, space: str | None, device: torch.device) -> Retriever:
     """What the settings ask for. `space` is that of the query encoder, which must be that of the index.
 
     Raises:
@@ -224,17 +224,19 @@ class LiveIndex:
         self._loop.close()
 
     async def _find(self, queries: Float32, k: int) -> Found:
+        from openbook.core.context import Context
         from openbook.core.deadline import Deadline
+        from openbook.core.types import RetrievalSettings
 
-        deadline = Deadline.after(STEP_TIMEOUT_S)
-        hits = await self._index.search(queries, k, deadline)
+        context = Context(Deadline.after(STEP_TIMEOUT_S))
+        hits = await self._index.search(queries, RetrievalSettings(k=k), context)
         if hits.snapshot_id != self.identity["snapshot"]:
             raise SnapshotMismatch(
                 f"the run began with snapshot {self.identity['snapshot']}, the index tier now serves {hits.snapshot_id}"
             )
         real = hits.ids != NO_HIT
         ids, where = np.unique(hits.ids[real], return_inverse=True)
-        found, stored = await self._index.fetch_with_vectors(ids.tolist(), hits.snapshot_id, deadline)
+        found, stored = await self._index.fetch_with_vectors(ids.tolist(), hits.snapshot_id, context)
         passages = dict(zip(ids.tolist(), found, strict=True))
         vectors = np.zeros((*hits.ids.shape, queries.shape[1]), np.float32)
         vectors[real] = stored[where]

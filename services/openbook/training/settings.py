@@ -41,7 +41,7 @@ class TaskSettings(Section):
         return self
 
 
-class RetrievalSettings(Section):
+class RetrieverSettings(Section):
     """Where passages come from."""
 
     # dense: the index, asked with the query encoder as it is at every step. bm25: in its place, scores as logits.
@@ -53,7 +53,7 @@ class RetrievalSettings(Section):
     retry_s: Annotated[float, Field(ge=0)] = 60.0  # a step waits so long for shards that are gone
 
     @model_validator(mode="after")
-    def _has_passages(self) -> "RetrievalSettings":
+    def _has_passages(self) -> "RetrieverSettings":
         if self.kind == "dense" and bool(self.index.addresses) == (self.snapshot is not None):
             raise ValueError("dense needs index.addresses or a snapshot, one of them")
         if self.kind == "bm25" and self.snapshot is None:
@@ -142,7 +142,7 @@ class TrainingSettings(Section):
     """All of a run."""
 
     task: TaskSettings
-    retrieval: RetrievalSettings
+    retrieval: RetrieverSettings
     models: ModelsSettings = ModelsSettings()
     biencoder: BiEncoderSettings | None = None  # none: RAG
     optimizer: OptimizerSettings = OptimizerSettings()

@@ -79,6 +79,9 @@ class AnswerRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MIN_COVERAGE_FIELD_NUMBER: _builtins.int
+    NPROBE_FIELD_NUMBER: _builtins.int
+    EF_SEARCH_FIELD_NUMBER: _builtins.int
+    RERANK_FACTOR_FIELD_NUMBER: _builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
@@ -101,6 +104,14 @@ class AnswerRequest(_message.Message):
     """Above 0, at most 1: answer although index servers are gone if at least this share of all passages was searched.
     1: of all or not at all.
     """
+    nprobe: _builtins.int
+    """How widely to search. Absent fields take what was calibrated when the index was built; one that the index type
+    does not know is INVALID_ARGUMENT. IVF: cells looked at.
+    """
+    ef_search: _builtins.int
+    """HNSW: candidates kept."""
+    rerank_factor: _builtins.int
+    """Candidates per hit whose exact scores are computed."""
     min_new_tokens: _builtins.int
     early_stopping: _builtins.bool
     temperature: _builtins.float
@@ -125,6 +136,9 @@ class AnswerRequest(_message.Message):
         timeout_s: _builtins.float | None = ...,
         request_id: _builtins.str = ...,
         min_coverage: _builtins.float | None = ...,
+        nprobe: _builtins.int | None = ...,
+        ef_search: _builtins.int | None = ...,
+        rerank_factor: _builtins.int | None = ...,
         min_new_tokens: _builtins.int | None = ...,
         early_stopping: _builtins.bool | None = ...,
         temperature: _builtins.float | None = ...,
@@ -132,12 +146,14 @@ class AnswerRequest(_message.Message):
         seed: _builtins.int | None = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "question", b"question", "request_id", b"request_id", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "nprobe", b"nprobe", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
+    _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
+    _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
@@ -150,6 +166,10 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n_beams: _TypeAlias = _typing.Literal["n_beams"]  # noqa: Y015
     _WhichOneofArgType__n_beams: _TypeAlias = _typing.Literal["_n_beams", b"_n_beams"]  # noqa: Y015
+    _WhichOneofReturnType__nprobe: _TypeAlias = _typing.Literal["nprobe"]  # noqa: Y015
+    _WhichOneofArgType__nprobe: _TypeAlias = _typing.Literal["_nprobe", b"_nprobe"]  # noqa: Y015
+    _WhichOneofReturnType__rerank_factor: _TypeAlias = _typing.Literal["rerank_factor"]  # noqa: Y015
+    _WhichOneofArgType__rerank_factor: _TypeAlias = _typing.Literal["_rerank_factor", b"_rerank_factor"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -160,6 +180,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping) -> _WhichOneofReturnType__early_stopping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ef_search) -> _WhichOneofReturnType__ef_search | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
@@ -172,6 +194,10 @@ class AnswerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_beams) -> _WhichOneofReturnType__n_beams | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nprobe) -> _WhichOneofReturnType__nprobe | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rerank_factor) -> _WhichOneofReturnType__rerank_factor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -252,12 +278,12 @@ class Coverage(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROWS_SEARCHED_FIELD_NUMBER: _builtins.int
-    ROWS_TOTAL_FIELD_NUMBER: _builtins.int
+    N_SEARCHED_FIELD_NUMBER: _builtins.int
+    N_TOTAL_FIELD_NUMBER: _builtins.int
     MISSING_SHARDS_FIELD_NUMBER: _builtins.int
-    rows_searched: _builtins.int
+    n_searched: _builtins.int
     """Passages searched."""
-    rows_total: _builtins.int
+    n_total: _builtins.int
     """Passages there are in the snapshot."""
     @_builtins.property
     def missing_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -266,13 +292,13 @@ class Coverage(_message.Message):
     def __init__(
         self,
         *,
-        rows_searched: _builtins.int = ...,
-        rows_total: _builtins.int = ...,
+        n_searched: _builtins.int = ...,
+        n_total: _builtins.int = ...,
         missing_shards: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_shards", b"missing_shards", "rows_searched", b"rows_searched", "rows_total", b"rows_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_shards", b"missing_shards", "n_searched", b"n_searched", "n_total", b"n_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,12 +465,18 @@ class RetrieveRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MIN_COVERAGE_FIELD_NUMBER: _builtins.int
+    NPROBE_FIELD_NUMBER: _builtins.int
+    EF_SEARCH_FIELD_NUMBER: _builtins.int
+    RERANK_FACTOR_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     timeout_s: _builtins.float
     request_id: _builtins.str
     min_coverage: _builtins.float
     """As in AnswerRequest."""
+    nprobe: _builtins.int
+    ef_search: _builtins.int
+    rerank_factor: _builtins.int
     def __init__(
         self,
         *,
@@ -453,21 +485,36 @@ class RetrieveRequest(_message.Message):
         timeout_s: _builtins.float | None = ...,
         request_id: _builtins.str = ...,
         min_coverage: _builtins.float | None = ...,
+        nprobe: _builtins.int | None = ...,
+        ef_search: _builtins.int | None = ...,
+        rerank_factor: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_coverage", b"_min_coverage", "_timeout_s", b"_timeout_s", "k", b"k", "min_coverage", b"min_coverage", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_coverage", b"_min_coverage", "_timeout_s", b"_timeout_s", "k", b"k", "min_coverage", b"min_coverage", "question", b"question", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
+    _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__min_coverage: _TypeAlias = _typing.Literal["min_coverage"]  # noqa: Y015
     _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
+    _WhichOneofReturnType__nprobe: _TypeAlias = _typing.Literal["nprobe"]  # noqa: Y015
+    _WhichOneofArgType__nprobe: _TypeAlias = _typing.Literal["_nprobe", b"_nprobe"]  # noqa: Y015
+    _WhichOneofReturnType__rerank_factor: _TypeAlias = _typing.Literal["rerank_factor"]  # noqa: Y015
+    _WhichOneofArgType__rerank_factor: _TypeAlias = _typing.Literal["_rerank_factor", b"_rerank_factor"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ef_search) -> _WhichOneofReturnType__ef_search | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_coverage) -> _WhichOneofReturnType__min_coverage | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nprobe) -> _WhichOneofReturnType__nprobe | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rerank_factor) -> _WhichOneofReturnType__rerank_factor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
 

@@ -27,6 +27,7 @@ if _version_not_supported:
 
 class AnswerServiceStub:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
@@ -56,6 +57,7 @@ class AnswerServiceStub:
 
 class AnswerServiceServicer:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
@@ -108,6 +110,7 @@ def add_AnswerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AnswerService:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """

@@ -28,6 +28,7 @@ GRPC_VERSION: str
 
 class AnswerServiceStub:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
@@ -45,6 +46,7 @@ class AnswerServiceStub:
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
@@ -58,6 +60,7 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
     RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """

@@ -94,6 +94,7 @@ class Call(_message.Message):
     SEARCH_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Unique among the unfinished calls of this stream."""
     timeout_s: _builtins.float
@@ -104,6 +105,10 @@ class Call(_message.Message):
     def search(self) -> Global___SearchRequest: ...
     @_builtins.property
     def fetch(self) -> Global___FetchRequest: ...
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """Absent: nothing is known of who asks."""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class Call(_message.Message):
         search: Global___SearchRequest | None = ...,
         fetch: Global___FetchRequest | None = ...,
         cancel: _builtins.bool = ...,
+        context: Global___Context | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "fetch", b"fetch", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "fetch", b"fetch", "number", b"number", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "number", b"number", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
@@ -127,6 +133,37 @@ class Call(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015
+
+@_typing.final
+class Context(_message.Message):
+    """On whose behalf a call is made. Each text has at most 128 printable ASCII characters. Unary calls carry the same as
+    metadata: x-request-id, x-caller, traceparent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Log lines of every tier are found by it."""
+    caller: _builtins.str
+    trace: _builtins.str
+    """W3C traceparent."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        caller: _builtins.str = ...,
+        trace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "request_id", b"request_id", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Context: _TypeAlias = Context  # noqa: Y015
 
 @_typing.final
 class Reply(_message.Message):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
@@ -15,7 +16,8 @@ HERE, THERE = object(), object()
 
 def search(n: int = 1, k: int = 5, shard: Any = HERE, due: float = 100.0, wide: bool = False) -> PendingSearch:
     parameters = SearchParameters(nprobe=9) if wide else AS_BUILT
-    return PendingSearch(shard, np.zeros((n, 2), np.float32), k, parameters, Deadline(due), lambda outcome: None)
+    context = Context(Deadline(due))
+    return PendingSearch(shard, np.zeros((n, 2), np.float32), k, parameters, context, lambda outcome: None)
 
 
 def queue(*searches: PendingSearch, max_rows: int = 100, max_batch: int = 64) -> SearchQueue:
@@ -73,7 +75,7 @@ def test_nobody_is_lost_or_answered_twice(asked: list[tuple[int, int, bool, int]
         assert batch or dropped
         assert all(each.goes_with(batch[0]) for each in batch)
         assert len(batch) <= 1 or sum(len(each.queries) for each in batch) <= 64
-        assert all((each.deadline.due <= 1.0) == (each in dropped) for each in (*batch, *dropped))
+        assert all((each.context.deadline.due <= 1.0) == (each in dropped) for each in (*batch, *dropped))
         seen += [*batch, *dropped]
     assert sorted(map(id, seen)) == sorted(map(id, searches))
 
@@ -101,7 +103,7 @@ def test_each_hears_of_its_own_and_what_is_left_is_done_once_all_have_heard() ->
 
     def pending(*numbers: int, name: str, later: Later) -> PendingSearch:
         queries = np.repeat(np.array(numbers, np.float32), 2).reshape(-1, 2)
-        return PendingSearch(Counting(), queries, 1, AS_BUILT, Deadline.never(), done(name, later))  # type: ignore[arg-type]
+        return PendingSearch(Counting(), queries, 1, AS_BUILT, Context(), done(name, later))  # type: ignore[arg-type]
 
     there = lambda: told.append("there")  # noqa: E731
     answer(

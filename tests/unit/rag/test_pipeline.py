@@ -8,6 +8,7 @@ import pytest
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import (
     Coverage,
@@ -16,6 +17,7 @@ from openbook.core.types import (
     Generation,
     GenerationSettings,
     Passage,
+    RetrievalSettings,
     Retrieved,
     TokenDelta,
 )
@@ -38,9 +40,9 @@ class CountingEncoder(HashEncoder):
         super().__init__()
         self.asked: list[str] = []
 
-    async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+    async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         self.asked.extend(questions)
-        return await super().encode(questions, deadline)
+        return await super().encode(questions, context)
 
 
 def pipeline(encoder: HashEncoder | None = None, clock: ManualClock | None = None) -> Pipeline:
@@ -50,8 +52,12 @@ def pipeline(encoder: HashEncoder | None = None, clock: ManualClock | None = Non
     return Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(100), defaults, clock or ManualClock())
 
 
+def asked(k: int | None) -> RetrievalSettings:
+    return RetrievalSettings(k=2 if k is None else k)
+
+
 def answer(question: str, k: int | None = None, settings: GenerationSettings = GenerationSettings()) -> Answer:  # noqa: B008
-    return asyncio.run(pipeline().answer(question, k, settings, Deadline.never(), "id"))
+    return asyncio.run(pipeline().answer(question, asked(k), settings, Context(request_id="id")))
 
 
 def test_the_answer_rests_on_the_best_passages_and_says_what_made_it() -> None:
@@ -68,8 +74,8 @@ def test_the_answer_rests_on_the_best_passages_and_says_what_made_it() -> None:
     assert set(found.timings) == {"cache", "encode", "search", "fetch", "generate", "total"}
 
 
-def test_k_is_the_default_if_none_is_asked_and_all_passages_if_there_are_fewer() -> None:
-    assert len(answer("telephone").evidence) == 2
+def test_k_passages_are_found_and_all_of_them_if_there_are_fewer() -> None:
+    assert len(answer("telephone", k=2).evidence) == 2
     assert len(answer("telephone", k=10).evidence) == 3
 
 
@@ -94,9 +100,9 @@ def test_the_same_question_is_encoded_once_and_answered_alike() -> None:
     async def scenario() -> None:
         encoder = CountingEncoder()
         rag = pipeline(encoder)
-        first = await rag.answer("who patented it", None, GREEDY_TOKEN, Deadline.never(), "a")
+        first = await rag.answer("who patented it", asked(None), GREEDY_TOKEN, Context(request_id="a"))
         await rag.aclose()
-        second = await rag.answer("  who patented it ", None, GREEDY_TOKEN, Deadline.never(), "b")
+        second = await rag.answer("  who patented it ", asked(None), GREEDY_TOKEN, Context(request_id="b"))
         assert encoder.asked == ["who patented it"]
         assert (first.cached, second.cached) == (False, True)
         assert first.evidence == second.evidence
@@ -114,7 +120,7 @@ def test_an_entry_of_another_shape_is_not_an_embedding() -> None:
         encoder = CountingEncoder()
         index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
         rag = Pipeline(encoder, index, index, EchoGenerator(), LyingCache(1), AnswerDefaults(), ManualClock())
-        found = await rag.retrieve("telephone", 1, Deadline.never(), "id")
+        found = await rag.retrieve("telephone", asked(1), Context(request_id="id"))
         assert not found.cached
         assert encoder.asked == ["telephone"]
 
@@ -123,15 +129,15 @@ def test_an_entry_of_another_shape_is_not_an_embedding() -> None:
 
 def test_passages_whose_shard_went_between_search_and_fetch_are_done_without() -> None:
     class Failing(ExactIndex):
-        async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+        async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
             self.missing_shards.add(0)
-            return await super().fetch(ids, snapshot_id, deadline)
+            return await super().fetch(ids, snapshot_id, context)
 
     async def scenario(min_coverage: float) -> Retrieval:
         encoder = HashEncoder()
         index = Failing(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=3)
         rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(1), AnswerDefaults(), ManualClock())
-        return await rag.retrieve("telephone", 1, Deadline.never(), "id", min_coverage)
+        return await rag.retrieve("telephone", RetrievalSettings(k=1, min_coverage=min_coverage), Context())
 
     found = asyncio.run(scenario(0.6))
     assert found.evidence[0].passage.id != 0
@@ -143,7 +149,9 @@ def test_passages_whose_shard_went_between_search_and_fetch_are_done_without() -
 
 def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:
     async def scenario() -> None:
-        items = [item async for item in pipeline().stream("telephone", None, GREEDY_TOKEN, Deadline.never(), "id")]
+        items = [
+            item async for item in pipeline().stream("telephone", asked(None), GREEDY_TOKEN, Context(request_id="id"))
+        ]
         first, *tokens, last = items
         assert isinstance(first, Retrieval)
         assert isinstance(last, Answer)
@@ -159,7 +167,7 @@ def test_closing_a_stream_closes_the_generator_behind_it() -> None:
 
     class Endless(EchoGenerator):
         async def stream(
-            self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
         ) -> AsyncIterator[TokenDelta | Generation]:
             try:
                 while True:
@@ -171,7 +179,7 @@ def test_closing_a_stream_closes_the_generator_behind_it() -> None:
         encoder = HashEncoder()
         index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
         rag = Pipeline(encoder, index, index, Endless(), MemoryCache(1), AnswerDefaults(), ManualClock())
-        events = rag.stream("telephone", 1, GREEDY_TOKEN, Deadline.never(), "id")
+        events = rag.stream("telephone", asked(1), GREEDY_TOKEN, Context(request_id="id"))
         await anext(events)
         await anext(events)
         await events.aclose()  # type: ignore[attr-defined]
@@ -185,17 +193,19 @@ def test_nothing_is_done_for_a_question_whose_time_is_over() -> None:
     deadline = Deadline.after(1.0, clock)
     clock.advance(1.0)
     with pytest.raises(DeadlineExceeded, match="deadline passed before encode"):
-        asyncio.run(pipeline(clock=clock).answer("telephone", None, GREEDY_TOKEN, deadline, "id"))
+        asyncio.run(pipeline(clock=clock).answer("telephone", asked(None), GREEDY_TOKEN, Context(deadline)))
 
 
 def test_timings_are_read_off_the_clock() -> None:
     clock = ManualClock()
 
     class SlowEncoder(HashEncoder):
-        async def encode(self, questions: Sequence[str], deadline: Deadline) -> Float32:
+        async def encode(self, questions: Sequence[str], context: Context) -> Float32:
             clock.advance(0.25)
-            return await super().encode(questions, deadline)
+            return await super().encode(questions, context)
 
-    found = asyncio.run(pipeline(SlowEncoder(), clock).answer("telephone", None, GREEDY_TOKEN, Deadline.never(), "id"))
+    found = asyncio.run(
+        pipeline(SlowEncoder(), clock).answer("telephone", asked(None), GREEDY_TOKEN, Context(request_id="id"))
+    )
     assert found.timings["encode"] == 0.25
     assert found.timings["total"] == 0.25

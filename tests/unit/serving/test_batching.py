@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from openbook.serving.batching import Batcher
 from openbook.testing import ManualClock
 
-NEVER = Deadline.never()
+NEVER = Context()
 
 
 class Worker:
@@ -62,10 +63,10 @@ async def busy(worker: Worker, batcher: Batcher[int, int]) -> asyncio.Task[int]:
     return first
 
 
-async def waiting(batcher: Batcher[int, int], *items: int, deadline: Deadline = NEVER) -> list[asyncio.Task[int]]:
+async def waiting(batcher: Batcher[int, int], *items: int, context: Context = NEVER) -> list[asyncio.Task[int]]:
     """Tasks whose items stand in the queue."""
     n_waiting = len(batcher._queue) + len(items)
-    tasks = [asyncio.create_task(batcher.submit(item, deadline)) for item in items]
+    tasks = [asyncio.create_task(batcher.submit(item, context)) for item in items]
     while len(batcher._queue) < n_waiting:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return tasks
@@ -125,9 +126,9 @@ def test_what_is_too_late_is_not_computed() -> None:
 
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         with pytest.raises(DeadlineExceeded):
-            await batcher.submit(7, Deadline.after(0, clock))
+            await batcher.submit(7, Context(Deadline.after(0, clock)))
         first = await busy(worker, batcher)
-        (late,) = await waiting(batcher, 1, deadline=Deadline.after(60, clock))
+        (late,) = await waiting(batcher, 1, context=Context(Deadline.after(60, clock)))
         (other,) = await waiting(batcher, 2)
         clock.advance(60)
         worker.go.set()
@@ -142,7 +143,7 @@ def test_nobody_waits_for_a_busy_worker_longer_than_the_deadline() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)
         with pytest.raises(DeadlineExceeded, match="before doubler was done"):
-            await batcher.submit(1, Deadline.after(0.01, ManualClock()))  # not over before it waits
+            await batcher.submit(1, Context(Deadline.after(0.01, ManualClock())))  # not over before it waits
         worker.go.set()
         assert await first == 0
 

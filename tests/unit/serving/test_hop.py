@@ -8,12 +8,13 @@ import pytest
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
 from openbook.serving.hop import call, call_stream
 from openbook.testing import ManualClock
 
-NEVER = Deadline.never()
+NEVER = Context()
 
 
 class Response:
@@ -67,10 +68,10 @@ def test_serves_errors_become_ours(theirs: Exception, ours: type[OpenbookError])
 def test_the_deadline_cancels_the_call() -> None:
     response = Response()
     with pytest.raises(DeadlineExceeded, match="before encoder was done"):
-        asyncio.run(call("encoder", Deadline.after(0.01, ManualClock()), sender(response)))
+        asyncio.run(call("encoder", Context(Deadline.after(0.01, ManualClock())), sender(response)))
     assert response.cancelled
     with pytest.raises(DeadlineExceeded):
-        asyncio.run(call("encoder", Deadline.after(0), sender()))  # not even sent
+        asyncio.run(call("encoder", Context(Deadline.after(0)), sender()))  # not even sent
 
 
 async def _read(stream: Any, n: int | None = None) -> list[Any]:

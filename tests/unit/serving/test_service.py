@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import Settings, parse
-from openbook.core.deadline import Deadline
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved
+from openbook.core.context import NEVER, Context
+from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
 from openbook.errors import OpenbookError, ShardUnavailable
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.http import build_app
 from openbook.serving.ingress import AnswerIngress
+from openbook.serving.schemas import AnswerRequest
 from openbook.serving.service import AnswerService
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
@@ -35,20 +36,24 @@ class FastGenerator(EchoGenerator):
     """Like fast decoding: a passage that did not propose the answer has probability zero."""
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, deadline: Deadline
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        echo = await super().generate(question, retrieved, settings, deadline)
+        echo = await super().generate(question, retrieved, settings, context)
         posterior = echo.log_posterior.copy()
         posterior[1:] = -math.inf
         return replace(echo, log_posterior=posterior)
 
 
-class Context:
+class GrpcContext:
     """What Serve hands to a gRPC method."""
 
-    def __init__(self) -> None:
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
         self.code: grpc.StatusCode | None = None
         self.details = ""
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
 
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code
@@ -87,8 +92,8 @@ def post(body: bytes) -> httpx.Response:
     return request("POST", "/v1/answer", content=body, headers={"content-type": "application/json"})
 
 
-def answer(data: bytes) -> tuple[answer_pb2.AnswerResponse | None, Context]:
-    context = Context()
+def answer(data: bytes) -> tuple[answer_pb2.AnswerResponse | None, GrpcContext]:
+    context = GrpcContext()
     with suppress(OpenbookError):  # Serve takes the code from the context
         return asyncio.run(AnswerIngress(service()).Answer(data, context)), context
     return None, context
@@ -109,21 +114,7 @@ def test_no_bytes_break_http(body: bytes) -> None:
     check(post(body))
 
 
-NAMES = (
-    "question",
-    "k",
-    "formulation",
-    "decoding",
-    "n_beams",
-    "max_new_tokens",
-    "length_penalty",
-    "temperature",
-    "seed",
-    "labels",
-    "timeout_s",
-    "request_id",
-    "min_coverage",
-)
+NAMES = tuple(AnswerRequest.model_fields)
 VALUES = (
     st.none()
     | st.booleans()
@@ -165,18 +156,18 @@ def test_an_answer_says_how_much_was_searched() -> None:
     whole = request("POST", "/v1/answer", json=body).json()
     assert (whole["complete"], whole["coverage"]) == (
         True,
-        {"rows_searched": 2, "rows_total": 2, "missing_shards": []},
+        {"n_searched": 2, "n_total": 2, "missing_shards": []},
     )
     refused = request("POST", "/v1/answer", service(missing_shards=(1,)), json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "UNAVAILABLE")
     for path in ("answer", "retrieve", "answer/stream"):
         partial = request("POST", f"/v1/{path}", service(missing_shards=(1,)), json={**body, "min_coverage": 0.5})
-        assert '"coverage":{"rows_searched":1,"rows_total":2,"missing_shards":[1]}' in partial.text
+        assert '"coverage":{"n_searched":1,"n_total":2,"missing_shards":[1]}' in partial.text
         assert '"complete":false' in partial.text
     wire = answer_pb2.AnswerRequest(**body, min_coverage=0.5).SerializeToString()
-    context = Context()
+    context = GrpcContext()
     response = asyncio.run(AnswerIngress(service(missing_shards=(0,))).Answer(wire, context))
-    assert response.coverage == answer_pb2.Coverage(rows_searched=1, rows_total=2, missing_shards=[0])
+    assert response.coverage == answer_pb2.Coverage(n_searched=1, n_total=2, missing_shards=[0])
     assert not response.complete
 
 
@@ -225,6 +216,41 @@ def test_the_requests_id_is_the_bodys_then_the_headers_then_a_new_one() -> None:
     assert len(id_of({}, {"x-request-id": "x" * 200})) == 16  # not ours to complain about, nor to put in a log
 
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ASKED: dict[str, Any] = {
+    "question": "who",
+    "k": 1,
+    "nprobe": 7,
+    "ef_search": 8,
+    "rerank_factor": 9,
+    "min_coverage": 0.5,
+}
+
+
+def test_what_is_asked_and_on_whose_behalf_reaches_the_index_tier(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[RetrievalSettings, Context]] = []
+
+    class Watching(ExactIndex):
+        async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+            seen.append((settings, replace(context, deadline=NEVER)))
+            return await super().search(queries, settings, context)
+
+    under_test = service()
+    encoder = HashEncoder()
+    under_test._pipeline._retriever = Watching(PASSAGES, encoder.encode_passages(PASSAGES))
+    headers = {"x-request-id": "mine", "x-caller": "me", "traceparent": TRACE}
+    with caplog.at_level("INFO", "openbook"):
+        assert request("POST", "/v1/retrieve", under_test, json=ASKED, headers=headers).is_success
+    over_grpc = GrpcContext(x_request_id="mine", x_caller="me", traceparent=TRACE)
+    wire = answer_pb2.AnswerRequest(**ASKED).SerializeToString()
+    assert asyncio.run(AnswerIngress(under_test).Answer(wire, over_grpc)).request_id == "mine"
+    assert request("POST", "/v1/answer", under_test, json={"question": "who"}, headers=headers).is_success
+    settings = RetrievalSettings(k=1, nprobe=7, ef_search=8, rerank_factor=9, min_coverage=0.5)
+    context = Context(request_id="mine", caller="me", trace=TRACE)
+    assert seen == [(settings, context), (settings, context), (RetrievalSettings(k=2), context)]
+    assert [line.rpartition(", ")[2] for line in caplog.messages] == ["request id mine"]
+
+
 def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:
     async def gone() -> None:
         raise ShardUnavailable("shard 1 does not answer")
@@ -239,9 +265,9 @@ def test_the_requests_timeout_is_cut_to_the_limit() -> None:
     seen: list[float] = []
 
     class Watching(HashEncoder):
-        async def encode(self, questions: Any, deadline: Deadline) -> Any:
-            seen.append(deadline.remaining_s())
-            return await super().encode(questions, deadline)
+        async def encode(self, questions: Any, context: Context) -> Any:
+            seen.append(context.deadline.remaining_s())
+            return await super().encode(questions, context)
 
     settings = parse({"answer": {"max_timeout_s": 7000, "timeout_s": 3000}})
     under_test = service(settings)

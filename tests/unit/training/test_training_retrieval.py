@@ -28,7 +28,7 @@ from openbook.training.retrieval import (
     open_retriever,
     texts_by,
 )
-from openbook.training.settings import RetrievalSettings
+from openbook.training.settings import RetrieverSettings
 
 CPU = torch.device("cpu")
 
@@ -93,17 +93,17 @@ def test_the_texts_of_all_shards(tmp_path: Path) -> None:
 
 def test_another_space_is_refused(tmp_path: Path) -> None:
     snapshot = built(tmp_path / "s", tiny.vectors(5))
-    dense = RetrievalSettings(snapshot=snapshot)
+    dense = RetrieverSettings(snapshot=snapshot)
     open_retriever(dense, tiny.SPACE, CPU).close()
     with pytest.raises(InvalidModel, match=r"asks for passages of encoder other, the index holds those of wikipedia"):
         open_retriever(dense, "other", CPU)
-    open_retriever(RetrievalSettings(kind="bm25", snapshot=snapshot), "other", CPU).close()
+    open_retriever(RetrieverSettings(kind="bm25", snapshot=snapshot), "other", CPU).close()
 
 
 def test_the_questions_own_passage_or_none() -> None:
     question = Question("q", "who?", title="T", context="C")
     for kind, passage in (("given", Passage(0, "q", "T", "C")), ("none", EMPTY)):
-        retriever = open_retriever(RetrievalSettings(kind=kind), None, CPU)
+        retriever = open_retriever(RetrieverSettings(kind=kind), None, CPU)
         assert isinstance(retriever, Given if kind == "given" else Nothing)
         found = retriever.find([Example("who?", "I", question)] * 2, None, k=7)
         assert found.passages == [[passage]] * 2

@@ -13,7 +13,8 @@ from grpc import StatusCode, aio
 
 from openbook import wire
 from openbook.config import ClientTls
-from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.core.context import Context
+from openbook.core.types import Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
 from openbook.index.client.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -90,15 +91,14 @@ class IndexClient:
             return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
 
     async def search(
-        self, queries: Float32, k: int, snapshot_id: str, timeout_s: float, parameters: SearchParameters = AS_BUILT
+        self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
     ) -> tuple[Hits, str]:
         """The best k of its shard for (n, d) queries, and the id of the server's current snapshot."""
-        request = index_pb2.SearchRequest(
-            k=k,
-            snapshot_id=snapshot_id,
-            parameters=None if parameters is AS_BUILT else wire.parameters_to_wire(parameters),
-        )
-        response = (await self._ask(index_pb2.Call(search=request), timeout_s, queries)).search
+        k = settings.k
+        parameters = wire.parameters_to_wire(settings)
+        request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, parameters=parameters)
+        call = index_pb2.Call(search=request, context=wire.context_to_wire(context))
+        response = (await self._ask(call, timeout_s, queries)).search
         hits = self._read(wire.hits_from_wire, response)
         if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):
             raise ShardUnavailable(
@@ -108,11 +108,12 @@ class IndexClient:
         return hits, response.current_snapshot_id
 
     async def fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, timeout_s: float
+        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float
     ) -> tuple[list[Passage], Float32]:
         """Passages of its shard in the order of their ids, and their exact (n, d) vectors, or (0, 0) unasked."""
         request = index_pb2.FetchRequest(ids=ids, with_vectors=with_vectors, snapshot_id=snapshot_id)
-        response = (await self._ask(index_pb2.Call(fetch=request), timeout_s)).fetch
+        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context))
+        response = (await self._ask(call, timeout_s)).fetch
         passages = [wire.passage_from_wire(passage) for passage in response.passages]
         vectors = self._read(wire.matrix_from_wire, response.vectors)
         if [passage.id for passage in passages] != list(ids) or len(vectors) != (len(ids) if with_vectors else 0):

@@ -19,7 +19,7 @@ from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
 from openbook.v1.index_pb2_grpc import IndexAdminServiceStub, IndexServiceStub
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 OnProgress = Callable[[str, int, int], None]
 """Called with the step and how many of how many servers are done with it."""
 
@@ -211,12 +211,12 @@ async def _servers(settings: IndexClientSettings) -> AsyncIterator[list[_Server]
 
 
 async def _all(
-    calls: Sequence[Awaitable[Answer]], on_done: Callable[[int], None] = lambda n: None
-) -> list[Answer | OpenbookError]:
+    calls: Sequence[Awaitable[Result]], on_done: Callable[[int], None] = lambda n: None
+) -> list[Result | OpenbookError]:
     """What came of each, also of those after one that failed."""
     n_done = 0
 
-    async def one(call: Awaitable[Answer]) -> Answer | OpenbookError:
+    async def one(call: Awaitable[Result]) -> Result | OpenbookError:
         nonlocal n_done
         try:
             return await call
@@ -230,7 +230,7 @@ async def _all(
     return await asyncio.gather(*map(one, calls))
 
 
-async def _all_or_error(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+async def _all_or_error(calls: Sequence[Awaitable[Result]]) -> list[Result]:
     outcomes = await _all(calls)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]:
         raise _together(errors)

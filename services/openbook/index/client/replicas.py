@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 
-from openbook.core.deadline import Deadline
+from openbook.core.context import Context
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.client.client import IndexClient
 from openbook.index.client.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
@@ -18,8 +18,8 @@ from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-Call = Callable[[IndexClient, float], Awaitable[Answer]]
+Result = TypeVar("Result")
+Call = Callable[[IndexClient, float], Awaitable[Result]]
 """One call to one server, within so many seconds."""
 
 PROBE_TIMEOUT_S = 0.5
@@ -48,7 +48,7 @@ class Replicas:
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
 
-    async def ask(self, method: str, shard: ShardServers, size: int, deadline: Deadline, call: Call[Answer]) -> Answer:
+    async def ask(self, method: str, shard: ShardServers, size: int, context: Context, call: Call[Result]) -> Result:
         """The first answer of a shard's replicas to a call of so many rows.
 
         Raises:
@@ -57,11 +57,12 @@ class Replicas:
             Overloaded: those asked have no place for it.
             OpenbookError: what one of them answered.
         """
+        deadline = context.deadline
         deadline.check(f"shard {shard.number} was asked")
         race = self.router.race(
             (method, shard.number, size.bit_length()), shard.addresses, monotonic() + deadline.remaining_s()
         )
-        calls: dict[asyncio.Task[Answer], str] = {}
+        calls: dict[asyncio.Task[Result], str] = {}
         heard: list[OpenbookError] = []
 
         def follow(actions: Sequence[Action]) -> None:
@@ -70,7 +71,8 @@ class Replicas:
                     case Ask(address, timeout_s, is_hedge):
                         if is_hedge:
                             SHARD_HEDGES.labels(shard.number).inc()
-                        task = asyncio.create_task(self._timed(method, shard, call(self._clients[address], timeout_s)))
+                        answer = call(self._clients[address], timeout_s)
+                        task = asyncio.create_task(self._timed(method, shard, context, answer))
                         task.add_done_callback(_take_notice)
                         calls[task] = address
                     case Cancel(address):
@@ -115,12 +117,13 @@ class Replicas:
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def _timed(self, method: str, shard: ShardServers, call: Awaitable[Answer]) -> Answer:
+    async def _timed(self, method: str, shard: ShardServers, context: Context, call: Awaitable[Result]) -> Result:
         started = monotonic()
         try:
             return await call
         except OpenbookError as error:
             SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
+            log.info("%s at shard %d failed, request id %s: %s", method, shard.number, context.request_id, error)
             raise
         finally:
             SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
@@ -178,7 +181,7 @@ def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> Ope
     return ShardUnavailable(f"shard {shard.number} does not answer: {reasons}")
 
 
-def _take_notice(task: "asyncio.Task[Answer]") -> None:
+def _take_notice(task: "asyncio.Task[Result]") -> None:
     """Of what a call that lost its race ended with, or asyncio complains that nobody did."""
     if not task.cancelled():
         task.exception()

@@ -5,15 +5,17 @@ import logging
 import math
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
 
 from openbook.config import ClientTls, IndexClientSettings
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.topk import check_coverage, check_search, merge
-from openbook.core.types import AS_BUILT, Coverage, Float32, Hits, Passage, SearchParameters, check_min_coverage
+from openbook.core.types import Coverage, Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.replicas import Replicas
@@ -23,7 +25,7 @@ from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 PARTIAL_SHARE = 0.9
 """Of the time left, what a search that may be partial waits for its shards: the rest is for what comes after."""
@@ -107,33 +109,25 @@ class ShardedIndex:
         """Fingerprint of the passage encoder."""
         return self._known().encoder_fingerprint
 
-    async def search(
-        self,
-        queries: Float32,
-        k: int,
-        deadline: Deadline,
-        min_coverage: float = 1.0,
-        parameters: SearchParameters = AS_BUILT,
-    ) -> Hits:
-        """As `openbook.rag.ports.Retriever.search`; `parameters` say how widely to search."""
-        check_min_coverage(min_coverage)
+    async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+        """As `openbook.rag.ports.Retriever.search`."""
         begun = monotonic()
         try:
-            return await self._search(queries, k, deadline, min_coverage, parameters)
+            return await self._search(queries, settings, context)
         except SnapshotMismatch:  # published or restarted since the servers were asked
-            await self._ask_all(begun, deadline)
-            return await self._search(queries, k, deadline, min_coverage, parameters)
+            await self._ask_all(begun, context.deadline)
+            return await self._search(queries, settings, context)
 
-    async def fetch(self, ids: Sequence[int], snapshot_id: str, deadline: Deadline) -> list[Passage]:
+    async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
         """As `openbook.rag.ports.PassageStore.fetch`."""
-        passages, _ = await self._fetch(ids, snapshot_id, False, deadline)
+        passages, _ = await self._fetch(ids, snapshot_id, False, context)
         return passages
 
     async def fetch_with_vectors(
-        self, ids: Sequence[int], snapshot_id: str, deadline: Deadline
+        self, ids: Sequence[int], snapshot_id: str, context: Context
     ) -> tuple[list[Passage], Float32]:
         """The passages in the order of their ids, and their exact (n, d) vectors. Raises as `fetch`."""
-        return await self._fetch(ids, snapshot_id, True, deadline)
+        return await self._fetch(ids, snapshot_id, True, context)
 
     async def close(self) -> None:
         """Let go of all connections and of what runs in the background."""
@@ -145,23 +139,22 @@ class ShardedIndex:
             await replicas.close()
         self._infos, self._tiers, self._is_latest = {}, {}, False
 
-    async def _search(
-        self, queries: Float32, k: int, deadline: Deadline, min_coverage: float, parameters: SearchParameters
-    ) -> Hits:
-        tier = await self._usable(deadline, min_coverage)
+    async def _search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+        k, min_coverage = settings.k, settings.min_coverage
+        tier = await self._usable(context.deadline, min_coverage)
         queries = check_search(queries, k, tier.dimension, tier.max_k, tier.max_rows)
 
         async def call(client: IndexClient, timeout_s: float) -> Hits:
-            hits, current = await client.search(queries, k, tier.snapshot_id, timeout_s, parameters)
+            hits, current = await client.search(queries, settings, tier.snapshot_id, context, timeout_s)
             self._notice(client.address, current)
             return hits
 
         replicas = self._connected()
         if min_coverage == 1.0:
-            searches = [replicas.ask("Search", shard, len(queries), deadline, call) for shard in tier.shards]
+            searches = [replicas.ask("Search", shard, len(queries), context, call) for shard in tier.shards]
             return merge(await _all(searches), k, Coverage(tier.n_passages, tier.n_passages))
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
-        soon = Deadline.after(PARTIAL_SHARE * deadline.remaining_s())
+        soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
         searches = [replicas.ask("Search", shard, len(queries), soon, call) for shard in alive]
         found = dict(zip(alive, await _all([_or_error(search) for search in searches]), strict=True))
         hits = {shard.number: each for shard, each in found.items() if isinstance(each, Hits)}
@@ -171,10 +164,10 @@ class ShardedIndex:
         return merge(list(hits.values()), k, coverage)
 
     async def _fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, deadline: Deadline
+        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context
     ) -> tuple[list[Passage], Float32]:
-        deadline.check("passages were fetched")
-        current = await self._usable(deadline, 0.0)
+        context.deadline.check("passages were fetched")
+        current = await self._usable(context.deadline, 0.0)
         tier = self._tiers.get(snapshot_id)
         if tier is None:
             raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
@@ -188,8 +181,8 @@ class ShardedIndex:
                 "Fetch",
                 shard,
                 len(wanted),
-                deadline,
-                lambda client, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, timeout_s),
+                context,
+                lambda client, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, context, timeout_s),
             )
             passages.update(zip(positions, found, strict=True))
             if with_vectors:
@@ -293,7 +286,7 @@ class ShardedIndex:
         return self._tier
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """All results in order; the first failure ends the other calls."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
@@ -303,7 +296,7 @@ async def _all(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
             task.cancel()
 
 
-async def _or_error(call: Coroutine[Any, Any, Answer]) -> Answer | ShardUnavailable | DeadlineExceeded:
+async def _or_error(call: Coroutine[Any, Any, Result]) -> Result | ShardUnavailable | DeadlineExceeded:
     try:
         return await call
     except (ShardUnavailable, DeadlineExceeded) as error:

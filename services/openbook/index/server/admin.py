@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
@@ -145,8 +146,8 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
         if refusal:
             abort(method, context, "PERMISSION_DENIED", refusal)
 
-        def change(deadline: Deadline) -> index_pb2.InfoResponse:
-            work(deadline)
+        def change(asked: Context) -> index_pb2.InfoResponse:
+            work(asked.deadline)
             return info(self._publishing.held)
 
         return answer(method, context, change)

@@ -10,7 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from openbook.core.deadline import Clock, Deadline
+from openbook.core.context import Context
+from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
 from openbook.index.shard import engine
@@ -36,7 +37,7 @@ class PendingSearch:
     queries: Float32  # (n, d)
     k: int
     parameters: SearchParameters
-    deadline: Deadline
+    context: Context
     done: Callable[[Outcome], Later] = field(repr=False)
     """Told once what came of it, in the searching thread: must be quick and must not raise."""
     ticket: Ticket = field(default_factory=Ticket)
@@ -80,7 +81,7 @@ class SearchQueue:
         staying: deque[PendingSearch] = deque()
         n_rows = 0
         for search in self._waiting:
-            if search.ticket.cancelled or search.deadline.due <= now:
+            if search.ticket.cancelled or search.context.deadline.due <= now:
                 dropped.append(search)
             elif not batch or (search.goes_with(batch[0]) and n_rows + len(search.queries) <= self._max_batch):
                 batch.append(search)
@@ -179,7 +180,7 @@ def answer(batch: Sequence[PendingSearch]) -> None:
     queries = first.queries if len(batch) == 1 else np.concatenate([search.queries for search in batch])
     outcome: Outcome
     try:
-        latest = max((search.deadline for search in batch), key=lambda deadline: deadline.due)
+        latest = max((search.context.deadline for search in batch), key=lambda deadline: deadline.due)
         outcome = first.shard.search_checked(queries, first.k, first.parameters, latest)
     except Exception as error:
         outcome = error

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import grpc
 
-from openbook.core.deadline import Deadline
-from openbook.errors import OpenbookError, ShardUnavailable
+from openbook import wire
+from openbook.core.context import MAX_CHARS, Context
+from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.server.coalesce import Later, Ticket, finish
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2
@@ -20,11 +21,11 @@ log = logging.getLogger(__name__)
 MAX_UNSENT = 1024
 """Calls of one stream that were begun and whose replies the client has not taken; no more are read until it has."""
 
-Answer = Callable[[], index_pb2.Reply]
+MakeReply = Callable[[], index_pb2.Reply]
 """Makes the reply, its number not yet set; raises what went wrong. Runs in the sending thread."""
 Asked = tuple[index_pb2.Call, bytes | memoryview]
 """A call, and the numbers of its queries, which may have come beside it."""
-Begin = Callable[[Asked, Deadline, Ticket, Callable[[Answer], Later]], None]
+Begin = Callable[[Asked, Context, Ticket, Callable[[MakeReply], Later]], None]
 """Starts the work of a call. The function given hears how to answer it, once, from any thread. Raises OpenbookError."""
 
 
@@ -111,11 +112,11 @@ class CallStream:
 
     def _start(self, asked: Asked, method: str) -> None:
         call = asked[0]
-        number, ticket = call.number, Ticket()
+        number, ticket, request_id = call.number, Ticket(), call.context.request_id
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
-        def answer(how: Answer) -> Later:
-            make: Callable[[], index_pb2.Reply] = partial(_reply, number, method, how)
+        def answer(how: MakeReply) -> Later:
+            make: Callable[[], index_pb2.Reply] = partial(_reply, number, method, request_id, how)
             if self._sender is not None and self._unfinished.get(number) is ticket:
                 reply = make()
                 if self._sender.put(reply):
@@ -131,8 +132,7 @@ class CallStream:
         try:
             if self._over:
                 raise ShardUnavailable("this server is stopping")
-            deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else Deadline.never()
-            self._begin(asked, deadline, ticket, answer)
+            self._begin(asked, wire.context_of_call(call), ticket, answer)
         except Exception as error:
             finish(answer(failing(error)))
 
@@ -147,7 +147,7 @@ class CallStream:
             self._cancel(number)
 
 
-def failing(error: Exception) -> Answer:
+def failing(error: Exception) -> MakeReply:
     """The answer that is an error."""
 
     def answer() -> index_pb2.Reply:
@@ -156,20 +156,25 @@ def failing(error: Exception) -> Answer:
     return answer
 
 
-def explain(method: str, error: Exception) -> tuple[str, str]:
-    """The gRPC code and the message of what went wrong; what nobody foresaw goes into the log."""
+def explain(method: str, request_id: str, error: Exception) -> tuple[str, str]:
+    """The gRPC code and the message of what went wrong; what nobody foresaw goes into the log as a whole."""
     if isinstance(error, OpenbookError):
+        # A flood of calls must not become a flood of lines.
+        level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
+        log.log(level, "%s failed, request id %a: %s: %s", method, request_id[:MAX_CHARS], error.grpc_code, error)
         return error.grpc_code, str(error)
-    log.error("%s failed", method, exc_info=error)
+    log.error("%s failed, request id %a", method, request_id[:MAX_CHARS], exc_info=error)
     return "INTERNAL", f"internal error in {method}; the server's log says more"
 
 
-def _reply(number: int, method: str, answer: Answer) -> index_pb2.Reply:
+def _reply(number: int, method: str, request_id: str, make: MakeReply) -> index_pb2.Reply:
     try:
-        reply = answer()
+        reply = make()
     except Exception as error:
-        code, message = explain(method, error)
+        code, message = explain(method, request_id, error)
         reply = index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))
+    else:
+        log.debug("%s answered, request id %s", method, request_id)
     requests(method, reply.failure.code or "OK").inc()
     reply.number = number
     return reply

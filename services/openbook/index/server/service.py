@@ -9,11 +9,12 @@ from typing import NoReturn, TypeVar
 import grpc
 
 from openbook import wire
+from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
-from openbook.index.server.exchange import Answer, Asked, CallStream, Sender, explain, failing
+from openbook.index.server.exchange import Asked, CallStream, MakeReply, Sender, explain, failing
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests
@@ -39,21 +40,21 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._stopping = False
 
     def Search(self, request: index_pb2.SearchRequest, context: grpc.ServicerContext) -> index_pb2.SearchResponse:  # noqa: N802
-        def search(deadline: Deadline) -> index_pb2.SearchResponse:
+        def search(asked: Context) -> index_pb2.SearchResponse:
             outcome: Future[Outcome] = Future()
             ticket = Ticket()
             context.add_callback(lambda: setattr(ticket, "cancelled", True))
-            self._begin_search(request, request.queries.data, deadline, ticket, outcome.set_result)
+            self._begin_search(request, request.queries.data, asked, ticket, outcome.set_result)
             self._searches.go()
             return self._search_response(outcome.result())
 
         return answer("Search", context, search)
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
-        return answer("Fetch", context, lambda deadline: self._fetch(request))
+        return answer("Fetch", context, lambda _: self._fetch(request))
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
-        def asked(_: Deadline) -> index_pb2.InfoResponse:
+        def asked(_: Context) -> index_pb2.InfoResponse:
             response = info(self._held)
             if self.frames is not None:
                 response.frames.CopyFrom(self.frames)
@@ -104,14 +105,14 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         for stream in list(self._streams):
             stream.end()
 
-    def _begin(self, asked: Asked, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], Later]) -> None:
+    def _begin(self, asked: Asked, context: Context, ticket: Ticket, done: Callable[[MakeReply], Later]) -> None:
         """Start one call of a stream."""
         call, data = asked
         kind = call.WhichOneof("request")
         if kind == "search":
-            self._begin_search(call.search, data, deadline, ticket, lambda outcome: done(lambda: self._found(outcome)))
+            self._begin_search(call.search, data, context, ticket, lambda outcome: done(lambda: self._found(outcome)))
         elif kind == "fetch":
-            self._begin_fetch(call.fetch, deadline, ticket, done)
+            self._begin_fetch(call.fetch, context, ticket, done)
         else:
             raise InvalidRequest("a call must be a search, a fetch or a cancel, got none of them")
 
@@ -119,13 +120,13 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self,
         request: index_pb2.SearchRequest,
         data: bytes | memoryview,
-        deadline: Deadline,
+        context: Context,
         ticket: Ticket,
         done: Callable[[Outcome], Later],
     ) -> None:
         queries = wire.matrix_from_wire(request.queries, data)
         parameters = wire.parameters_from_wire(request.parameters) if request.HasField("parameters") else AS_BUILT
-        deadline.check("the search began")
+        context.deadline.check("the search began")
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
 
         def release(outcome: Outcome) -> Later:
@@ -134,7 +135,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
         try:
             checked = shard.check(queries, request.k, parameters)
-            self._searches.submit(PendingSearch(shard, checked, request.k, parameters, deadline, release, ticket))
+            self._searches.submit(PendingSearch(shard, checked, request.k, parameters, context, release, ticket))
         except BaseException:
             self._held.release(snapshot_id)
             raise
@@ -150,14 +151,14 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         return response
 
     def _begin_fetch(
-        self, request: index_pb2.FetchRequest, deadline: Deadline, ticket: Ticket, done: Callable[[Answer], Later]
+        self, request: index_pb2.FetchRequest, context: Context, ticket: Ticket, done: Callable[[MakeReply], Later]
     ) -> None:
         if not self._fetch_places.acquire(blocking=False):
             raise Overloaded("too many fetches wait: try again later")
 
         def work() -> None:
             try:
-                deadline.check("the fetch began")
+                context.deadline.check("the fetch began")
                 response = index_pb2.FetchResponse() if ticket.cancelled else self._fetch(request)
                 finish(done(lambda: index_pb2.Reply(fetch=response)))
             except Exception as error:
@@ -219,15 +220,16 @@ def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
     )
 
 
-def answer(method: str, context: grpc.ServicerContext, work: Callable[[Deadline], Response]) -> Response:
+def answer(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response]) -> Response:
     """Do the work in time, or end the call with the code of what went wrong."""
     remaining_s: float | None = context.time_remaining()
-    deadline = Deadline.never() if remaining_s is None else Deadline.after(remaining_s)
+    headers = dict(context.invocation_metadata())
     try:
-        deadline.check(f"{method} began")
-        response = work(deadline)
+        asked = wire.context_of_headers(headers, NEVER if remaining_s is None else Deadline.after(remaining_s))
+        asked.deadline.check(f"{method} began")
+        response = work(asked)
     except Exception as error:
-        abort(method, context, *explain(method, error))
+        abort(method, context, *explain(method, str(headers.get("x-request-id", "")), error))
     requests(method, "OK").inc()
     return response
 

@@ -238,9 +238,9 @@ def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchP
     if parameters == AS_BUILT:
         return defaults
     return SearchParameters(
-        parameters.nprobe or defaults.nprobe,
-        parameters.ef_search or defaults.ef_search,
-        parameters.rerank_factor or defaults.rerank_factor,
+        nprobe=parameters.nprobe or defaults.nprobe,
+        ef_search=parameters.ef_search or defaults.ef_search,
+        rerank_factor=parameters.rerank_factor or defaults.rerank_factor,
     )
 
 

@@ -1,0 +1,35 @@
+"""How a question is asked, apart from what is asked: one value that crosses every hop."""
+
+from dataclasses import dataclass
+
+from openbook.core.deadline import Deadline
+from openbook.errors import InvalidRequest
+
+MAX_CHARS = 128
+NEVER = Deadline.never()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """When the answer is due and on whose behalf it is sought. Texts are empty where nothing is known.
+
+    Raises:
+        InvalidRequest: a text is too long, or not of printable ASCII: it goes into logs and headers.
+    """
+
+    deadline: Deadline = NEVER
+    request_id: str = ""  # what log lines of every tier are found by
+    caller: str = ""  # who asks, as he says himself
+    trace: str = ""  # W3C traceparent
+
+    def __post_init__(self) -> None:
+        for name in ("request_id", "caller", "trace"):
+            text = getattr(self, name)
+            if not is_harmless(text):
+                shown = f"{text!a:.60}"
+                raise InvalidRequest(f"{name} must have at most {MAX_CHARS} printable ASCII characters, got {shown}")
+
+
+def is_harmless(text: str) -> bool:
+    """Whether it may stand in a log line and a header."""
+    return len(text) <= MAX_CHARS and text.isascii() and text.isprintable()
