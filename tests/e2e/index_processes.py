@@ -173,13 +173,13 @@ class Load:
                 self._progress.notify_all()
 
     async def _ask(self, i: int) -> str:
-        deadline = Deadline.after(DEADLINE_S)
-        hits = await self._tier.search(VECTORS[i : i + 1], RetrievalSettings(k=5), Context(deadline))
+        context = Context(Deadline.after(DEADLINE_S))
+        hits = await self._tier.search(VECTORS[i : i + 1], RetrievalSettings(k=5), context)
         name = self._names[hits.snapshot_id]
         self.seen.add(name)
         if hits.ids[0].tolist() != self._orders[name][i, :5].tolist():
             return f"{hits.ids[0].tolist()} are not the hits of {i} in {name}"
-        passages = await self._tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, deadline)
+        passages = await self._tier.fetch(hits.ids[0].tolist(), hits.snapshot_id, context)
         if [passage.text for passage in passages] != [f"{name} {j}" for j in hits.ids[0]]:
             return f"{passages} are not of {name}"
         return ""
