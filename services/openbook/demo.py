@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from openbook import config
-from openbook.cache.server import free_port
 from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus, embedded_documents
+from openbook.processes import free_port
 from openbook.serving.local import local_system, until_stopped
 from openbook.terminal import build_progress, console, print_answer
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openbook.cache.server import free_port
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.marginal import log_prior
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import InvalidRequest
 from openbook.index.building.build import build_snapshot
+from openbook.processes import free_port
 from openbook.serving import run
 from openbook.serving.local import local_tiers
 from openbook.testing import HashEncoder

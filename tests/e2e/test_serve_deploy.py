@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from openbook.cache.server import RedisServer, free_port
+from openbook.cache.server import RedisServer
 from openbook.client import Client
 from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
 from openbook.core.types import Passage
@@ -23,6 +23,7 @@ from openbook.errors import StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
+from openbook.processes import free_port
 from openbook.serving import cluster, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from small_system import DIMENSION, QUESTION, EchoModel, load_echo, load_hash, serving_tier, write_snapshot
 
-from openbook.cache.server import RedisServer, free_port
+from openbook.cache.server import RedisServer
 from openbook.client import Client
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, ServingSettings, Settings
 from openbook.errors import InvalidConfig, InvalidModel, OpenbookError, PortInUse, ShardUnavailable, SnapshotMismatch
+from openbook.processes import free_port
 from openbook.serving import run
 from openbook.serving.app import assemble, build
 from openbook.serving.encoder import EncoderLoader

@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openbook.cache.server import free_port
 from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
+from openbook.processes import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

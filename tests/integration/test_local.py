@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openbook.cache import server as redis_servers
+from openbook import processes as tethered
 from openbook.config import Settings
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, StartupError
@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[IndexProcess]:
             processes.append(self)
 
     monkeypatch.setattr(local, "IndexProcess", Recorded)
-    monkeypatch.setattr(redis_servers, "STOP_TIMEOUT_S", 60.0)  # one that is slow to end was not killed
+    monkeypatch.setattr(tethered, "STOP_TIMEOUT_S", 60.0)  # one that is slow to end was not killed
     return processes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from openbook.cache import server as redis_servers
+from openbook import processes
 from openbook.cache.redis import KEY_PREFIX, PAUSE_S, RedisCache, TieredCache
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings
@@ -170,7 +170,7 @@ def test_a_crowd_of_our_own_is_a_miss_and_no_reason_to_leave_redis_alone(redis_s
 
 
 def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_servers, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.1)
     server = RedisServer()
     freeze(server)
     server.stop()

@@ -9,11 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from openbook.cache.server import RedisServer, end, start
+from openbook.cache.server import RedisServer
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
+from openbook.processes import end, start
 
 log = logging.getLogger(__name__)
 

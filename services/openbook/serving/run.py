@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from openbook import errors
-from openbook.cache.server import free_port
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
+from openbook.processes import free_port
 
 log = logging.getLogger(__name__)
 

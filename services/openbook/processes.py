@@ -1,0 +1,54 @@
+"""Processes that we start and that end with us, and ports for them to listen on."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+STOP_TIMEOUT_S = 10.0
+
+# Outlasts the exec. Where the parent has died before, no signal comes any more: there is nothing to start then.
+_TETHERED = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that outlives neither us nor, on Linux, the thread that started it, even if that is killed.
+
+    In a session of its own: Ctrl-C in the terminal reaches us alone, and we decide the order of stopping.
+    """
+    if sys.platform == "linux":
+        command = [sys.executable, "-I", "-S", "-c", _TETHERED, str(os.getpid()), *command]
+    return subprocess.Popen(command, start_new_session=True, **options)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and end it if it does not: it may be frozen."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on at this moment.
+
+    Out of a range from which neither the system nor Ray hands any out: whoever is to listen there may take seconds to
+    begin, and meanwhile Ray opens dozens of others.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
