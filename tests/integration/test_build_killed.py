@@ -43,7 +43,7 @@ def test_one_build_of_a_target_at_a_time(tmp_path: Path) -> None:
     refused = []
 
     def another(stage: str, done: int, total: int) -> None:
-        with pytest.raises(InvalidConfig, match=r"\.s\.partial: another build is at work here"):
+        with pytest.raises(InvalidConfig, match=r"\.s\.partial: another process is at work here"):
             build(tmp_path / "s")
         refused.append(stage)
 

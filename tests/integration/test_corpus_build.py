@@ -124,7 +124,7 @@ def test_one_build_of_a_target_at_a_time_and_no_work_in_progress_beside_what_is_
 ) -> None:
     def another(stage: str, done: int, total: int) -> None:
         if stage == "encode":
-            with pytest.raises(InvalidConfig, match=r"out\.work: another build is at work here"):
+            with pytest.raises(InvalidConfig, match=r"out\.work: another process is at work here"):
                 build(documents, tmp_path / "out")
 
     work = tmp_path / "out.work"

@@ -239,7 +239,7 @@ def test_one_run_at_a_time_in_a_folder(files: Files, monkeypatch: pytest.MonkeyP
 
         train(settings, another)
         train(settings)
-    assert problems[0] == f"loop.out = {settings.loop.out}: another run is at work there"
+    assert problems[0] == f"{settings.loop.out}: another process is at work here"
 
 
 def two_workers(work: Callable[[Any], None]) -> None:

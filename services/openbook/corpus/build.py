@@ -4,15 +4,15 @@ Work in progress lies beside the target in `<out>.work`: the passages, one memor
 note of how many rows are done. It is continued only for the very same plan, and removed when the snapshot stands.
 """
 
-import os
 import shutil
 from collections.abc import Callable
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from openbook import files
 from openbook.config import EncoderSettings
 from openbook.core.fingerprint import file_digest
 from openbook.core.passages import WORDS_PER_PASSAGE
@@ -30,7 +30,7 @@ ROWS_PER_STEP = 1024
 
 VECTORS = "vectors.npy"
 NOTE = "note.json"
-OURS = (TEXTS, OFFSETS, VECTORS, NOTE, f"{NOTE}.new", LOCK)
+OURS = (TEXTS, OFFSETS, VECTORS, NOTE, files.partial_of(Path(NOTE)).name, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -129,7 +129,7 @@ def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) ->
 
 def embedded_documents() -> Path:
     """The corpus shipped with openbook: about 9,300 passages of Wikipedia."""
-    return Path(str(files("openbook") / "embedded/corpus/documents.jsonl.gz"))
+    return Path(str(resources.files("openbook") / "embedded/corpus/documents.jsonl.gz"))
 
 
 def _check_ours(work: Path) -> None:
@@ -146,11 +146,13 @@ def _resume(work: Path, plan: _Plan) -> _Note | None:
 
 
 def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
+    (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work)
     n_passages = write_passages(work, read_passages(documents, plan.n_words))
     if not n_passages:
         raise InvalidDocuments(f"{documents}: holds no words")
     np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (n_passages, plan.dimension)).flush()
+    files.sync(work)  # before a note speaks of it
     note = _Note(plan=plan)
     _write(work, note)
     return note
@@ -170,7 +172,4 @@ def _encode(work: Path, note: _Note, passages: PassageReader, model: TextEncoder
 
 
 def _write(work: Path, note: _Note) -> None:
-    # Renamed into place: an interruption leaves the old note or the new one, never half of one.
-    fresh = work / f"{NOTE}.new"
-    fresh.write_text(note.model_dump_json())
-    os.replace(fresh, work / NOTE)
+    files.write(work / NOTE, note.model_dump_json())

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from openbook import files
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
 
@@ -98,9 +99,7 @@ class Log:
 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all, whenever it is interrupted."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    files.write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _read(path: Path) -> Any:

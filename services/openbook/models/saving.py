@@ -10,7 +10,6 @@ under "openbook" (see `Declaration`), so that it is still there after transforme
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DPRQuestionEncoder, RagConfig, RagSequenceForGeneration, RagTokenForGeneration
 
+from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation
 from openbook.errors import InvalidModel
@@ -122,12 +122,8 @@ def _new(folder: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name when all is written."""
     if folder.exists() and any(folder.iterdir()):
         raise InvalidModel(f"{folder}: a checkpoint must be saved to a new or an empty folder")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with quiet():
+    with files.new_folder(folder) as partial, quiet():
         yield partial
-    partial.rename(folder)
 
 
 def _write_sentence_files(folder: Path, pooling: Pooling, dimension: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from openbook import files
+
 METRICS = "metrics.jsonl"
 PICTURE = "curves.png"
 TENSORBOARD = "tensorboard"
@@ -35,9 +37,7 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
         kept = [line for line in read_metrics(self._path) if line["step"] <= step] if step else []
-        partial = self._path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        partial.rename(self._path)
+        files.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1 if step else 0)
 

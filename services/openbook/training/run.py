@@ -1,15 +1,14 @@
 """A whole run: what is trained put together, resumed, recorded and saved, by one worker or several."""
 
-import fcntl
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from openbook import files
 from openbook.errors import InvalidConfig
 from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective
@@ -102,7 +101,8 @@ class Run:
             ShardUnavailable, SnapshotMismatch: a step could not retrieve.
         """
         out = self.settings.loop.out
-        with _only_one(out) if self.world.rank == 0 else nullcontext():
+        out.mkdir(parents=True, exist_ok=True)
+        with files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext():
             # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
             found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS))
             if found is not None:
@@ -165,27 +165,6 @@ class Run:
         folder = self.settings.loop.out / MODEL
         shutil.rmtree(folder, ignore_errors=True)
         self.job.save(folder)
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """As long as no other process does. What a killed one held is free once it has ended.
-
-    Raises:
-        InvalidConfig: another one is still at it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + LOCK_TIMEOUT_S
-    with (folder / LOCK).open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise InvalidConfig(f"loop.out = {folder}: another run is at work there") from None
-                time.sleep(0.1)
-        yield
 
 
 def _plan(settings: TrainingSettings) -> dict[str, str]:

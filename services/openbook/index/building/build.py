@@ -1,6 +1,5 @@
 """Turns passages and their vectors into a snapshot: all of it, or nothing that looks like one."""
 
-import fcntl
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
@@ -23,7 +23,6 @@ from openbook.index.disk.snapshot import (
     FileEntry,
     Manifest,
     ShardEntry,
-    fsync,
     shard_folder,
 )
 from openbook.index.disk.store import write_passages
@@ -75,7 +74,7 @@ def build_snapshot(
     n_passages, dimension = vectors.shape
     empty = check_plan(out, n_shards, factory, dimension)
     ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
-    partial = out.with_name(f".{out.name}.partial")
+    partial = files.partial_of(out)
     with undisturbed(partial), _removed_on_failure(partial):
         _check_new(out)  # nobody can finish it from now on but us
         clear(partial)
@@ -95,7 +94,8 @@ def build_snapshot(
         recall, search = certify(shards, queries, recall_target)
         manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
         _write_manifest(partial, manifest)
-        _publish(partial, out)
+        files.put(partial, out)
+        (out / LOCK).unlink()
     return manifest
 
 
@@ -107,11 +107,7 @@ def undisturbed(folder: Path) -> Iterator[None]:
         InvalidConfig: another process is at work in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidConfig(f"{folder}: another build is at work here") from None
+    with files.locked(folder / LOCK, timeout_s=0):
         yield
 
 
@@ -228,12 +224,3 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def _describe_file(path: Path) -> FileEntry:
     return FileEntry.model_validate({"name": path.name, "size_bytes": path.stat().st_size, "sha256": file_digest(path)})
-
-
-def _publish(partial: Path, out: Path) -> None:
-    """Give a complete folder its name, after everything in it is safe from a power cut."""
-    for path in (*partial.rglob("*"), partial):
-        fsync(path)
-    partial.rename(out)
-    (out / LOCK).unlink()
-    fsync(out.parent)

@@ -7,8 +7,6 @@ published.json  {"sequence": 7, "current": "2026-11-02", "former": "2026-10-01",
 Several servers may share one root: each writes the same, and none what is older than what it finds.
 """
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openbook import files
 from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
-from openbook.index.disk.snapshot import Snapshot, fsync
+from openbook.index.disk.snapshot import Snapshot
 
 PUBLISHED = "published.json"
 LOCK = ".published.lock"
@@ -79,13 +78,15 @@ class Root:
         Raises:
             InvalidConfig: it is a root already.
             InvalidSnapshot: there is no such snapshot.
+            ShardUnavailable: as `update`.
         """
-        if cls.is_one(folder):
-            raise InvalidConfig(f"{folder / PUBLISHED}: exists: publish another snapshot instead")
         Snapshot.open(snapshot)
         folder.mkdir(parents=True, exist_ok=True)
         root = cls(folder)
-        root._write(Published(sequence=FIRST_SEQUENCE, current=root.name_of(snapshot)))
+        with root._alone():
+            if cls.is_one(folder):
+                raise InvalidConfig(f"{folder / PUBLISHED}: exists: publish another snapshot instead")
+            root._write(Published(sequence=FIRST_SEQUENCE, current=root.name_of(snapshot)))
         return root
 
     def read(self) -> Published:
@@ -127,28 +128,13 @@ class Root:
                 self._write(after)
 
     def _write(self, published: Published) -> None:
-        path = self._folder / PUBLISHED
-        partial = path.with_name(f".{PUBLISHED}.partial")  # of one writer at a time
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(published.model_dump_json(indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(path)
-            fsync(self._folder)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ShardUnavailable(f"{path}: cannot be written: {error.strerror}") from None
+        files.write(self._folder / PUBLISHED, published.model_dump_json(indent=2) + "\n")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One writer at a time, among all processes of this machine."""
         try:
-            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            with files.locked(self._folder / LOCK):
+                yield
         except OSError as error:
-            raise ShardUnavailable(f"{self._folder / LOCK}: cannot be opened: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+            raise ShardUnavailable(f"{self._folder / PUBLISHED}: cannot be written: {error.strerror}") from None

@@ -8,7 +8,6 @@ shard-0000/  index.faiss     what FAISS searches
 shard-0001/  ...
 """
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -198,12 +197,3 @@ def verify_apart(folder: Path, shard: int) -> None:
 def shard_folder(folder: Path, shard: int) -> Path:
     """Where the files of one shard lie, within a snapshot's folder."""
     return folder / f"shard-{shard:04d}"
-
-
-def fsync(path: Path) -> None:
-    """Make a file, or the names in a folder, safe from a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""Files that are whole or not there, whoever is killed and whenever the power is cut; and one writer at a time."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+
+from openbook.errors import InvalidConfig
+
+POLL_S = 0.1
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file's content: there is what it had or all of the new, and the new when this returns.
+
+    By one writer at a time. Raises OSError: the file is as it was.
+    """
+    partial = partial_of(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        put(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into, which takes its name at the end of the body, where nothing may have it by then.
+
+    What an earlier writer left unfinished is removed. By one writer at a time.
+    """
+    partial = partial_of(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    put(partial, folder)
+
+
+def partial_of(path: Path) -> Path:
+    """Where a file or a folder is written before it takes its name: beside it, hidden."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def put(partial: Path, path: Path) -> None:
+    """Give a complete file or folder its name: not before all in it is safe, and then the name is safe too."""
+    sync(partial)
+    partial.rename(path)
+    _fsync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or a folder with all in it, safe from a power cut."""
+    for each in (*path.rglob("*"), path):
+        _fsync(each)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
+    """As long as no other process of this machine does, by a lock on a file. A killed one's is free once it has ended.
+
+    Raises:
+        InvalidConfig: another one still holds it after `timeout_s`.
+        OSError: the file cannot be opened.
+    """
+    give_up = time.monotonic() + timeout_s
+    with lock.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if timeout_s == inf else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise InvalidConfig(f"{lock.parent}: another process is at work here") from None
+                time.sleep(POLL_S)
+        yield

@@ -1,0 +1,80 @@
+"""What a power cut may leave follows from the order of calls; a kill cannot show it: the page cache outlives it."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from openbook import files
+from openbook.errors import InvalidConfig
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What is made safe and what is named, in this order, by path within the test's folder."""
+    calls: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        calls.append(f"{self.relative_to(tmp_path)} -> {target.relative_to(tmp_path)}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    return calls
+
+
+def test_a_file_is_safe_before_it_has_its_name_and_its_name_before_we_go_on(tmp_path: Path, calls: list[str]) -> None:
+    path = tmp_path / "note"
+    for text in ("é", "another"):
+        files.write(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert calls == [".note.partial", ".note.partial -> note", "."] * 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_safe_with_all_in_it_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
+    (tmp_path / ".new.partial").mkdir()
+    (tmp_path / ".new.partial" / "left").touch()  # by one that was killed
+    with files.new_folder(tmp_path / "new") as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "a").touch()
+        (folder / "inner").mkdir()
+        (folder / "inner" / "b").touch()
+        assert not (tmp_path / "new").exists()
+    *synced, named, last = calls
+    assert sorted(synced) == [".new.partial", ".new.partial/a", ".new.partial/inner", ".new.partial/inner/b"]
+    assert (named, last) == (".new.partial -> new", ".")
+    assert (tmp_path / "new" / "inner" / "b").exists()
+
+
+def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files.write(tmp_path / "note", "former")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(tmp_path / "note", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"note": "former"}
+    with pytest.raises(OSError, match="No space left"), files.new_folder(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_is_held_by_one_and_free_when_it_is_let_go(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    for timeout_s in (0.0, 0.2):
+        with (
+            files.locked(lock, 0),
+            pytest.raises(InvalidConfig, match=f"{tmp_path}: another process is at work here"),
+            files.locked(lock, timeout_s),
+        ):
+            pass
+    with files.locked(lock):
+        pass
