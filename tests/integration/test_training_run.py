@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,19 +111,24 @@ def test_training_changed_both_models_and_nothing_else(files: World, whole: Path
     assert load_encoder(str(whole)).space == tiny.SPACE
 
 
-@pytest.mark.parametrize("after", [0, 3, 7])
-def test_interrupted_and_run_again_it_ends_with_the_same_bits(files: World, whole: Path, after: int) -> None:
-    """Before the first checkpoint, right after one, and between; with dropout."""
+@pytest.mark.parametrize(("after", "torn"), [(0, False), (3, False), (7, False), (7, True)])
+def test_interrupted_and_run_again_it_ends_with_the_same_bits(
+    files: World, whole: Path, after: int, torn: bool
+) -> None:
+    """Before the first checkpoint, right after one, between, and with the last one torn; with dropout."""
 
     def interrupting(step: int, scalars: Mapping[str, float]) -> None:
         if step == after:
             raise KeyboardInterrupt
 
-    settings = files.settings(f"after-{after}")
+    settings = files.settings(f"after-{after}-{torn}")
     with pytest.raises(KeyboardInterrupt):
         train(settings, interrupting)
     assert not (settings.loop.out / "model").exists()
     begun = [step for step in (3, 6) if step <= after - (after % 3 == 0)]
+    if torn:
+        last = settings.loop.out / f"checkpoints/step-{begun.pop():07d}/weights.safetensors"
+        os.truncate(last, last.stat().st_size // 2)
     steps: list[int] = []
     check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
     assert steps == list(range(begun[-1] + 1 if begun else 0, N_STEPS + 1))

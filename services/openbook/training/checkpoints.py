@@ -5,6 +5,7 @@ safetensors: a checkpoint from elsewhere is data, not code.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, StartupError
 from openbook.training.loop import Loop
+
+log = logging.getLogger(__name__)
 
 TENSORS = WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
 STATE = "state.json"
@@ -32,17 +36,14 @@ class InvalidCheckpoint(StartupError):
 
 
 def save(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
-    """Write a checkpoint. The folder appears whole or not at all."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    weights = {name: parameter.detach().contiguous() for name, parameter in loop.parameters.items()}
-    save_file(weights, partial / WEIGHTS)
-    save_file(_moments(loop), partial / MOMENTS)
-    state = {"step": loop.step, "plan": plan, "sha256": {name: file_digest(partial / name) for name in TENSORS}}
-    (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    """Write a checkpoint. The folder appears whole or not at all, and survives a power cut."""
+    with files.new_folder(folder) as partial:
+        weights = {name: parameter.detach().contiguous() for name, parameter in loop.parameters.items()}
+        save_file(weights, partial / WEIGHTS)
+        save_file(_moments(loop), partial / MOMENTS)
+        state = {"step": loop.step, "plan": plan, "sha256": {name: file_digest(partial / name) for name in TENSORS}}
+        (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # one that was not whole: no run gets here from a whole one
 
 
 def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
@@ -53,11 +54,8 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
         InvalidCheckpoint: a file is missing or altered.
     """
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = _state(folder)
         _check_plan(folder, state["plan"], plan)
-        for name in TENSORS:
-            if file_digest(folder / name) != state["sha256"][name]:
-                raise ValueError(f"{name} was altered")
         weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
         with torch.no_grad():
             for name, parameter in loop.parameters.items():
@@ -65,22 +63,43 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
                 loop.optimizer.state[parameter] = {
                     key: moments[f"{name}.{key}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-        loop.step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        loop.step = state["step"]
+    except (OSError, KeyError, AttributeError, SafetensorError) as error:
         raise InvalidCheckpoint(f"{folder}: not a whole checkpoint: {error}") from None
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint among those in a folder."""
-    found = [each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"]
-    return max(found, key=step_of, default=None)
+    """The newest whole checkpoint in a folder, or None where there is none at all. The log names those that are not.
+
+    Raises:
+        InvalidCheckpoint: there are checkpoints, and none of them is whole.
+    """
+    problems: list[str] = []
+    for found in reversed(kept(folder)):
+        try:
+            _state(found)
+        except InvalidCheckpoint as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            log.warning("%s; going on from %s", problem, found.name)
+        return found
+    if problems:
+        raise InvalidCheckpoint("; ".join(problems))
+    return None
 
 
-def prune(folder: Path, n_kept: int) -> None:
-    """Remove all but the newest."""
-    found = sorted((each for each in folder.glob(f"{PREFIX}*") if each.suffix != ".partial"), key=step_of)
-    for old in found[:-n_kept]:
-        shutil.rmtree(old)
+def prune(last: Path, n_kept: int) -> None:
+    """Remove all checkpoints beside the one written last but the newest before it. Newer ones were not whole."""
+    found = kept(last.parent)
+    end = found.index(last) + 1
+    for each in found[: max(0, end - n_kept)] + found[end:]:
+        shutil.rmtree(each)
+
+
+def kept(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, oldest first."""
+    return sorted(folder.glob(f"{PREFIX}*[0-9]"), key=step_of)
 
 
 def name_of(step: int) -> str:
@@ -91,6 +110,18 @@ def name_of(step: int) -> str:
 def step_of(folder: Path) -> int:
     """After which a checkpoint was made, by its name."""
     return int(folder.name.removeprefix(PREFIX))
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """What a whole checkpoint says of itself. Raises InvalidCheckpoint: a file is missing or altered."""
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        for name in TENSORS:
+            if file_digest(folder / name) != state["sha256"][name]:
+                raise ValueError(f"{name} was altered")
+        return {"step": int(state["step"]), "plan": dict(state["plan"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidCheckpoint(f"{folder}: not a whole checkpoint: {error}") from None
 
 
 def _moments(loop: Loop[Any, Any]) -> dict[str, Tensor]:

@@ -198,8 +198,7 @@ def _interruptible() -> Iterator[None]:
 def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
     """Tells in a thread what the workers record and warn of."""
     is_over, curves, notes = threading.Event(), _Tail(out / METRICS), _Tail(out / LOG)
-    found = checkpoints.latest(out / CHECKPOINTS)
-    told = checkpoints.step_of(found) if found else -1
+    told = max(map(checkpoints.step_of, checkpoints.kept(out / CHECKPOINTS)), default=-1)
 
     def tell() -> None:
         nonlocal told

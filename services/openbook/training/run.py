@@ -93,10 +93,11 @@ class Run:
             undo.pop_all()
 
     def train(self, on_step: OnStep = lambda step, scalars: None) -> Path:
-        """Go on from the last checkpoint, if there is one, to the last step. Returns the folder of the trained models.
+        """Go on from the last whole checkpoint, if there is one, to the end. Returns the folder of the trained models.
 
         Raises:
             InvalidConfig: the checkpoint is one of another plan, or another run is at work in its folder.
+            InvalidCheckpoint: there are checkpoints, and none of them is whole.
             TrainingDiverged: the loss is not a number any more.
             ShardUnavailable, SnapshotMismatch: a step could not retrieve.
         """
@@ -104,7 +105,7 @@ class Run:
         out.mkdir(parents=True, exist_ok=True)
         with files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext():
             # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
-            found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS))
+            found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS) if self.world.rank == 0 else None)
             if found is not None:
                 checkpoints.restore(found, self.loop, self.plan)
             self._steps(on_step)
@@ -157,8 +158,8 @@ class Run:
 
     def _keep(self) -> None:
         if self.world.rank == 0:
-            folder = self.settings.loop.out / CHECKPOINTS
-            checkpoints.save(folder / checkpoints.name_of(self.loop.step), self.loop, self.plan)
+            folder = self.settings.loop.out / CHECKPOINTS / checkpoints.name_of(self.loop.step)
+            checkpoints.save(folder, self.loop, self.plan)
             checkpoints.prune(folder, self.settings.loop.n_checkpoints)
 
     def _save(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from openbook import files
 from openbook.errors import InvalidConfig
 from openbook.training import checkpoints
 from openbook.training.checkpoints import MOMENTS, STATE, WEIGHTS, InvalidCheckpoint
@@ -108,7 +109,7 @@ def of_state(**changes: Any) -> Callable[[Path], None]:
         (lambda folder: (folder / STATE).write_text('{"step": 3, "pl'), "Unterminated string"),
         (lambda folder: (folder / STATE).write_text("[]"), ""),
         (of_state(plan=None), "'plan'"),
-        (of_state(plan=[]), ""),
+        (of_state(plan="a"), ""),
         (of_state(sha256=None), "'sha256'"),
         (of_state(step=None), "'step'"),
     ],
@@ -143,17 +144,39 @@ def test_the_newest_is_gone_on_from_and_the_oldest_are_removed(tmp_path: Path) -
     loop = loop_after(1)
     for step in (2, 99, 10_000_000, 9_999_999):
         checkpoints.save(tmp_path / checkpoints.name_of(step), loop, PLAN)
-    half = tmp_path / (checkpoints.name_of(20_000_000) + ".partial")
+    half = files.partial_of(tmp_path / checkpoints.name_of(20_000_000))
     half.mkdir()
     assert checkpoints.latest(tmp_path) == tmp_path / "step-10000000"
-    checkpoints.prune(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10000000", half.name, "step-9999999"]
-    checkpoints.prune(tmp_path, 5)
+    checkpoints.prune(tmp_path / "step-10000000", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [half.name, "step-10000000", "step-9999999"]
+    checkpoints.prune(tmp_path / "step-10000000", 5)
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_torn_one_is_passed_over_named_and_removed_once_there_is_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path / checkpoints.name_of(step), loop_after(step), PLAN)
+    one, two, three = checkpoints.kept(tmp_path)
+    (three / WEIGHTS).write_bytes((three / WEIGHTS).read_bytes()[:-1])
+    swap_two_bytes(two / MOMENTS)
+    assert checkpoints.latest(tmp_path) == one
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{three}: not a whole checkpoint: {WEIGHTS} was altered; going on from {one.name}",
+        f"{two}: not a whole checkpoint: {MOMENTS} was altered; going on from {one.name}",
+    ]
+    checkpoints.save(two, loop_after(2), PLAN)
+    assert checkpoints.latest(tmp_path) == two
+    checkpoints.prune(two, 1)
+    assert list(tmp_path.iterdir()) == [two]
+    (two / STATE).unlink()
+    with pytest.raises(InvalidCheckpoint, match=r"step-0000002: not a whole checkpoint: .*No such file"):
+        checkpoints.latest(tmp_path)  # to begin anew would cost what it has cost so far, and nobody asked for it
+
+
 def test_what_was_half_written_is_written_again(tmp_path: Path, saved: Path) -> None:
-    half = tmp_path / "step-5.partial"
+    half = tmp_path / ".step-5.partial"
     half.mkdir()
     (half / WEIGHTS).write_bytes(b"half")
     checkpoints.save(tmp_path / "step-5", loop_after(5), PLAN)
