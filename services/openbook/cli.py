@@ -161,6 +161,21 @@ def up(
 
 
 @app.command()
+def deploy(
+    config: Annotated[Path, typer.Argument(help="A Serve config, such as deploy/serve.yaml.")],
+    index_nodes: Annotated[int, typer.Option(help="How many nodes with the resource `index` to wait for.")] = 1,
+    shards: Annotated[int, typer.Option(help="Of the snapshot; each index node serves all of them.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the index servers.")] = 1800.0,
+) -> None:
+    """Deploy on a Ray cluster once its index servers answer. Run it on the head node, as ray_cluster.yaml does."""
+    from openbook import telemetry
+    from openbook.serving.cluster import deploy
+
+    telemetry.setup_logging("deploy")
+    deploy(config, index_nodes, shards, timeout)
+
+
+@app.command()
 def ask(
     context: typer.Context,
     question: str,

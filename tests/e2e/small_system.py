@@ -120,6 +120,6 @@ def serving_tier(
         "generator": {"num_cpus": 0.1},
         "serving": {**ports, **serving},
     }
-    with local_tiers(snapshot, parse(values)) as settings, run.local_ray(settings.serving, num_cpus=2):
+    with local_tiers(snapshot, parse(values)) as settings, run.local_serve(settings.serving, num_cpus=2):
         run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
         yield System(settings)

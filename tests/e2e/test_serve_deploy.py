@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from openbook import local_ray
 from openbook.cache.server import RedisServer
 from openbook.client import Client
 from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
@@ -56,13 +57,14 @@ def ray_cluster() -> Iterator[Cluster]:
         "--include-dashboard": "true",
         "--dashboard-port": dashboard,
         "--dashboard-agent-listen-port": free_port(),
-        "--object-store-memory": run.OBJECT_STORE_BYTES,
+        "--object-store-memory": local_ray.OBJECT_STORE_BYTES,
     }
     # Not pytest's folder: the paths of Ray's sockets may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="ob-") as folder:
         options["--temp-dir"] = folder
         arguments = [str(part) for option in options.items() for part in option]
-        environment = {**os.environ, **run.ray_flags(serving, Path(folder)), "RAY_raylet_start_wait_time_s": "300"}
+        flags = {**local_ray.FLAGS, **run.serve_flags(serving, Path(folder)), "RAY_raylet_start_wait_time_s": "300"}
+        environment = {**os.environ, **flags}
         with Path(folder, "log").open("w") as log:
             node = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log, text=True)
         address = f"http://127.0.0.1:{dashboard}"

@@ -79,7 +79,7 @@ def test_a_used_port_is_named_before_anything_starts(name: str) -> None:
     before = dict(os.environ)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"http_port": free_port(), "grpc_port": free_port(), name: taken.getsockname()[1]}
-        ray = run.local_ray(ServingSettings(**ports), num_cpus=1)
+        serve = run.local_serve(ServingSettings(**ports), num_cpus=1)
         with pytest.raises(PortInUse, match=rf"serving\.{name} = {ports[name]} on 127\.0\.0\.1"):
-            ray.__enter__()
+            serve.__enter__()
     assert dict(os.environ) == before

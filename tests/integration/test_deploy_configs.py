@@ -1,13 +1,16 @@
 """The files that people deploy with, under Ray's own schemas and our stricter eyes."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from openbook import config
+from openbook.cli import app
 from openbook.errors import InvalidConfig
 from openbook.serving import cluster
 
@@ -48,10 +51,15 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
 def test_index_nodes_listen_where_the_deployment_looks(prepared: dict[str, Any]) -> None:
     index = prepared["available_node_types"]["index"]
     (serve,) = (command for command in index["worker_setup_commands"] if "openbook index serve" in command)
-    (deploy,) = (command for command in prepared["head_start_ray_commands"] if "openbook.serving.cluster" in command)
-    n_shards = int(re.search(r"seq 0 (\d+)", serve)[1]) + 1  # type: ignore[index]
-    assert f"--shards {n_shards}" in deploy
-    assert f"--index-nodes {index['min_workers']}" in deploy
+    (deploy,) = (command for command in prepared["head_start_ray_commands"] if "openbook deploy" in command)
+    # Read as the command itself reads them.
+    command: Any = typer.main.get_command(app)
+    asked = (
+        command.commands["deploy"].make_context("deploy", shlex.split(deploy.partition("openbook deploy")[2])).params
+    )
+    assert asked["config"] == Path("/home/ubuntu/deploy/serve.yaml")
+    assert asked["shards"] == int(re.search(r"seq 0 (\d+)", serve)[1]) + 1  # type: ignore[index]
+    assert asked["index_nodes"] == index["min_workers"]
     assert f"--port $(({cluster.INDEX_PORT} + shard))" in serve
     assert index["resources"][cluster.INDEX_RESOURCE]
     assert any(

@@ -1,23 +1,21 @@
 """Deploy on a Ray cluster: find the index servers by what their nodes advertise, fill in a Serve config, hand it in.
 
-    python -m openbook.serving.cluster deploy/serve.yaml --index-nodes 2 --shards 4
+    openbook deploy deploy/serve.yaml --index-nodes 2 --shards 4
 
 Index servers are plain processes on the nodes with the resource `index`, shard s on port 7000 + s of each node. Their
 addresses are known only once the cluster stands, so the config on disk names none.
 """
 
-import argparse
 import asyncio
 import logging
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from openbook import config, telemetry
+from openbook import config, local_ray
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.sharded import ShardedIndex
 
@@ -102,8 +100,7 @@ def deploy(
 
     values = load(path)
     give_up = time.monotonic() + timeout_s
-    ray.init(address=ray_address, logging_level=logging.WARNING)
-    try:
+    with local_ray.joined(ray_address):
         while True:
             completed, addresses = complete(values, ray.nodes(), ray.util.get_node_ip_address(), n_shards, first_port)
             missing = _what_is_missing(addresses, n_nodes * n_shards)
@@ -113,8 +110,6 @@ def deploy(
                 raise StartupError(f"the index tier is not there after {timeout_s:.0f} s: {missing}")
             log.info("waiting for the index tier: %s", missing)
             time.sleep(POLL_S)
-    finally:
-        ray.shutdown()
     ServeSubmissionClient(dashboard).deploy_applications(completed)
     log.info("deployed %s with index servers %s", path, ", ".join(addresses))
 
@@ -156,22 +151,3 @@ def _unknown_keys(values: Any, path: str, schema: Any) -> Iterator[str]:
                 yield here
             elif key in nested:
                 yield from _unknown_keys(value, here, nested[key])
-
-
-def main(arguments: Iterable[str] | None = None) -> None:
-    """Entry point; our own errors are one line on standard error and exit code 1."""
-    parser = argparse.ArgumentParser(prog="python -m openbook.serving.cluster", description=__doc__.split("\n")[0])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--index-nodes", type=int, default=1)
-    parser.add_argument("--shards", type=int, default=1, help="of the snapshot; each index node serves all of them")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds to wait for the index tier")
-    options = parser.parse_args(list(sys.argv[1:] if arguments is None else arguments))
-    telemetry.setup_logging("cluster")
-    try:
-        deploy(options.config, options.index_nodes, options.shards, options.timeout)
-    except OpenbookError as error:
-        sys.exit(f"openbook: {error}")
-
-
-if __name__ == "__main__":
-    main()

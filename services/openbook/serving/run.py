@@ -1,19 +1,18 @@
 """Ray and Serve on this machine, for `openbook up`, the demo and the tests: started, awaited, stopped."""
 
 import logging
-import os
 import re
 import socket
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from openbook import errors
+from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.processes import free_port
@@ -22,39 +21,27 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
-NODE_TIMEOUT_S = 60.0
-N_STARTS = 3
-"""Ray gives up when its node is not up in time, 30 s by default: too little for a machine with much to do. Seen also in
-a process that served gRPC itself: the node's process left no log at all. Ray forks to start it, so gRPC's fork handlers
-are suspected; that was not proven."""
-
-OBJECT_STORE_BYTES = 80_000_000
-"""Serve passes questions and answers, which are small."""
 
 
 @contextmanager
-def local_ray(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
-    """A Ray of our own with Serve in it and nothing deployed yet. Joins no other, and leaves nothing behind.
-
-    Serve reads its flags from the environment when it is imported, so one process can run one kind of proxy only.
+def local_serve(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
+    """A Ray of our own with Serve in it and nothing deployed yet. One process can run one kind of proxy only.
 
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
+        StartupError: Ray does not start.
     """
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
-        stack.enter_context(_environment(ray_flags(serving, folder)))
+        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder)))
 
-        import ray
         from ray import serve
         from ray.serve.config import HTTPOptions, gRPCOptions
         from ray.serve.schema import LoggingConfig
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        stack.callback(ray.shutdown)
-        _start_ray(num_cpus)
         stack.callback(serve.shutdown)
         serve.start(
             proxy_location="HeadOnly",
@@ -89,57 +76,21 @@ def running(settings: Settings) -> Iterator[None]:
     """The application on a Ray of its own.
 
     Raises:
-        PortInUse, StartupError: as `local_ray` and `deploy`.
+        PortInUse, StartupError: as `local_serve` and `deploy`.
     """
     serving, models = settings.serving, (settings.encoder, settings.generator)
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    with local_ray(serving, num_cpus):
+    with local_serve(serving, num_cpus):
         from openbook.serving.app import build
 
         deploy(build(settings.model_dump(mode="json")), serving)
         yield
 
 
-def _start_ray(num_cpus: float) -> None:
-    import ray
-
-    for attempt in range(N_STARTS):
-        try:
-            # Without address="local" it would join whatever Ray it finds.
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                logging_level=logging.WARNING,
-                log_to_driver=True,
-            )
-            return
-        except Exception as error:  # Ray raises no class of its own
-            ray.shutdown()
-            if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
-                raise StartupError(f"Ray does not start: {error}") from None
-            log.warning("Ray did not start in time; trying again")
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    former = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def ray_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
-    """What Ray and Serve read when they are imported, and hand on to their processes."""
+def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
+    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`."""
     haproxy = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "SOCKET_PATH": folder / "admin.sock",
@@ -152,11 +103,7 @@ def ray_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "HARD_STOP_AFTER_S": 5,
     }
     return {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
-        "RAY_raylet_start_wait_time_s": f"{NODE_TIMEOUT_S:.0f}",
         # By default a proxy that is not up 15 s after it began is killed: it took longer on a machine with much to do.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
         # By default a replica lingers for half a minute after its last request.

@@ -21,6 +21,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
 from ray.train.torch import TorchTrainer
 
+from openbook import local_ray
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.training import checkpoints
 from openbook.training.records import METRICS
@@ -35,20 +36,8 @@ LOG = "log.txt"
 
 POLL_S = 0.5
 
-OBJECT_STORE_BYTES = 80_000_000
-"""Of a Ray of our own: nothing but settings passes through it."""
-
-N_STARTS = 3
-"""Ray gives up when its node is not up in time."""
-
-FLAGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_raylet_start_wait_time_s": "60",  # a machine with much to do takes longer than 30
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # there is one machine
-}
-"""Of a Ray of our own."""
+FLAGS = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""Of a Ray of our own: there is one machine."""
 
 
 class WorkersFailed(OpenbookError):
@@ -153,32 +142,17 @@ def _connected(workers: WorkersSettings) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address, own = os.environ.get("RAY_ADDRESS", "local"), dict[str, Any]()
-    if address == "local":
-        for name, value in FLAGS.items():
-            os.environ.setdefault(name, value)
-        own = {"num_cpus": ceil(workers.n_workers * workers.num_cpus), "object_store_memory": OBJECT_STORE_BYTES}
-        own["include_dashboard"] = False
-    _start_ray(address=address, logging_level=logging.WARNING, log_to_driver=False, **own)
-    try:
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if address != "local":
+        with local_ray.joined(address):
+            yield
+        return
+    num_cpus = ceil(workers.n_workers * workers.num_cpus)
+    with local_ray.started(num_cpus, FLAGS, log_to_driver=False):
         n_gpus = ray.cluster_resources().get("GPU", 0)
-        if own and workers.use_gpu and n_gpus < workers.n_workers:  # a cluster might still grow
+        if workers.use_gpu and n_gpus < workers.n_workers:  # a cluster might still grow
             raise InvalidConfig(f"workers.use_gpu: {workers.n_workers} workers, and this machine has {n_gpus:.0f} GPUs")
         yield
-    finally:
-        ray.shutdown()
-
-
-def _start_ray(**options: Any) -> None:
-    for attempt in range(N_STARTS):
-        try:
-            ray.init(**options)
-            return
-        except Exception as error:  # Ray raises no class of its own
-            ray.shutdown()
-            if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
-                raise StartupError(f"Ray does not start: {error}") from None
-            log.warning("Ray did not start in time; trying again")
 
 
 @contextmanager

@@ -1,0 +1,100 @@
+"""Ray for this process: one of our own on this machine, or a cluster that stands."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from openbook.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+FLAGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "60",  # a machine with much to do takes longer than 30
+}
+"""Of a Ray of our own: what it reads from the environment, and hands on to its processes."""
+
+N_STARTS = 3
+"""Ray gives up when its node is not up in time: too early on a machine with much to do. Seen also in a process that
+served gRPC itself: the node's process left no log at all. Ray forks to start it, so gRPC's fork handlers are suspected;
+that was not proven."""
+
+OBJECT_STORE_BYTES = 80_000_000
+"""What passes through it is small: settings, questions, answers."""
+
+
+@contextmanager
+def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = True) -> Iterator[None]:
+    """A Ray of our own. Joins no other, and leaves nothing behind. `flags` are in the environment like `FLAGS`.
+
+    Ray's libraries read theirs when they are imported: do so in the body, and only one set of them in a process counts.
+
+    Raises:
+        StartupError: Ray does not start.
+    """
+    with _environment({**FLAGS, **flags}):
+        import ray
+
+        try:
+            _start(num_cpus, log_to_driver)
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """The cluster at an address.
+
+    Raises:
+        StartupError: it cannot be joined.
+    """
+    import ray
+
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+    except Exception as error:  # Ray raises no class of its own
+        raise StartupError(f"Ray at {address} cannot be joined: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start(num_cpus: float, log_to_driver: bool) -> None:
+    import ray
+
+    for attempt in range(N_STARTS):
+        try:
+            # Without address="local" it would join whatever Ray it finds.
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                logging_level=logging.WARNING,
+                log_to_driver=log_to_driver,
+            )
+            return
+        except Exception as error:  # Ray raises no class of its own
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
+                raise StartupError(f"Ray does not start: {error}") from None
+            log.warning("Ray did not start in time; trying again")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    former = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
