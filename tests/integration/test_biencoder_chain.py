@@ -19,14 +19,15 @@ from openbook.cli import app
 from openbook.config import EncoderSettings, IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.space import Space
 from openbook.core.types import RetrievalSettings
-from openbook.errors import InvalidConfig, InvalidModel, SnapshotMismatch
+from openbook.errors import InvalidConfig, SnapshotMismatch
 from openbook.index.client.publish import publish
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder, load_encoder
-from openbook.training.retrieval import open_retriever
+from openbook.training.opening import open_retriever
 from openbook.training.run import train
 from openbook.training.settings import RetrieverSettings, TrainingSettings
 
@@ -156,8 +157,9 @@ def test_the_trained_query_encoder_asks_for_no_other_index(corpus: Corpus, train
     passage = load_encoder(str(trained / "passage_encoder"), "passage")
     assert query.space == passage.space == passage.fingerprint != load_encoder(corpus.passage, "passage").fingerprint
     assert (query.fingerprint == passage.fingerprint) == (corpus.towers == 1)
-    with pytest.raises(InvalidModel, match="asks for passages of encoder"):
-        open_retriever(RetrieverSettings(kind="dense", snapshot=corpus.old), query.space, torch.device("cpu"))
+    asked = RetrieverSettings(kind="dense", snapshot=corpus.old)
+    with pytest.raises(SnapshotMismatch, match=f"by encoder {query.space}, but snapshot"):
+        open_retriever(asked, Space("q", query.space, query.dimension), torch.device("cpu"))
 
 
 def test_the_curves_show_it(trained: Path) -> None:

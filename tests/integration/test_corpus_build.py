@@ -82,7 +82,7 @@ def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_enc
     with pytest.raises(InvalidDocuments, match=r"questions\.jsonl: holds no questions"):
         refused(questions)
     other = tiny_encoders.saved(tmp_path / "other", tiny_encoders.bert_model(), tiny_encoders.bert_tokenizer())
-    with pytest.raises(SnapshotMismatch, match=r"query encoder '.*other' needs passages embedded by"):
+    with pytest.raises(SnapshotMismatch, match=r"query encoder '.*other' asks for .*, but this corpus has"):
         refused(questions, str(other))
     assert not (tmp_path / "out.work").exists()
 

@@ -178,7 +178,7 @@ def test_a_snapshot_of_another_encoder_is_refused(data: Path, tmp_path: Path) ->
     passages = [Passage(0, "d", "title", "text")]
     vectors = np.ones((1, 384), np.float32)
     build_snapshot(passages, vectors, tmp_path / "theirs", 1, "Flat", "somebody's", "other-fingerprint")
-    with pytest.raises(SnapshotMismatch, match=r"the query encoder 'embedded' needs .* by other-fingerprint"):
+    with pytest.raises(SnapshotMismatch, match=r"query encoder 'embedded' asks for .* by encoder other-fingerprint"):
         evaluate(settings(data, tmp_path / "out", snapshot=tmp_path / "theirs"))
     assert not (tmp_path / "out").exists()
 

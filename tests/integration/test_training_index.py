@@ -14,12 +14,13 @@ from openbook.config import IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.types import RetrievalSettings
 from openbook.corpus.questions import Question
-from openbook.errors import InvalidModel, InvalidRequest, ShardUnavailable
+from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
 from openbook.index.server.server import IndexServer
 from openbook.testing import ExactIndex, served
 from openbook.training.data import Example
-from openbook.training.retrieval import Found, LiveIndex, MemoryIndex, open_retriever
+from openbook.training.opening import open_retriever
+from openbook.training.retrieval import Found, LiveIndex, MemoryIndex
 from openbook.training.settings import RetrieverSettings
 
 N = 50
@@ -38,7 +39,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def live(servers: list[IndexServer]) -> Iterator[LiveIndex]:
     addresses = tuple(server.address for server in servers)
-    index = LiveIndex(IndexClientSettings(addresses=addresses, timeout_s=60), retry_s=0)
+    index = LiveIndex(IndexClientSettings(addresses=addresses, timeout_s=60), 0, tiny.asks_for())
     try:
         yield index
     finally:
@@ -80,13 +81,13 @@ def test_more_passages_than_a_server_gives_at_once(tmp_path: Path) -> None:
 def test_a_tier_of_another_space_is_refused(snapshot: Path) -> None:
     with served(snapshot) as servers:
         asked = IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
-        open_retriever(RetrieverSettings(index=asked), tiny.SPACE, torch.device("cpu")).close()
-        with pytest.raises(InvalidModel, match="encoder other, the index holds those of wikipedia"):
-            open_retriever(RetrieverSettings(index=asked), "other", torch.device("cpu"))
+        open_retriever(RetrieverSettings(index=asked), tiny.asks_for(), torch.device("cpu")).close()
+        with pytest.raises(SnapshotMismatch, match=r"by encoder other, but snapshot .* by encoder wikipedia"):
+            open_retriever(RetrieverSettings(index=asked), tiny.asks_for("other"), torch.device("cpu"))
 
 
 def test_a_tier_that_is_not_there_is_said_at_the_start(snapshot: Path) -> None:
     with served(snapshot) as servers:
         addresses = tuple(server.address for server in servers)
     with pytest.raises(ShardUnavailable):
-        LiveIndex(IndexClientSettings(addresses=addresses), retry_s=0)
+        LiveIndex(IndexClientSettings(addresses=addresses), 0, tiny.asks_for())

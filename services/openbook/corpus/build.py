@@ -16,10 +16,11 @@ from openbook import files
 from openbook.config import EncoderSettings
 from openbook.core.fingerprint import file_digest
 from openbook.core.passages import WORDS_PER_PASSAGE
+from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
-from openbook.errors import InvalidConfig, InvalidDocuments, SnapshotMismatch
+from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, build_snapshot, check_plan, clear, undisturbed
 from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
@@ -116,11 +117,8 @@ def build_corpus(
 def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) -> Float32:
     """(n, d): the questions of a file, as those are encoded that will be asked."""
     encoder = TextEncoder.load(settings)
-    if encoder.space != passages.space:
-        raise SnapshotMismatch(
-            f"the query encoder {settings.model!r} needs passages embedded by {encoder.space}, these are embedded by "
-            f"{passages.space}"
-        )
+    asks_for = Space(f"query encoder {settings.model!r}", encoder.space, encoder.dimension)
+    check_same_space(asks_for, Space("this corpus", passages.space, passages.dimension))
     texts = [question.text for question in read_questions(queries)]
     if not texts:
         raise InvalidDocuments(f"{queries}: holds no questions")

@@ -11,10 +11,12 @@ import numpy as np
 
 from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
+from openbook.core.space import Space
 from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, RetrievalSettings, Retrieved
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings
+from openbook.index.client.opening import open_index
 from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
@@ -116,15 +118,9 @@ async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
         return
     encoder = TextEncoder.load(settings.encoder)
     with _servers(settings) as client_settings:
-        index = ShardedIndex.of(client_settings)
+        queries = Space(f"query encoder {settings.encoder.model!r}", encoder.space, encoder.dimension)
+        index = await open_index(client_settings, queries)
         try:
-            await index.connect()
-            if (encoder.dimension, encoder.space) != (index.dimension, index.encoder_fingerprint):
-                raise SnapshotMismatch(
-                    f"the query encoder {settings.encoder.model!r} needs passages of dimension {encoder.dimension} by "
-                    f"{encoder.space}, but snapshot {index.snapshot_id} holds dimension {index.dimension} by "
-                    f"{index.encoder_fingerprint}"
-                )
             yield System(
                 settings, generator, Library(encoder, index, index.snapshot_id, await _describe(index, client_settings))
             )

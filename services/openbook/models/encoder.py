@@ -63,6 +63,12 @@ class EncoderCheckpoint:
         """Which passages its queries are meant for: see `TextEncoder`."""
         return self.declared_space or self.fingerprint
 
+    @property
+    def dimension(self) -> int:
+        """d"""
+        config = self.model.config
+        return int(getattr(config, "projection_dim", 0) or config.hidden_size)
+
 
 def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
     """The embedded encoder, DPR, the query encoder of a RAG checkpoint, or a sentence encoder.

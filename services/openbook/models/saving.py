@@ -81,7 +81,7 @@ def save_encoder(folder: Path, encoder: EncoderCheckpoint, dtype: torch.dtype = 
             encoder.model.save_pretrained(partial)
             encoder.tokenizer.save_pretrained(partial)
             if pooling.mode != "pooler":
-                _write_sentence_files(partial, pooling, encoder.model.config.hidden_size)
+                _write_sentence_files(partial, pooling, encoder.dimension)
         _write(partial / "openbook.json", declared)
 
 
@@ -178,7 +178,7 @@ def _config(encoder: EncoderCheckpoint, generator: Any, input_format: RagFormat)
         max_combined_length=input_format.max_tokens,
         title_sep=input_format.title_separator,
         doc_sep=input_format.question_separator,
-        retrieval_vector_size=encoder.model.config.projection_dim or encoder.model.config.hidden_size,
+        retrieval_vector_size=encoder.dimension,
     )
     config.generator.prefix = input_format.prefix or None
     steering = {name: getattr(generator.generation_config, name, None) for name in (*_SPECIAL, *_FORCED)}

@@ -11,8 +11,9 @@ from ray.serve.schema import LoggingConfig
 from openbook import config, telemetry
 from openbook.cache.redis import TieredCache
 from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
-from openbook.errors import InvalidConfig, SnapshotMismatch
-from openbook.index.client.sharded import ShardedIndex
+from openbook.core.space import Space
+from openbook.errors import InvalidConfig
+from openbook.index.client.opening import open_index
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
 from openbook.serving.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
@@ -95,15 +96,14 @@ class Ingress(AnswerIngress):
         generator: GeneratorLoader | DeploymentHandle,
     ) -> None:
         telemetry.setup_logging("ingress")
-        index = ShardedIndex.of(settings.index)
-        await index.connect()
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
             the_encoder = await RemoteEncoder.connect(encoder)
         else:
             the_encoder = LocalEncoder(encoder(settings.encoder), settings.encoder)
-        check_same_space(the_encoder, index)
+        asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
+        index = await open_index(settings.index, asks_for)
         if isinstance(generator, DeploymentHandle):
             the_generator = await RemoteGenerator.connect(generator)
         else:
@@ -112,20 +112,6 @@ class Ingress(AnswerIngress):
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer)
         super().__init__(AnswerService(pipeline, settings, index.connect))
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
-
-
-def check_same_space(encoder: RemoteEncoder | LocalEncoder, index: ShardedIndex) -> None:
-    """Queries and passages must be embedded in one space.
-
-    Raises:
-        SnapshotMismatch: the snapshot was built by another encoder; names both.
-    """
-    ours, theirs = (encoder.dimension, encoder.space), (index.dimension, index.encoder_fingerprint)
-    if ours != theirs:
-        raise SnapshotMismatch(
-            f"the query encoder needs passages of dimension {ours[0]} by the encoder {ours[1]}, "
-            f"but snapshot {index.snapshot_id} holds dimension {theirs[0]} by {index.encoder!r}, {theirs[1]}"
-        )
 
 
 def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:

@@ -25,8 +25,9 @@ from openbook.models.formats import pad
 from openbook.models.saving import save_encoder
 from openbook.training.data import read_examples, read_validation
 from openbook.training.loop import Loss
+from openbook.training.opening import open_retriever
 from openbook.training.pairs import Pair, digest, mined, pool
-from openbook.training.retrieval import REGEX_PASSAGES, SnapshotTexts, open_retriever, texts_by
+from openbook.training.retrieval import REGEX_PASSAGES, SnapshotTexts, texts_by
 from openbook.training.settings import BiEncoderSettings, TrainingSettings
 from openbook.training.world import World
 
@@ -59,7 +60,7 @@ class BiEncoderLoss(nn.Module):
         self._queries_of, self._passages_of, self._recompute = query_encoder, passage_encoder, recompute
         self.query_encoder: nn.Module = query_encoder.model
         self.passage_encoder: nn.Module = passage_encoder.model
-        self.dimension = _dimension(passage_encoder)
+        self.dimension = passage_encoder.dimension
         """d"""
 
     def prepare(self, examples: Sequence[Pair]) -> Prepared:
@@ -215,17 +216,12 @@ def _towers(query: str, passage: str | None) -> tuple[EncoderCheckpoint, Encoder
             raise InvalidConfig(f"biencoder.passage_encoder is needed: {query!r} is DPR's encoder of questions alone")
         return query_encoder, query_encoder
     passage_encoder = load_encoder(passage, "passage")
-    if _dimension(query_encoder) != _dimension(passage_encoder):
+    if query_encoder.dimension != passage_encoder.dimension:
         raise InvalidModel(
-            f"queries of {query!r} have {_dimension(query_encoder)} dimensions, "
-            f"passages of {passage!r} {_dimension(passage_encoder)}"
+            f"queries of {query!r} have {query_encoder.dimension} dimensions, "
+            f"passages of {passage!r} {passage_encoder.dimension}"
         )
     return query_encoder, passage_encoder
-
-
-def _dimension(encoder: EncoderCheckpoint) -> int:
-    config = encoder.model.config
-    return int(getattr(config, "projection_dim", 0) or config.hidden_size)
 
 
 def _sample(texts: SnapshotTexts, n_passages: int) -> list[Passage]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import DPRQuestionEncoder
 
+from openbook.core.space import Space
 from openbook.errors import InvalidDocuments, InvalidRequest
 from openbook.models.checkpoint import device_of, load_generator
 from openbook.models.encoder import load_encoder
@@ -16,7 +17,8 @@ from openbook.models.formats import RagFormat
 from openbook.models.saving import check_generator, check_rag, save_encoder, save_generator, save_rag
 from openbook.training.data import Example, Search, digest, read_examples, read_validation
 from openbook.training.loss import RagLoss
-from openbook.training.retrieval import REGEX_PASSAGES, Retriever, open_retriever, texts_by
+from openbook.training.opening import open_retriever
+from openbook.training.retrieval import REGEX_PASSAGES, Retriever, texts_by
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import Validation
 from openbook.training.world import World
@@ -35,8 +37,9 @@ class RagJob:
         self._space = self._encoder.space
         self._check_layout()
         fingerprint = self._encoder.fingerprint
+        queries = Space(f"query encoder {settings.models.query_encoder!r}", self._space, self._encoder.dimension)
         with ExitStack() as undo:
-            self._retriever: Retriever = open_retriever(settings.retrieval, self._space, device)
+            self._retriever: Retriever = open_retriever(settings.retrieval, queries, device)
             undo.callback(self.close)
             self.objective = RagLoss(self._encoder, self._generator, self._retriever, settings).to(device)
             self.examples = self._usable(read_examples(settings.task, settings.loop.seed, self._search))

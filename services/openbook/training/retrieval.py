@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from openbook.config import IndexClientSettings
+from openbook.core.space import Space
 from openbook.core.topk import canonical_scores, score_error_bound, top_k
 from openbook.core.types import NO_HIT, Float32, Int64, Passage
 from openbook.corpus.questions import Question
-from openbook.errors import DeadlineExceeded, InvalidModel, ShardUnavailable, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, ShardUnavailable, SnapshotMismatch
 from openbook.training.data import Example, Search
-from openbook.training.settings import RetrieverSettings
 
 T = TypeVar("T")
 
@@ -53,33 +53,6 @@ class Retriever(Protocol):
     def close(self) -> None:
         """Let go of connections."""
         ...
-
-
-def open_retriever(settings: RetrieverSettings, space: str | None, device: torch.device) -> Retriever:
-    """What the settings ask for. `space` is that of the query encoder, which must be that of the index.
-
-    Raises:
-        InvalidModel: the index holds embeddings of another encoder.
-        InvalidSnapshot, ShardUnavailable: it cannot be read.
-    """
-    if settings.kind == "given":
-        return Given()
-    if settings.kind == "none":
-        return Nothing()
-    if settings.kind == "bm25":
-        from openbook.training.bm25 import Bm25
-
-        assert settings.snapshot is not None
-        return Bm25(settings.snapshot)
-    retriever: LiveIndex | MemoryIndex
-    retriever = (
-        MemoryIndex(settings.snapshot, device) if settings.snapshot else LiveIndex(settings.index, settings.retry_s)
-    )
-    found = retriever.identity["space"]
-    if space != found:
-        retriever.close()
-        raise InvalidModel(f"the query encoder asks for passages of encoder {space}, the index holds those of {found}")
-    return retriever
 
 
 class Given:
@@ -196,18 +169,17 @@ class MemoryIndex:
 class LiveIndex:
     """The index tier. A step waits for shards that are gone, and fails rather than train on a part of the passages."""
 
-    def __init__(self, settings: IndexClientSettings, retry_s: float) -> None:
-        from openbook.index.client.sharded import ShardedIndex
+    def __init__(self, settings: IndexClientSettings, retry_s: float, queries: Space) -> None:
+        from openbook.index.client.opening import open_index
 
         self._retry_s = retry_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="index client", daemon=True)
         self._thread.start()
-        self._index = ShardedIndex.of(settings)
         try:
-            self._retried(self._index.connect)
+            self._index = self._retried(lambda: open_index(settings, queries))
         except BaseException:
-            self.close()
+            self._stop()
             raise
         self.identity = {"snapshot": self._index.snapshot_id, "space": self._index.encoder_fingerprint}
 
@@ -219,6 +191,9 @@ class LiveIndex:
     def close(self) -> None:
         """Let go of connections."""
         asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
+        self._stop()
+
+    def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

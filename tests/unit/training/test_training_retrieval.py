@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import NO_HIT, Float32, Passage
 from openbook.corpus.questions import Question
-from openbook.errors import InvalidModel
+from openbook.errors import SnapshotMismatch
 from openbook.index.building.build import build_snapshot
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
+from openbook.training.opening import open_retriever
 from openbook.training.retrieval import (
     EMPTY,
     Found,
@@ -25,7 +26,6 @@ from openbook.training.retrieval import (
     MemoryIndex,
     Nothing,
     SnapshotTexts,
-    open_retriever,
     texts_by,
 )
 from openbook.training.settings import RetrieverSettings
@@ -94,10 +94,13 @@ def test_the_texts_of_all_shards(tmp_path: Path) -> None:
 def test_another_space_is_refused(tmp_path: Path) -> None:
     snapshot = built(tmp_path / "s", tiny.vectors(5))
     dense = RetrieverSettings(snapshot=snapshot)
-    open_retriever(dense, tiny.SPACE, CPU).close()
-    with pytest.raises(InvalidModel, match=r"asks for passages of encoder other, the index holds those of wikipedia"):
-        open_retriever(dense, "other", CPU)
-    open_retriever(RetrieverSettings(kind="bm25", snapshot=snapshot), "other", CPU).close()
+    open_retriever(dense, tiny.asks_for(), CPU).close()
+    other, longer = tiny.asks_for("other"), tiny.asks_for(dimension=99)
+    with pytest.raises(SnapshotMismatch, match=r"tiny asks for .* by encoder other, but snapshot .* encoder wikipedia"):
+        open_retriever(dense, other, CPU)
+    with pytest.raises(SnapshotMismatch, match=r"tiny asks for passages of dimension 99 by encoder wikipedia, but"):
+        open_retriever(dense, longer, CPU)
+    open_retriever(RetrieverSettings(kind="bm25", snapshot=snapshot), other, CPU).close()
 
 
 def test_the_questions_own_passage_or_none() -> None:

@@ -11,6 +11,7 @@ import tiny_checkpoints as tiny
 import torch
 from torch import Tensor
 
+from openbook.core.space import Space
 from openbook.core.types import Float32, Passage
 from openbook.corpus.questions import Question
 from openbook.index.building.build import build_snapshot
@@ -42,6 +43,11 @@ def texts(n: int, n_words: int, seed: int = 0) -> list[str]:
 
 def passages(n: int) -> list[Passage]:
     return [Passage(i, f"d{i}", f"t{i}", text) for i, text in enumerate(texts(n, 4))]
+
+
+def asks_for(encoder: str = SPACE, dimension: int = 0) -> Space:
+    """What the query encoder asks for."""
+    return Space("tiny", encoder, dimension or vectors(1).shape[1])
 
 
 def vectors(n: int, seed: int = 1) -> Float32:
