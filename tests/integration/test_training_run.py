@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
 from openbook.index.building.build import build_snapshot
-from openbook.models.checkpoint import load_generator, weights_digest
+from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import load_encoder
+from openbook.models.source import weights_digest
 from openbook.testing import served
 from openbook.training.loss import RagLoss
 from openbook.training.retrieval import MemoryIndex

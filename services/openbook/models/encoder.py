@@ -15,9 +15,10 @@ from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
-from openbook.models.checkpoint import Declaration, Source, place, tokenizer_digest, weights_digest
+from openbook.models.checkpoint import place
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
+from openbook.models.source import Declaration, Source, tokenizer_digest, weights_digest
 
 Role = Literal["query", "passage"]
 

@@ -24,10 +24,11 @@ from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation
 from openbook.errors import InvalidModel
-from openbook.models.checkpoint import GeneratorCheckpoint, of_base, quiet, tokenizer_digest
+from openbook.models.checkpoint import GeneratorCheckpoint, of_base
 from openbook.models.embedded import WEIGHTS
 from openbook.models.encoder import EncoderCheckpoint, Pooling, load_encoder
 from openbook.models.formats import PairFormat, RagFormat
+from openbook.models.source import quiet, tokenizer_digest
 
 _KINDS = {Formulation.SEQUENCE: RagSequenceForGeneration, Formulation.TOKEN: RagTokenForGeneration}
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

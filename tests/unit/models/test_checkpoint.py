@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from openbook.config import EncoderSettings, GeneratorSettings
 from openbook.errors import InvalidModel
-from openbook.models.checkpoint import Source, bert2bert, load_generator, place, weights_digest
+from openbook.models.checkpoint import bert2bert, load_generator, place
 from openbook.models.embedded import EMBEDDED, encoder_folder
 from openbook.models.formats import PairFormat, RagFormat
+from openbook.models.source import Source, weights_digest
 
 
 def bart(folder: Path, **declaration: object) -> str:
