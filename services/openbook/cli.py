@@ -149,7 +149,7 @@ def up(
 
     from openbook import telemetry
     from openbook.config import load
-    from openbook.serving.local import local_system, until_stopped
+    from openbook.serving.launch.local import local_system, until_stopped
 
     telemetry.setup_logging("up")
     with until_stopped(), local_system(snapshot, load(config)) as settings:
@@ -169,7 +169,7 @@ def deploy(
 ) -> None:
     """Deploy on a Ray cluster once its index servers answer. Run it on the head node, as ray_cluster.yaml does."""
     from openbook import telemetry
-    from openbook.serving.cluster import deploy
+    from openbook.serving.launch.cluster import deploy
 
     telemetry.setup_logging("deploy")
     deploy(config, index_nodes, shards, timeout)

@@ -8,7 +8,7 @@ from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.processes import free_port
-from openbook.serving.local import local_system, until_stopped
+from openbook.serving.launch.local import local_system, until_stopped
 from openbook.terminal import build_progress, console, print_answer
 
 N_SHARDS = 2

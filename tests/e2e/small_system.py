@@ -14,8 +14,8 @@ from openbook.core.types import Generation, GenerationSettings, Passage, Retriev
 from openbook.errors import InvalidRequest
 from openbook.index.building.build import build_snapshot
 from openbook.processes import free_port
-from openbook.serving import run
-from openbook.serving.local import local_tiers
+from openbook.serving.launch import run
+from openbook.serving.launch.local import local_tiers
 from openbook.testing import HashEncoder
 
 PASSAGES = [

@@ -25,7 +25,7 @@ from openbook.index.building.build import build_snapshot
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.processes import free_port
-from openbook.serving import cluster, run
+from openbook.serving.launch import cluster, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

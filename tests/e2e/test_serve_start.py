@@ -12,10 +12,10 @@ from openbook.client import Client
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, ServingSettings, Settings
 from openbook.errors import InvalidConfig, InvalidModel, OpenbookError, PortInUse, ShardUnavailable, SnapshotMismatch
 from openbook.processes import free_port
-from openbook.serving import run
 from openbook.serving.app import assemble, build
-from openbook.serving.encoder import EncoderLoader
-from openbook.serving.generator import GeneratorLoader
+from openbook.serving.launch import run
+from openbook.serving.workers.encoder import EncoderLoader
+from openbook.serving.workers.generator import GeneratorLoader
 from openbook.testing import HashEncoder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

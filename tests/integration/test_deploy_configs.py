@@ -12,7 +12,7 @@ import yaml
 from openbook import config
 from openbook.cli import app
 from openbook.errors import InvalidConfig
-from openbook.serving import cluster
+from openbook.serving.launch import cluster
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "deploy" / "serve.yaml"

@@ -17,8 +17,8 @@ from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.disk.root import Root
-from openbook.serving import local
-from openbook.serving.local import IndexProcess, local_tiers
+from openbook.serving.launch import local
+from openbook.serving.launch.local import IndexProcess, local_tiers
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ UP = """
 import signal, subprocess, sys
 from pathlib import Path
 from openbook.config import Settings
-from openbook.serving.local import local_tiers
+from openbook.serving.launch.local import local_tiers
 
 class Told(subprocess.Popen):
     def __init__(self, *arguments, **options):

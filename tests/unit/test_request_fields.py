@@ -8,7 +8,7 @@ import pytest
 from openbook.cli import ask
 from openbook.client import AnswerOptions, RetrieveOptions
 from openbook.core.types import GenerationSettings, RetrievalSettings
-from openbook.serving.schemas import AnswerRequest, RetrieveRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.v1 import answer_pb2
 
 HOW = {"question", "timeout_s", "request_id"}  # besides what is asked for: the question, and its context

@@ -16,16 +16,16 @@ from openbook.errors import InvalidConfig
 from openbook.index.client.opening import open_index
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
-from openbook.serving.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
-from openbook.serving.generator import (
+from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.serving.endpoint.service import AnswerService
+from openbook.serving.workers.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
+from openbook.serving.workers.generator import (
     GeneratorDeployment,
     GeneratorLoader,
     GeneratorModel,
     LocalGenerator,
     RemoteGenerator,
 )
-from openbook.serving.ingress import AnswerIngress
-from openbook.serving.service import AnswerService
 
 log = logging.getLogger(__name__)
 

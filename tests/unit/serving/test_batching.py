@@ -9,7 +9,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from openbook.serving.batching import Batcher
+from openbook.serving.workers.batching import Batcher
 from openbook.testing import ManualClock
 
 NEVER = Context()

@@ -11,7 +11,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
-from openbook.serving.hop import call, call_stream
+from openbook.serving.workers.hop import call, call_stream
 from openbook.testing import ManualClock
 
 NEVER = Context()

@@ -21,10 +21,10 @@ from openbook.core.context import NEVER, Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
 from openbook.errors import OpenbookError, ShardUnavailable
 from openbook.rag.pipeline import Pipeline
-from openbook.serving.http import build_app
-from openbook.serving.ingress import AnswerIngress
-from openbook.serving.schemas import AnswerRequest
-from openbook.serving.service import AnswerService
+from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.serving.endpoint.schemas import AnswerRequest
+from openbook.serving.endpoint.service import AnswerService
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
 

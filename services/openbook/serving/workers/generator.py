@@ -9,8 +9,8 @@ from openbook.config import GeneratorSettings
 from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
-from openbook.serving.batching import Batcher
-from openbook.serving.hop import call, call_stream
+from openbook.serving.workers.batching import Batcher
+from openbook.serving.workers.hop import call, call_stream
 from openbook.telemetry import setup_logging
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from openbook.config import EncoderSettings
 from openbook.core.context import Context
 from openbook.core.types import Float32
 from openbook.errors import OpenbookError
-from openbook.serving.batching import Batcher
-from openbook.serving.hop import call
+from openbook.serving.workers.batching import Batcher
+from openbook.serving.workers.hop import call
 from openbook.telemetry import setup_logging
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openbook import __version__, wire
 from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
-from openbook.serving.schemas import (
+from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
     ErrorDetail,
@@ -25,7 +25,7 @@ from openbook.serving.schemas import (
     describe,
     event_to_json,
 )
-from openbook.serving.service import AnswerService, to_openbook_error, with_request_id
+from openbook.serving.endpoint.service import AnswerService, to_openbook_error, with_request_id
 
 MAX_BODY_BYTES = 1 << 20
 

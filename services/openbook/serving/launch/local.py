@@ -80,9 +80,9 @@ def local_system(snapshot: Path | None, settings: Settings) -> Iterator[Settings
     """All of it, ready to be asked; yields settings that name every address.
 
     Raises:
-        StartupError: as `local_tiers` and `openbook.serving.run.running`.
+        StartupError: as `local_tiers` and `openbook.serving.launch.run.running`.
     """
-    from openbook.serving.run import running
+    from openbook.serving.launch.run import running
 
     with local_tiers(snapshot, settings) as complete, running(complete):
         yield complete

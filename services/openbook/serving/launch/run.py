@@ -47,7 +47,7 @@ def local_serve(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=serving.host, port=serving.http_port),
             grpc_options=gRPCOptions(
-                port=serving.grpc_port, grpc_servicer_functions=["openbook.serving.ingress.add_services"]
+                port=serving.grpc_port, grpc_servicer_functions=["openbook.serving.endpoint.ingress.add_services"]
             ),
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )

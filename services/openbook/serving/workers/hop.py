@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from openbook.core.context import Context
 from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
-from openbook.serving.batching import in_time
+from openbook.serving.workers.batching import in_time
 
 Send = Callable[[], Any]
 """Starts the call; gives Serve's response to wait for."""

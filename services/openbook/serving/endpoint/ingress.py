@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2
 from openbook import wire
 from openbook.core.context import Context
 from openbook.errors import OpenbookError
-from openbook.serving.http import build_app
-from openbook.serving.schemas import (
+from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     RetrieveRequest,
     answer_to_proto,
@@ -25,7 +25,7 @@ from openbook.serving.schemas import (
     request_from_proto,
     retrieval_to_proto,
 )
-from openbook.serving.service import AnswerService, to_openbook_error, with_request_id
+from openbook.serving.endpoint.service import AnswerService, to_openbook_error, with_request_id
 from openbook.telemetry import new_request_id
 from openbook.v1 import answer_pb2
 

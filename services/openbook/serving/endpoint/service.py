@@ -13,7 +13,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
-from openbook.serving.schemas import AnswerRequest, Event, RetrieveRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
 from openbook.telemetry import new_request_id, requests
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Bringing it up: on this machine, or on a cluster that stands."""

@@ -1,0 +1,1 @@
+"""The encoder and the generator at work: in batches, in this process or behind a handle."""
