@@ -6,6 +6,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import (
     BarColumn,
@@ -39,17 +40,18 @@ def print_answer(question: str, response: AnswerResponse) -> None:
     best = max((e.log_posterior for e in response.evidence), default=0.0)
     for evidence in response.evidence:
         passage = Text.assemble((evidence.passage.title, "bold"), "  ", evidence.passage.text)
-        passage.truncate(2 * max(20, console.width - 34), overflow="ellipsis")
+        passage.truncate(2 * max(20, console.width - 42), overflow="ellipsis")
         style = "" if evidence.log_posterior == best else "dim"
         numbers = (f"{evidence.score:.4f}", f"{exp(evidence.log_prior):.3f}", f"{exp(evidence.log_posterior):.3f}")
         table.add_row(*numbers, passage, style=style)
-    timings = "  ".join(f"{t.stage} {t.duration_s * 1000:.0f} ms" for t in response.timings)
+    timings = "  ".join(f"{t.stage} {t.duration_s * 1000:.0f}" for t in response.timings)
     formulation = Formulation.Name(response.formulation).removeprefix("FORMULATION_").title()
+    partial = "" if response.complete else f"\nPARTIAL: {_searched(response.coverage)}"
+    cached = "  embedding from cache" if response.cached else ""
     footer = Text(
-        f"{timings}\nRAG-{formulation}  log p(y|x) {response.log_likelihood:.3f}  snapshot {response.snapshot_id[:12]}"
-        f"  generator {response.generator_fingerprint[:12]}"
-        f"{'  embedding from cache' if response.cached else ''}"
-        f"{'' if response.complete else f'  PARTIAL: {_searched(response.coverage)}'}",
+        f"{timings} ms\n"
+        f"RAG-{formulation}  log p(y|x) {response.log_likelihood:.3f}{cached}\n"
+        f"snapshot {response.snapshot_id[:12]}  generator {response.generator_fingerprint[:12]}{partial}",
         style="dim",
     )
     answer = Text(response.answer or "(empty)", style="bold green")
@@ -60,16 +62,18 @@ def print_answer(question: str, response: AnswerResponse) -> None:
 
 
 def print_snapshots(rows: "Iterable[Listed]") -> None:
-    """One line for each, with the recall at 1, 5, 10 and 100 where it was measured."""
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for title in ("where", "state", "snapshot", "created", "passages", "factory", "recall@1/5/10/100", "publication"):
-        table.add_column(title, justify="right" if title in ("passages", "publication") else "left", overflow="fold")
+    """For each where it lies, its state, its id and when it was built (UTC); below, what it is, and its recall."""
+    rows = list(rows)
+    width = max((len(row.where) for row in rows), default=0)
     for row in rows:
-        recall = " ".join(f"{share:.3f}" for _, share in sorted(row.recall.items())) or "not measured"
-        numbers = f"{row.n_passages:,}", row.factory, recall, str(row.sequence or "")
+        state = f"{row.state or 'not served'} {row.sequence or ''}"
+        created = row.created_at[:16].replace("T", " ")
+        recall = "/".join(map(str, sorted(row.recall)))
+        shares = " ".join(f"{share:.3f}" for _, share in sorted(row.recall.items()))
+        measured = f"recall@{recall} {shares}" if recall else "recall not measured"
         style = {"current": "green", "": "dim"}.get(row.state, "")
-        table.add_row(row.where, row.state, row.snapshot_id, row.created_at, *numbers, style=style)
-    console.print(table)
+        console.print(Text(f"{row.where:<{width}}  {state:<12} {row.snapshot_id[:12]}  {created}", style))
+        console.print(Padding(Text(f"{row.n_passages:,} passages  {row.factory}  {measured}", style), (0, 0, 0, 4)))
 
 
 def _searched(coverage: Coverage) -> str:

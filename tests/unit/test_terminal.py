@@ -1,0 +1,61 @@
+"""What people see fits into a terminal of 80 columns."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from openbook import terminal
+from openbook.index.client.publish import Listed
+from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Evidence, Formulation, Timing
+from openbook.v1.common_pb2 import Passage
+
+RECALL = {1: 1.0, 5: 0.974, 10: 0.97, 100: 0.933}
+ID = "b38af0116e6486da5fcc9138ad098c59"
+STAGES = ("cache", "encode", "search", "fetch", "generate", "total")
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
+    console = Console(width=80, record=True, file=StringIO())
+    monkeypatch.setattr(terminal, "console", console)
+    return console
+
+
+def test_no_cell_of_a_list_of_snapshots_is_folded(screen: Console) -> None:
+    created = "2026-11-22T04:56:46+00:00"
+    terminal.print_snapshots(
+        [
+            Listed("index-server-0.openbook:7001", "current", ID, created, 2_015_324, "IVF4096,SQ8", 12, RECALL),
+            Listed("2026-11-02", "", ID, created, 2, "Flat"),
+        ]
+    )
+    lines = [line.rstrip() for line in screen.export_text().splitlines()]
+    assert lines == [
+        "index-server-0.openbook:7001  current 12   b38af0116e64  2026-11-22 04:56",
+        "    2,015,324 passages  IVF4096,SQ8  recall@1/5/10/100 1.000 0.974 0.970 0.933",
+        "2026-11-02                    not served   b38af0116e64  2026-11-22 04:56",
+        "    2 passages  Flat  recall not measured",
+    ]
+
+
+def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
+    response = AnswerResponse(
+        answer="Alexander Graham Bell",
+        log_likelihood=-12.345,
+        evidence=[Evidence(passage=Passage(title="Telephone", text="word " * 100), score=-12.3456)],
+        formulation=Formulation.FORMULATION_SEQUENCE,
+        snapshot_id=ID,
+        generator_fingerprint=ID,
+        timings=[Timing(stage=stage, duration_s=0.999) for stage in STAGES],
+        cached=True,
+        coverage=Coverage(missing_shards=[1]),
+    )
+    terminal.print_answer("who invented the telephone?", response)
+    below = [line.strip("│ ") for line in screen.export_text().splitlines()][-5:-1]
+    assert below[:3] == [
+        "  ".join(f"{stage} 999" for stage in STAGES) + " ms",
+        "RAG-Sequence  log p(y|x) -12.345  embedding from cache",
+        f"snapshot {ID[:12]}  generator {ID[:12]}",
+    ]
+    assert below[3].startswith("PARTIAL")
