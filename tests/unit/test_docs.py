@@ -1,0 +1,238 @@
+"""What the documentation says can be done can be done: code runs, commands parse, tables are those of the source."""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tiny_checkpoints as tiny
+import typer
+import yaml
+from google.protobuf.descriptor import Descriptor
+from prometheus_client import REGISTRY
+
+from openbook import config, errors, telemetry
+from openbook.cli import app
+from openbook.models.checkpoint import load_generator
+from openbook.training.settings import TrainingSettings
+from openbook.v1 import answer_pb2
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+CURRENT = {name: text for name, text in TEXTS.items() if name != "CHANGELOG.md"}  # it speaks of what was
+CITED = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
+COMMANDS = typer.main.get_command(app)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXTS[page], re.MULTILINE | re.DOTALL)
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of all rows below a heading, up to the next one of its kind; code marks left out."""
+    _, below = TEXTS[page].split(f"\n## {heading}\n", 1)
+    rows = re.findall(r"^\| (.*) \|$", below.split("\n## ")[0], re.MULTILINE)
+    return [[cell.strip().replace("`", "") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+
+
+# --- code
+
+
+@pytest.mark.parametrize("page", [name for name in CURRENT if blocks(name, "python")])
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for number, code in enumerate(blocks(page, "python"), start=1):
+        compiled = compile(code, f"{page}, block {number}", "exec")
+        if "Client(" not in code:  # that one needs a running system: tests/e2e/test_whole_system.py runs it
+            exec(compiled, names)
+    if page == "docs/decoding.md":
+        dpr = tiny.save(tmp_path / "dpr", tiny.rag().question_encoder, tiny.word_tokenizer())
+        bart = tiny.save(tmp_path / "bart", tiny.bart(), tiny.byte_tokenizer())
+        names["combine"](dpr, bart, tmp_path / "rag")
+        assert load_generator(str(tmp_path / "rag")).fingerprint == load_generator(bart).fingerprint
+
+
+def settings_files() -> list[tuple[str, str]]:
+    return [(name, text) for name in CURRENT for text in blocks(name, "yaml")]
+
+
+@pytest.mark.parametrize(("page", "text"), settings_files())
+def test_the_settings_of_a_page_are_settings(page: str, text: str) -> None:
+    values = yaml.safe_load(text)
+    if "loop" in values:
+        TrainingSettings.model_validate(values)
+    else:
+        config.parse(values, page)
+    assert values
+
+
+# --- commands
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every `openbook ...` that a page shows on a line of its own."""
+    for page in CURRENT:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if found := re.match(r"(?:[A-Z_]+=\S+ )*(openbook .*)", line):
+                    yield page, found[1]
+
+
+def find(words: list[str]) -> tuple[Any, list[str]]:
+    """The command, or group of commands, that the words begin with, and the words behind it."""
+    command: Any = COMMANDS
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def parse(words: list[str]) -> None:
+    """Raises what the command line would say of them; nothing is run."""
+    command, rest = find(words)
+    if rest != ["--help"]:
+        assert not getattr(command, "commands", None), f"no such command: {words}"
+        command.make_context("openbook", rest)
+
+
+@pytest.mark.parametrize(("page", "line"), list(commands()))
+def test_a_command_is_one_that_openbook_has(page: str, line: str) -> None:
+    parse(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("line", ["ask who? --kk 5", "ask who? --k five", "ask", "bild", "index"])
+def test_a_command_that_openbook_does_not_have_is_found(line: str) -> None:
+    with pytest.raises(Exception, match=r"No such option|is not a valid|Missing parameter|no such command"):
+        parse(line.split())
+
+
+def test_options_named_in_a_sentence_are_options_of_the_command() -> None:
+    named = {
+        (page, command, option)
+        for page, text in CURRENT.items()
+        for command, rest in re.findall(r"`openbook ((?:index )?\w+)([^`]*)`", text)
+        for option in re.findall(r"--[a-z][a-z0-9-]*", rest)
+        if option != "--help"
+    }
+    assert len(named) > 5
+    assert {each for each in named if each[2] not in options(each[1])} == set()
+
+
+@pytest.mark.parametrize(("page", "command"), [("docs/build.md", "build"), ("docs/evaluate.md", "evaluate")])
+def test_a_page_of_one_command_names_its_options(page: str, command: str) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXTS[page]))
+    assert len(named) > 8
+    assert named <= options(command) | {"--query-encoder", "--help"}
+
+
+def options(command: str) -> set[str]:
+    return {option for parameter in find(command.split())[0].params for option in parameter.opts}
+
+
+def test_what_make_is_told_is_a_target() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for text in CURRENT.values() for name in re.findall(r"(?:`|^(?=make [a-z-]+(?: +#|$)))make ([a-z-]+)", text, re.MULTILINE)}
+    assert len(named) > 5
+    assert named - targets == set()
+
+
+# --- tables
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    script = load_script(ROOT / "docs/tables.py")
+    assert TEXTS["docs/settings.md"] == script.page(), "run: python docs/tables.py"
+    assert script.comments(config.EncoderSettings)["max_queue"] == "questions waiting; one more is refused"
+
+
+def test_the_settings_page_has_every_section() -> None:
+    parts = load_script(ROOT / "docs/tables.py").PARTS.values()
+    for kind, names in ((config.Settings, set().union(*parts)), (TrainingSettings, set().union(*parts))):
+        assert set(kind.model_fields) <= names
+
+
+def test_every_error_has_its_row() -> None:
+    rows = [*table("docs/errors.md", "From a running system"), *table("docs/errors.md", "From a command that starts")]
+    said = {row[0]: (row[1], row[2]) for row in rows if row[0] not in ("error", "---")}
+    raised = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.OpenbookError)}
+    assert said == {error.__name__: (error.grpc_code, str(error.http_status)) for error in raised}
+
+
+@pytest.mark.parametrize(
+    ("heading", "whole", "part"),
+    [
+        ("The request", answer_pb2.AnswerRequest.DESCRIPTOR, answer_pb2.RetrieveRequest.DESCRIPTOR),
+        ("The answer", answer_pb2.AnswerResponse.DESCRIPTOR, answer_pb2.RetrieveResponse.DESCRIPTOR),
+    ],
+)
+def test_every_field_of_request_and_answer_has_its_row(heading: str, whole: Descriptor, part: Descriptor) -> None:
+    rows = [row for row in table("docs/ask.md", heading) if len(row) > 2 and row[0] not in ("field", "---")]
+    named = [(name.strip(), row[1]) for row in rows for name in row[0].split(",")]
+    assert sorted(name for name, _ in named) == sorted(whole.fields_by_name)
+    assert {name for name, mark in named if mark == "r"} == set(part.fields_by_name)
+
+
+def test_fields_of_evidence_and_coverage_are_told() -> None:
+    for message in (answer_pb2.Evidence, answer_pb2.Coverage, answer_pb2.Label, answer_pb2.Token):
+        for name in message.DESCRIPTOR.fields_by_name:
+            assert f"`{name}`" in TEXTS["docs/ask.md"], (message.DESCRIPTOR.name, name)
+
+
+def test_every_metric_has_its_row() -> None:
+    assert telemetry.STAGE_SECONDS
+    ours = {f"{m.name}_total" if m.type == "counter" else m.name for m in REGISTRY.collect() if "openbook" in m.name}
+    assert {row[0] for row in table("docs/operate.md", "Metrics")} - {"metric", "---"} == ours
+
+
+# --- links
+
+
+def test_every_test_that_is_cited_exists() -> None:
+    cited = {(page, *link) for page, text in CURRENT.items() for link in CITED.findall(text)}
+    assert cited
+    missing = [
+        f"{page}: {name} in {path}"
+        for page, name, path in cited
+        if f"def {name}(" not in (ROOT / page).parent.joinpath(path).read_text(encoding="utf-8")
+    ]
+    assert not missing
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = []
+    for page, text in CURRENT.items():
+        for link in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            if link and "://" not in link and not ((ROOT / page).parent / link).exists():
+                broken.append(f"{page}: {link}")
+    assert broken == []
+
+
+def test_every_anchor_is_a_heading() -> None:
+    broken = []
+    for page, text in CURRENT.items():
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+            target = (ROOT / page).parent / link if link else ROOT / page
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            if anchor not in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}:
+                broken.append(f"{page}: {link}#{anchor}")
+    assert broken == []
+
+
+def test_every_trap_has_its_row() -> None:
+    tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/unit/models/test_traps.py").read_text(), re.MULTILINE)
+    rows = [name for name, _ in CITED.findall(TEXTS["docs/decoding.md"])]
+    assert len(tests) > 20
+    assert [name for name in tests if rows.count(name) != 1] == []
