@@ -11,22 +11,12 @@ import io
 import textwrap
 import tokenize
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from openbook.config import (
-    AnswerDefaults,
-    CacheSettings,
-    ClientTls,
-    EncoderSettings,
-    GeneratorSettings,
-    IndexClientSettings,
-    IndexServerSettings,
-    Section,
-    ServerTls,
-    ServingSettings,
-)
+from openbook import config
+from openbook.config import Section
 from openbook.evaluation.settings import EvaluationSettings
-from openbook.training import settings as training
+from openbook.training.settings import QuestionFile, TrainingSettings
 
 PAGE = Path(__file__).parent / "settings.md"
 
@@ -43,29 +33,26 @@ Made by `python docs/tables.py` from the classes that check them; edit those. A 
 - A key that does not exist and a value out of range stop the start; the message names file or variable, key and value.
 """
 
+
+def sections(kind: type[Section]) -> dict[str, type[Section]]:
+    """By name, those that a file of these settings has."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        for each in (field.annotation, *get_args(field.annotation)):  # a section, or one that may be none
+            if inspect.isclass(each) and issubclass(each, Section):
+                found[name] = each
+    return found
+
+
 PARTS: dict[str, dict[str, type[Section]]] = {
-    "Serving: `openbook up`, `deploy/serve.yaml`": {
-        "serving": ServingSettings,
-        "answer": AnswerDefaults,
-        "encoder": EncoderSettings,
-        "generator": GeneratorSettings,
-        "index": IndexClientSettings,
-        "index.tls": ClientTls,
-        "cache": CacheSettings,
-    },
+    "Serving: `openbook up`, `deploy/serve.yaml`": {**sections(config.Settings), "index.tls": config.ClientTls},
     "An index server: `openbook index serve`": {
-        "index_server": IndexServerSettings,
-        "index_server.tls": ServerTls,
+        "index_server": config.IndexServerSettings,
+        "index_server.tls": config.ServerTls,
     },
     "Training: `openbook train`": {
-        "task": training.TaskSettings,
-        "task.train[], task.validation[]": training.QuestionFile,
-        "retrieval": training.RetrievalSettings,
-        "models": training.ModelsSettings,
-        "biencoder": training.BiEncoderSettings,
-        "optimizer": training.OptimizerSettings,
-        "loop": training.LoopSettings,
-        "workers": training.WorkersSettings,
+        **sections(TrainingSettings),
+        "task.train[], task.validation[]": QuestionFile,
     },
     "Evaluation: what the options of `openbook evaluate` become": {"evaluation": EvaluationSettings},
 }
@@ -74,9 +61,9 @@ PARTS: dict[str, dict[str, type[Section]]] = {
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for title, sections in PARTS.items():
+    for title, kinds in PARTS.items():
         parts.append(f"## {title}\n")
-        parts += [_section(name, kind) for name, kind in sections.items()]
+        parts += [_section(name, kind) for name, kind in kinds.items()]
     return "\n".join(parts)
 
 

@@ -13,7 +13,14 @@ from openbook.errors import InvalidRequest, OpenbookError
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
 
-app = typer.Typer(name="openbook", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Plain help: boxes leave the descriptions a third of 80 columns.
+app = typer.Typer(
+    name="openbook",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
 app.add_typer(index_app, name="index")
 
@@ -81,7 +88,7 @@ def index_root(
     folder: Annotated[Path, typer.Argument(help="Where snapshots lie and are published; made if it is not there.")],
     snapshot: Annotated[Path, typer.Argument(help="Which snapshot it serves at first.")],
 ) -> None:
-    """Make a root, which servers serve from across publications and restarts."""
+    """Make a root, which snapshots are published to. Its servers serve from it across restarts."""
     from openbook.index.disk.root import Root
 
     Root.create(folder, snapshot)
@@ -118,7 +125,7 @@ def snapshots(
     where: Annotated[list[str] | None, typer.Argument(help="A folder of snapshots, or host:port of servers.")] = None,
     config: Config = None,
 ) -> None:
-    """List the snapshots in a folder, or those that index servers hold: these, or those in the settings."""
+    """List snapshots in folders or at index servers. With neither given, at the servers in the settings."""
     import asyncio
 
     from openbook.index.client.publish import held_by_root, held_by_servers
@@ -144,7 +151,7 @@ def up(
     snapshot: Annotated[Path | None, typer.Argument(help="A snapshot, or what `openbook index root` made.")] = None,
     config: Config = None,
 ) -> None:
-    """The whole system on this machine: index servers, cache and Ray Serve. Ctrl-C stops all of it."""
+    """Start the whole system on this machine. Index servers, cache, Ray Serve; Ctrl-C stops all of it."""
     import signal
 
     from openbook import telemetry
@@ -207,7 +214,7 @@ def ask(
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
 ) -> None:
-    """Ask a running system; shows the answer with its passages, priors, posteriors and timings."""
+    """Ask a running system. Shows the answer with its passages, priors, posteriors and timings."""
     from openbook.client import Client
     from openbook.terminal import print_answer
 
@@ -219,7 +226,7 @@ def ask(
 
 @app.command()
 def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is kept.")] = Path("var/demo")) -> None:
-    """Build the embedded corpus over two shards, serve it, ask some questions, stop. The second run starts at once."""
+    """Build, serve and ask an embedded corpus, then stop. Two shards; the second run starts at once."""
     from openbook.demo import run
 
     run(folder)
@@ -246,7 +253,7 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
     config: Config = None,
 ) -> None:
-    """Ask the questions of some files and say how good the answers are: docs/evaluation.md explains every number."""
+    """Measure how good the answers to questions are. docs/evaluate.md explains every number."""
     from openbook.config import section
     from openbook.evaluation.run import evaluate
     from openbook.evaluation.settings import EvaluationSettings

@@ -106,7 +106,7 @@ def test_a_command_is_one_that_openbook_has(page: str, line: str) -> None:
 
 @pytest.mark.parametrize("line", ["ask who? --kk 5", "ask who? --k five", "ask", "bild", "index"])
 def test_a_command_that_openbook_does_not_have_is_found(line: str) -> None:
-    with pytest.raises(Exception, match=r"No such option|is not a valid|Missing parameter|no such command"):
+    with pytest.raises(Exception, match=r"No such option|valid integer|Missing parameter|no such command"):
         parse(line.split())
 
 
@@ -135,7 +135,8 @@ def options(command: str) -> set[str]:
 
 def test_what_make_is_told_is_a_target() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for text in CURRENT.values() for name in re.findall(r"(?:`|^(?=make [a-z-]+(?: +#|$)))make ([a-z-]+)", text, re.MULTILINE)}
+    told = re.compile(r"`make ([a-z-]+)`|^make ([a-z-]+)(?= +#|$)", re.MULTILINE)
+    named = {a or b for text in CURRENT.values() for a, b in told.findall(text)}
     assert len(named) > 5
     assert named - targets == set()
 
@@ -159,9 +160,10 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 
 def test_the_settings_page_has_every_section() -> None:
-    parts = load_script(ROOT / "docs/tables.py").PARTS.values()
-    for kind, names in ((config.Settings, set().union(*parts)), (TrainingSettings, set().union(*parts))):
-        assert set(kind.model_fields) <= names
+    shown = set().union(*load_script(ROOT / "docs/tables.py").PARTS.values())
+    sections = {name for name, field in TrainingSettings.model_fields.items()} | set(config.Settings.model_fields)
+    assert len(sections) > 10
+    assert sections <= shown
 
 
 def test_every_error_has_its_row() -> None:

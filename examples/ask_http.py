@@ -1,0 +1,27 @@
+"""Ask a running system over HTTP with the standard library alone: `openbook up snapshot`, then
+
+    python examples/ask_http.py "who invented the telephone?" [--server http://127.0.0.1:8000]
+"""
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("question")
+parser.add_argument("--server", default="http://127.0.0.1:8000")
+options = parser.parse_args()
+
+body = json.dumps({"question": options.question, "k": 3, "timeout_s": 60}).encode()
+request = urllib.request.Request(f"{options.server}/v1/answer", body, {"Content-Type": "application/json"})
+try:
+    with urllib.request.urlopen(request) as reply:
+        answer = json.load(reply)
+except urllib.error.HTTPError as refused:
+    error = json.load(refused)["error"]
+    raise SystemExit(f"{error['code']}: {error['message']} (request {error['request_id']})") from None
+
+print(answer["answer"])
+for evidence in answer["evidence"]:
+    print(f"  score {evidence['score']:.3f}  {evidence['passage']['title']}: {evidence['passage']['text'][:60]}")
