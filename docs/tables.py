@@ -25,8 +25,8 @@ HEAD = """\
 
 Made by `python docs/tables.py` from the classes that check them; edit those. A test holds this page to them.
 
-- A file is YAML: sections, and in them keys. `openbook up --config openbook.yaml` reads it; so do `publish`, `snapshots`,
-  `evaluate` and `index serve`. One file may serve all of them.
+- A file is YAML: sections, and in them keys. `openbook up --config openbook.yaml` reads it; so do `publish`,
+  `snapshots`, `evaluate` and `index serve`. One file may serve all of them.
 - `OPENBOOK_<SECTION>__<KEY>` in the environment wins over the file: `OPENBOOK_ANSWER__K=10`. Its value is read as YAML:
   `OPENBOOK_INDEX__ADDRESSES='["10.0.0.5:7000"]'`. Secrets belong there, not in the file.
 - Options of a command win over both.

@@ -1,6 +1,6 @@
 """Ask a running system over gRPC: `openbook up snapshot`, then
 
-    python examples/ask.py "who invented the telephone?" [--server 127.0.0.1:9000]
+python examples/ask.py "who invented the telephone?" [--server 127.0.0.1:9000]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Ask a running system over HTTP with the standard library alone: `openbook up snapshot`, then
 
-    python examples/ask_http.py "who invented the telephone?" [--server http://127.0.0.1:8000]
+python examples/ask_http.py "who invented the telephone?" [--server http://127.0.0.1:8000]
 """
 
 import argparse

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from openbook.core.deadline import Deadline
 from openbook.core.passages import split_words
 from openbook.core.types import Passage
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.store import PassageReader
 from openbook.index.shard.shard import Shard
 from openbook.testing import HashEncoder
 
@@ -30,4 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     snapshot = Path(folder) / "snapshot"
     vectors = encoder.encode_passages(passages)  # (n, d) float32
     build_snapshot(passages, vectors, snapshot, 1, "Flat", "hash", encoder.fingerprint)
-    SEARCH
+    shard = Shard(snapshot, 0)
+    hits = shard.search(encoder.encode_questions(sys.argv[1:2]), 2, Deadline.never())
+    for passage, score in zip(shard.fetch(hits.ids[0]), hits.scores[0], strict=True):
+        print(f"{score:.3f}  {passage.title}: {passage.text}")

@@ -221,6 +221,31 @@ def test_the_answer_can_be_one_of_some_labels_whichever_the_way_in(system: Syste
     assert f"Warsaw {exp(over_grpc.labels[1].log_probability):.3f}" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme", "expected"),
+    [("ask.py", "", "  prior 1.000  posterior 1.000  Alexander Graham Bell"), ("ask_http.py", "http://", "  score ")],
+    ids=["gRPC", "HTTP"],
+)
+def test_the_examples_ask_it(system: System, name: str, scheme: str, expected: str) -> None:
+    address = f"{scheme}{system.http if scheme else system.grpc}"
+    program = [sys.executable, str(ROOT / "examples" / name), QUESTION, "--server", address]
+    answer, best, *_ = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300).stdout.split(
+        "\n"
+    )
+    assert answer.startswith("Alexander Graham Bell")
+    assert best.startswith(expected)
+
+
+def test_the_code_of_the_docs_asks_it(system: System, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/ask.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code.replace("localhost:9000", system.grpc).replace("timeout_s=30.0", "timeout_s=120.0"), names)
+    answer, streamed = capsys.readouterr().out.splitlines()
+    assert answer == "Alexander Graham Bell Alexander Graham Bell"
+    assert streamed == "alexander graham bell"
+
+
 def test_bad_questions_are_refused_in_one_line(system: System) -> None:
     asked = ask(system, "", "--k", "3")
     assert (asked.returncode, asked.stderr) == (2, "openbook: question must have 1..2000 characters, got none\n")

@@ -118,7 +118,7 @@ def test_options_named_in_a_sentence_are_options_of_the_command() -> None:
         for option in re.findall(r"--[a-z][a-z0-9-]*", rest)
         if option != "--help"
     }
-    assert len(named) > 5
+    assert len(named) > 2
     assert {each for each in named if each[2] not in options(each[1])} == set()
 
 
@@ -213,24 +213,26 @@ def test_every_test_that_is_cited_exists() -> None:
     assert not missing
 
 
-def test_every_link_leads_somewhere() -> None:
-    broken = []
+def links() -> Iterator[tuple[str, Path, str]]:
+    """Page, file and anchor of every link within the repository."""
     for page, text in CURRENT.items():
-        for link in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-            if link and "://" not in link and not ((ROOT / page).parent / link).exists():
-                broken.append(f"{page}: {link}")
-    assert broken == []
+        for file, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            if "://" not in file:
+                yield page, (ROOT / page).parent / file if file else ROOT / page, anchor
+
+
+def test_every_link_leads_somewhere() -> None:
+    found = list(links())
+    assert len(found) > 50
+    assert [(page, str(file)) for page, file, _ in found if not file.exists()] == []
 
 
 def test_every_anchor_is_a_heading() -> None:
-    broken = []
-    for page, text in CURRENT.items():
-        for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
-            target = (ROOT / page).parent / link if link else ROOT / page
-            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-            if anchor not in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}:
-                broken.append(f"{page}: {link}#{anchor}")
-    assert broken == []
+    def anchors(file: Path) -> set[str]:
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    assert [(page, anchor) for page, file, anchor in links() if anchor and anchor not in anchors(file)] == []
 
 
 def test_every_trap_has_its_row() -> None:
