@@ -100,7 +100,8 @@ def _own_comments(source: str) -> dict[str, str]:
     found = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            above, line = [], node.lineno - 1
+            above: list[str] = []
+            line = node.lineno - 1
             while line in alone:
                 above.insert(0, alone[line])
                 line -= 1
