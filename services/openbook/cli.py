@@ -40,6 +40,7 @@ def build(
     recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
     queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
+    scan: Annotated[str | None, typer.Option(help="'int8': Flat finds single queries faster, as exactly.")] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""
     from openbook.config import EncoderSettings, section
@@ -57,6 +58,7 @@ def build(
             recall_target=recall,
             queries=queries,
             query_encoder=query_encoder,
+            scan=scan,
             on_progress=on_progress,
         )
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")

@@ -61,6 +61,13 @@ def test_recall_is_measured_with_questions_of_a_file(documents: Path, tmp_path: 
     assert (recall.queries, recall.n_queries, recall.at_10) == ("given", 3, 1.0)
 
 
+def test_a_scan_is_chosen_on_the_command_line(documents: Path, tmp_path: Path) -> None:
+    command = ["build", str(documents), "--out", str(tmp_path / "out"), "--scan", "int8", "--threads", "1"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert [shard.has_scan for shard in Snapshot.open(tmp_path / "out").manifest.shards] == [True]
+
+
 def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_encoded(
     documents: Path, tmp_path: Path
 ) -> None:

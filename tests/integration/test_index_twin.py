@@ -122,8 +122,10 @@ def test_scores_are_the_inner_products_that_anybody_computes(exponent: int, tmp_
     asyncio.run(scenario())
 
 
+SCANNED = ", scanned"
 FACTORIES = (
     "Flat",
+    f"Flat{SCANNED}",
     "HNSW32",
     "HNSW32,SQ8",
     "SQ8",
@@ -149,12 +151,26 @@ CORPORA_OF = {
 }
 
 
+def built(
+    passages: list[Passage],
+    vectors: Float32,
+    out: Path,
+    n_shards: int,
+    factory: str,
+    *,
+    queries: Float32 | None = None,
+) -> None:
+    kind = factory.removesuffix(SCANNED)
+    scan = "int8" if kind != factory else None
+    build_snapshot(passages, vectors, out, n_shards, kind, "none", "none", queries=queries, scan=scan)
+
+
 def everything(factory: str) -> SearchParameters:
     """Every cell, every node, every candidate: then any index is exact."""
     return SearchParameters(
         nprobe=1 << 20 if "IVF" in factory else None,
         ef_search=1 << 20 if factory.startswith("HNSW") else None,
-        rerank_factor=None if factory == "Flat" else 60,
+        rerank_factor=None if factory.startswith("Flat") else 60,
     )
 
 
@@ -183,7 +199,7 @@ def test_every_index_searched_as_widely_as_it_goes_is_its_twin(factory: str, n_s
         vectors = corpus(rng)
         passages = passages_of(vectors)
         folder = tmp_path / corpus.__name__
-        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none", queries=vectors[:9])
+        built(passages, vectors, folder, n_shards, factory, queries=vectors[:9])
         with served(folder) as servers:
             for n in (1, 33):
                 queries = questions(vectors, n, rng)
@@ -202,7 +218,7 @@ def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shar
     vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
     queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
     passages = passages_of(vectors)
-    build_snapshot(passages, vectors, tmp_path / "s", n_shards, factory, "none", "none", queries=queries)
+    built(passages, vectors, tmp_path / "s", n_shards, factory, queries=queries)
     with served(tmp_path / "s") as servers:
         ours = ask(servers, queries, 10, AS_BUILT)
         alone = [ask(servers, query[None], 10, AS_BUILT) for query in queries[:16]]
@@ -228,11 +244,11 @@ def test_an_index_that_finds_nothing_is_not_served(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("factory", ["HNSW32", "IVF4,Flat", "IVF4,SQ8", "SQ8", "PQ8x4fs"])
+@pytest.mark.parametrize("factory", [f"Flat{SCANNED}", "HNSW32", "IVF4,Flat", "IVF4,SQ8", "SQ8", "PQ8x4fs"])
 def test_empty_and_tiny_shards_of_any_kind(factory: str, tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((16, D)).astype(np.float32)
     passages = passages_of(vectors)
-    build_snapshot(passages, vectors, tmp_path / "s", 20, factory, "none", "none")
+    built(passages, vectors, tmp_path / "s", 20, factory)
 
     async def scenario() -> None:
         with served(tmp_path / "s") as servers:

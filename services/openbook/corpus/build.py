@@ -62,9 +62,10 @@ def build_corpus(
     recall_target: float | None = None,
     queries: Path | None = None,
     query_encoder: str | None = None,
+    scan: str | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Manifest:
-    """Build a snapshot of a corpus; `recall_target` as for `openbook.index.building.build.build_snapshot`.
+    """Build a snapshot of a corpus; `recall_target` and `scan` as for `openbook.index.building.build`.
 
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
@@ -87,7 +88,7 @@ def build_corpus(
     _check_ours(work)
     if (out / MANIFEST).exists():  # a build was killed when it was as good as done
         shutil.rmtree(work, ignore_errors=True)
-    check_plan(out, n_shards, factory, model.dimension)
+    check_plan(out, n_shards, factory, model.dimension, scan)
     plan = _Plan(
         documents_digest=file_digest(documents),
         n_words=n_words,
@@ -109,6 +110,7 @@ def build_corpus(
             on_progress=on_progress,
             queries=asked,
             recall_target=recall_target,
+            scan=scan,
         )
         shutil.rmtree(work)
     return manifest

@@ -20,7 +20,7 @@ from openbook.errors import (
     StartupError,
 )
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.snapshot import FILES, MANIFEST, Manifest, Snapshot, verify_apart
+from openbook.index.disk.snapshot import FILES, MANIFEST, SCAN_FILES, Manifest, Snapshot, verify_apart
 from openbook.index.shard import engine
 from openbook.index.shard.shard import Shard
 
@@ -41,10 +41,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With all files that a snapshot can have."""
+    out = tmp_path_factory.mktemp("scanned") / "snapshot"
+    build(out, scan="int8")
+    return out
+
+
 @pytest.fixture
-def copy(built: Path, tmp_path: Path) -> Path:
+def copy(scanned: Path, tmp_path: Path) -> Path:
     """One of our own, to be damaged."""
-    return Path(shutil.copytree(built, tmp_path / "snapshot"))
+    return Path(shutil.copytree(scanned, tmp_path / "snapshot"))
 
 
 def test_a_snapshot_says_what_it_is(built: Path) -> None:
@@ -63,6 +71,17 @@ def test_equal_contents_have_equal_ids_and_others_have_others(built: Path, tmp_p
     altered[7, 3] = np.nextafter(altered[7, 3], np.float32(np.inf))
     assert build(tmp_path / "altered", altered).snapshot_id != first
     assert build(tmp_path / "shards", n_shards=3).snapshot_id != first
+
+
+def test_a_scan_adds_its_files_and_nothing_else(built: Path, scanned: Path) -> None:
+    plain, more = (Snapshot.open(folder).manifest for folder in (built, scanned))
+    assert plain.snapshot_id != more.snapshot_id
+    for mine, theirs in zip(more.shards, plain.shards, strict=True):
+        assert (mine.has_scan, theirs.has_scan) == (True, False)
+        assert mine.files[: len(FILES)] == theirs.files
+        assert [file.name for file in mine.files[len(FILES) :]] == list(SCAN_FILES)
+    sizes = [file.size_bytes for file in more.shards[0].files[len(FILES) :]]
+    assert sizes == [128 + 30 * D, 128 + 30 * 16, 128 + 4 * D]  # a header, and codes, scales, centre
 
 
 def test_a_memory_map_in_any_layout_builds_the_same(built: Path, tmp_path: Path) -> None:
@@ -94,6 +113,8 @@ BAD_VECTORS[41, 2] = np.inf
         ({"factory": "LSH"}, InvalidConfig, "'LSH': .*METRIC_L2"),
         ({"factory": "HNSW0"}, InvalidConfig, "'HNSW0': numbers in it must be at least 1"),
         ({"factory": "IVF64,Flat"}, InvalidConfig, r"'IVF64,Flat': .*training points \(60\)"),
+        ({"scan": "int4"}, InvalidConfig, "scan must be int8 or none, got 'int4'"),
+        ({"scan": "int8", "factory": "HNSW8"}, InvalidConfig, "scan int8 is for the factory Flat alone, got 'HNSW8'"),
         ({"factory": "IDMap,Flat"}, InvalidConfig, "'IDMap,Flat': add does not make sense"),
     ],
 )
@@ -122,7 +143,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *SCAN_FILES])
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

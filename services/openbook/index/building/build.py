@@ -19,6 +19,7 @@ from openbook.index.disk.snapshot import (
     INDEX,
     MANIFEST,
     MAX_DIMENSION,
+    SCAN_FILES,
     VECTORS,
     FileEntry,
     Manifest,
@@ -49,6 +50,7 @@ def build_snapshot(
     *,
     queries: Float32 | None = None,
     recall_target: float | None = None,
+    scan: str | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
@@ -64,15 +66,17 @@ def build_snapshot(
         on_progress: told about the stages "write" and "index".
         queries: (n, d) real ones to measure recall with; stored vectors with noise if there are none.
         recall_target: at 10; the search is widened until it is reached, where it can be.
+        scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
+            of the memory, as exactly. See `openbook.index.shard.scan`.
 
     Raises:
-        InvalidConfig: `out` exists or is being built, `n_shards` is below 1, or FAISS cannot build this factory from
-            these vectors.
+        InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
+            cannot build it from these vectors.
         InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite.
     """
     _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
-    empty = check_plan(out, n_shards, factory, dimension)
+    empty = check_plan(out, n_shards, factory, dimension, scan)
     ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
     partial = files.partial_of(out)
     with undisturbed(partial), _removed_on_failure(partial):
@@ -84,11 +88,16 @@ def build_snapshot(
             folder.mkdir()
             max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, rows, on_progress))
             write_passages(folder, (passages[i] for i in rows), rows.start)
+            if scan is not None:
+                from openbook.index.shard.scan import write as write_codes  # compiled, for those who want it
+
+                write_codes(folder)
         empty.train(_training_sample(vectors))
         for shard, rows in enumerate(ranges):
             _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
         about = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
-        manifest = _describe(partial, ranges, {**about, "dimension": dimension, "max_norm": max_norm})
+        names = FILES + (SCAN_FILES if scan else ())
+        manifest = _describe(partial, ranges, names, {**about, "dimension": dimension, "max_norm": max_norm})
         _write_manifest(partial, manifest)
         shards = [Shard(partial, shard, verify=False) for shard in range(n_shards)]
         recall, search = certify(shards, queries, recall_target)
@@ -132,13 +141,18 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_plan(out: Path, n_shards: int, factory: str, dimension: int) -> Index:
+def check_plan(out: Path, n_shards: int, factory: str, dimension: int, scan: str | None = None) -> Index:
     """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
     check_installation()
     _check_new(out)
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
-    return Index.from_factory(factory, dimension)
+    if scan not in (None, "int8"):
+        raise InvalidConfig(f"scan must be int8 or none, got {scan!r}")
+    index = Index.from_factory(factory, dimension)
+    if scan is not None and not index.is_flat:
+        raise InvalidConfig(f"scan {scan} is for the factory Flat alone, got {factory!r}")
+    return index
 
 
 def _check_new(out: Path) -> None:
@@ -193,12 +207,14 @@ def _write_index(folder: Path, index: Index, rows: range, total: int, on_progres
     index.write(folder / INDEX)
 
 
-def _describe(folder: Path, ranges: Sequence[range], about: Mapping[str, str | float]) -> Manifest:
+def _describe(
+    folder: Path, ranges: Sequence[range], names: Sequence[str], about: Mapping[str, str | float]
+) -> Manifest:
     shards = [
         ShardEntry(
             first_id=rows.start,
             n_passages=len(rows),
-            files=tuple(_describe_file(shard_folder(folder, shard) / name) for name in FILES),
+            files=tuple(_describe_file(shard_folder(folder, shard) / name) for name in names),
         )
         for shard, rows in enumerate(ranges)
     ]

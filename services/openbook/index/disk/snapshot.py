@@ -5,6 +5,7 @@ shard-0000/  index.faiss     what FAISS searches
              vectors.npy     the exact (n, d) float32 vectors: what scores are computed from
              passages.bin    texts
              offsets.npy     where each text begins
+             codes.npy, scales.npy, centre.npy   the vectors in 8 bits, if they are to be scanned
 shard-0001/  ...
 """
 
@@ -24,6 +25,10 @@ MANIFEST = "manifest.json"
 INDEX = "index.faiss"
 VECTORS = "vectors.npy"
 FILES = (INDEX, VECTORS, TEXTS, OFFSETS)
+CODES = "codes.npy"
+SCALES = "scales.npy"
+CENTRE = "centre.npy"
+SCAN_FILES = (CODES, SCALES, CENTRE)
 MAX_DIMENSION = 4096  # the rounding bound of core.topk and the message sizes of the server count on it
 
 RECALL_AT = (1, 5, 10, 100)
@@ -39,7 +44,7 @@ class _Entry(BaseModel):
 class FileEntry(_Entry):
     """One file of a shard, as it must be found."""
 
-    name: Literal["index.faiss", "vectors.npy", "passages.bin", "offsets.npy"]
+    name: Literal["index.faiss", "vectors.npy", "passages.bin", "offsets.npy", "codes.npy", "scales.npy", "centre.npy"]
     size_bytes: Count
     sha256: str
 
@@ -50,6 +55,11 @@ class ShardEntry(_Entry):
     first_id: Count
     n_passages: Count
     files: tuple[FileEntry, ...]
+
+    @property
+    def has_scan(self) -> bool:
+        """Whether there are codes of its vectors."""
+        return any(file.name == CODES for file in self.files)
 
 
 class Recall(_Entry):
@@ -146,9 +156,10 @@ class Snapshot:
         Raises:
             InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
         """
-        files = self.shard(shard).files
-        if sorted(file.name for file in files) != sorted(FILES):
-            raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(FILES)}")
+        entry = self.shard(shard)
+        files, names = entry.files, FILES + (SCAN_FILES if entry.has_scan else ())
+        if sorted(file.name for file in files) != sorted(names):
+            raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(names)}")
         for file in files:
             path = self.shard_folder(shard) / file.name
             try:

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -31,7 +31,9 @@ MIN_PROBES = 8
 SEARCH_BEAM = 64
 MAX_BEAM = 4096
 CALIBRATION_NUMBERS = 1 << 23  # 32 MB of vectors: beyond most caches, and searched in milliseconds
+CALIBRATION_K = 10
 CALIBRATION_BATCHES = (2, 4, 8, 16)
+SCAN_BATCHES = (1, 2, 4, 8, 16, 32)
 BUILD_BLAS_FROM = 4
 NEVER = (1 << 31) - 1
 
@@ -47,6 +49,8 @@ class Tuning:
     blas_from: int = 4
     """Queries from which on a Flat index is searched through BLAS. FAISS's own choice is 167 at 768-d, and 8 times
     slower at 64."""
+    scan_up_to: int = 8
+    """Queries up to which codes are scanned where there are any, instead of an index of the vectors."""
 
 
 def check_installation() -> None:
@@ -275,6 +279,11 @@ def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
     return InvertedLists(memory, codes - begin, ids - begin, sizes, minimum, extent, faiss_index.by_residual)
 
 
+def turn(deadline: Deadline) -> "_Alone":
+    """For what searches without FAISS: to be entered by one at a time. Raises DeadlineExceeded then, as a search."""
+    return _Alone(deadline, NEVER)
+
+
 def is_searching() -> bool:
     """Whether somebody in this process is at it, so that another search would have to wait."""
     return _ONE_AT_A_TIME.locked()
@@ -330,31 +339,47 @@ def best_of(vectors: Float32, queries: Float32, k: int) -> tuple[Float32, Int64]
     return scores, positions
 
 
-def calibrate(sample: Float32, n_threads: int) -> Tuning:
+def calibrate(
+    sample: Float32, n_threads: int, scan: Callable[[Float32, int, Deadline], object] | None = None
+) -> Tuning:
     """Measure, in some tenths of a second, what searches like a Flat one over these (N, d) vectors need.
 
-    `n_threads` 0 chooses the fewest threads within a tenth of the fastest. Alone in this process while it measures.
+    `n_threads` 0 chooses the fewest threads within a tenth of the fastest. `scan` is `Scan.contenders` of the same
+    vectors. Alone in this process while it measures.
     """
     import faiss
 
     index = Index(faiss.IndexFlatIP(sample.shape[1]))
     index.add(sample)
 
-    def seconds(n_queries: int, tuning: Tuning) -> float:
+    def measured_s(n_queries: int, search: Callable[[Float32], object]) -> float:
         queries = np.resize(sample, (n_queries, sample.shape[1]))
         times = []
         for _ in range(3):
             started = time.perf_counter()
-            index.search(queries, 10, AS_BUILT, tuning, Deadline.never())
+            search(queries)
             times.append(time.perf_counter() - started)
         return min(times)
+
+    def seconds(n_queries: int, tuning: Tuning) -> float:
+        return measured_s(
+            n_queries, lambda queries: index.search(queries, CALIBRATION_K, AS_BUILT, tuning, Deadline.never())
+        )
 
     if n_threads == 0:
         counts = [1 << i for i in range((os.cpu_count() or 1).bit_length())]
         measured = {count: seconds(64, Tuning(count, 1)) for count in counts if count <= (os.cpu_count() or 1)}
         n_threads = min(count for count, s in measured.items() if s <= 1.1 * min(measured.values()))
     slower = [n for n in CALIBRATION_BATCHES if seconds(n, Tuning(n_threads, 1)) > seconds(n, Tuning(n_threads, NEVER))]
-    return Tuning(n_threads, max(slower, default=1) + 1)
+    tuning = Tuning(n_threads, max(slower, default=1) + 1)
+    if scan is None:
+        return tuning
+    faster = [
+        n
+        for n in SCAN_BATCHES
+        if measured_s(n, lambda queries: scan(queries, CALIBRATION_K, Deadline.never())) < seconds(n, tuning)
+    ]
+    return replace(tuning, scan_up_to=max(faster, default=0))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
 from openbook.index.shard.memory import prewarm
+
+if TYPE_CHECKING:
+    from openbook.index.shard.scan import Scan
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +91,12 @@ class Shard:
         self._longest = LARGEST_SCORE / max(self.manifest.max_norm, self._index.max_norm, 1.0)  # that a query may be
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
+        self._scan = None
+        if entry.has_scan and device == "cpu":
+            self._scan = _read_scan(files, self._vectors.shape, self.manifest.max_norm, huge_pages)
         defaults = self.manifest.search or SearchDefaults()
         self._defaults = SearchParameters(**defaults.model_dump())
-        self._tuning = _tuning(self._vectors, n_threads)
+        self._tuning = _tuning(self._vectors, n_threads, self._scan)
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.
@@ -139,7 +146,8 @@ class Shard:
 
     def prewarm(self) -> None:
         """See to it that the first searches take no longer than later ones."""
-        prewarm(*self._index.mapped, self._rows)
+        codes = (self._scan.scales, self._scan.codes) if self._scan else ()
+        prewarm(*codes, *self._index.mapped, self._rows)
 
     def self_test(self) -> None:
         """Look whether some stored vectors are found, and scored as they are, as by an index of other vectors they
@@ -155,16 +163,20 @@ class Shard:
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
         _, best, errors = self._rescored(queries, candidates, 1)
-        found = best >= canonical_scores(queries, queries)[:, None] - 2 * errors[:, None]
+        least = canonical_scores(queries, queries)[:, None] - 2 * errors[:, None]
+        found = best >= least
         if self._index.keeps_vectors:
             scores = canonical_scores(queries[:, None], self._rows[candidates])
             off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
             found &= not (off[candidates >= 0].any() or (self._rows[rows] != queries).any())
+        contenders = self._scan.contenders(queries, 1, Deadline.never()) if self._scan else None
+        if contenders is not None:
+            found &= self._rescored(queries, contenders, 1)[1] >= least
         n_good = int(np.count_nonzero(found))
-        least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
-        if n_good < least:
+        n_least = SELF_TESTS if self._index.is_flat else SELF_TESTS // 2
+        if n_good < n_least:
             raise InvalidSnapshot(
-                f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {least} must find "
+                f"{self.folder}: shard {self.number}: of {SELF_TESTS} stored vectors at least {n_least} must find "
                 f"themselves or better, {n_good} did: the index is not one of these vectors, or finds nothing in them"
             )
 
@@ -188,7 +200,11 @@ class Shard:
     def _search(
         self, queries: Float32, k: int, m: int, parameters: SearchParameters, deadline: Deadline
     ) -> tuple[Int64, Float32]:
-        """The best k of m candidates each: ids and scores, (n, k) both."""
+        """The best k of m candidates each, or of a scan's contenders: ids and scores, (n, k) both."""
+        if self._scan is not None and len(queries) <= self._tuning.scan_up_to:
+            contenders = self._scan.contenders(queries, k, deadline)
+            if contenders is not None:
+                return self._rescored(queries, contenders, k)[:2]
         approximate, candidates = self._index.search(queries, m, parameters, self._tuning, deadline)
         if m <= k or not self._index.keeps_vectors:
             return self._rescored(queries, candidates, k)[:2]
@@ -244,16 +260,25 @@ def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchP
     )
 
 
-_TUNINGS: dict[tuple[int, int], Tuning] = {}
+def _read_scan(folder: Path, shape: tuple[int, ...], max_norm: float, huge_pages: bool) -> "Scan":
+    from openbook.index.shard.scan import Scan  # compiled, for those who have one
+
+    return Scan.read(folder, shape, max_norm, huge_pages)
 
 
-def _tuning(vectors: Float32, n_threads: int) -> Tuning:
+_TUNINGS: dict[tuple[int, int, bool], Tuning] = {}
+
+
+def _tuning(vectors: Float32, n_threads: int, scan: "Scan | None") -> Tuning:
     """Measured once in a process for each dimension, and not at all where a search takes no time anyhow."""
     n_passages, dimension = vectors.shape
     if n_passages * dimension < CALIBRATION_NUMBERS:
         return Tuning(max(1, n_threads))
-    if (dimension, n_threads) not in _TUNINGS:
+    key = dimension, n_threads, scan is not None
+    if key not in _TUNINGS:
         sample = np.array(vectors[: CALIBRATION_NUMBERS // dimension])
-        _TUNINGS[dimension, n_threads] = tuning = calibrate(sample, n_threads)
+        _TUNINGS[key] = tuning = calibrate(sample, n_threads, scan.first(len(sample)).contenders if scan else None)
         log.info("searches with %d threads, through BLAS from %d queries on", tuning.n_threads, tuning.blas_from)
-    return _TUNINGS[dimension, n_threads]
+        if scan:
+            log.info("scans codes for up to %d queries", tuning.scan_up_to)
+    return _TUNINGS[key]
