@@ -1,6 +1,6 @@
 """One index server beside FAISS in this process: the same file, the same threads, in turn, CPU time of client + server.
 
-    python benchmarks/bench_index.py [--passages 100000] [--rounds 9] [--folder var/bench-index]
+    python benchmarks/bench_index.py [--passages 100000] [--rounds 9] [--folder var/bench-index] [--only "Flat, scan"]
 
 FAISS is called as its users call it, except that for "FAISS" a Flat index uses BLAS from four queries on, as ours does,
 and "FAISS by default" leaves its settings alone. Every contender answers the same queries in every round; a ratio is
@@ -44,9 +44,11 @@ D, K = 768, 10
 BEST = RetrievalSettings(k=K)
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
 TICKS = os.sysconf("SC_CLK_TCK")
+SCANS = {"Flat, scan": "int8"}
 # what FAISS builds, as a share of the passages, how many batches of 64 a round takes, and whether in huge pages
 KINDS = {
     "Flat": ("Flat", 1.0, 1, False),
+    "Flat, scan": ("Flat", 1.0, 1, False),
     "IVF": ("IVF512,SQ8", 2.0, 1, False),
     "HNSW, small": ("HNSW32", 0.5, 4, False),
     "HNSW": ("HNSW32", 2.0, 4, False),
@@ -62,10 +64,10 @@ def clustered(n: int, seed: int) -> Float32:
     return centres[rng.integers(0, 500, n)] + 0.7 * rng.standard_normal((n, D), dtype=np.float32)
 
 
-def build(folder: Path, factory: str, vectors: Float32, n_shards: int = 1) -> Path:
+def build(folder: Path, factory: str, vectors: Float32, n_shards: int = 1, scan: str | None = None) -> Path:
     if not folder.exists():
         passages = [Passage(i, "", "", "") for i in range(len(vectors))]
-        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none")
+        build_snapshot(passages, vectors, folder, n_shards, factory, "none", "none", scan=scan)
     return folder
 
 
@@ -273,12 +275,15 @@ def main(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         stack.callback(lambda: print(json.dumps(dict(results))))
         empty = build(args.folder / "empty", "Flat", clustered(1, seed=1), 2)
-        for loop, factory in {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}.items():
+        loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+        for loop, factory in loops.items() if args.only is None else ():
             with asyncio.Runner(loop_factory=factory) as runner:  # Ray Serve's replicas run in uvloop
                 results += runner.run(round_trips(empty, args.rounds, loop))
         for name, (kind, share, n_batches, huge_pages) in KINDS.items():
-            n = int(args.passages * share)
-            folder = build(args.folder / f"{kind}-{n}", kind, clustered(n, seed=1))
+            if args.only not in (None, name):
+                continue
+            n, scan = int(args.passages * share), SCANS.get(name)
+            folder = build(args.folder / f"{kind}-{n}{f'-{scan}' if scan else ''}", kind, clustered(n, seed=1), 1, scan)
             results += asyncio.run(against_faiss(folder, name, n_batches, huge_pages, args.rounds))
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, FAISS {faiss.__version__}")
         for what, numbers in results:
@@ -290,6 +295,7 @@ if __name__ == "__main__":
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, default=Path("var/bench-index"))
+    parser.add_argument("--only", choices=KINDS, help="this kind of index, and no round trips")
     parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.echo:
