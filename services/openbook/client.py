@@ -61,19 +61,19 @@ class Client:
         Raises:
             OpenbookError: the one that the server raised.
         """
-        with _our_errors():
+        with _from_grpc():
             return self._stub.Answer(self._request(question, options), timeout=self._timeout_s + GRACE_S)
 
     def stream(self, question: str, **options: Unpack[AnswerOptions]) -> Iterator[AnswerEvent]:
         """The passages, each token as it is decided, the answer: RAG-Token, greedy or sampled. Raises as `answer`."""
         one_by_one: AnswerOptions = {"formulation": Formulation.TOKEN, "n_beams": 1}
-        with _our_errors():
+        with _from_grpc():
             request = self._request(question, {**options, **one_by_one})
             yield from self._stub.AnswerStream(request, timeout=self._timeout_s + GRACE_S)
 
     def retrieve(self, question: str, **options: Unpack[RetrieveOptions]) -> RetrieveResponse:
         """The passages and their prior alone. Raises as `answer`."""
-        with _our_errors():
+        with _from_grpc():
             request = _filled(RetrieveRequest(question=question, timeout_s=self._timeout_s), options)
             return self._stub.Retrieve(request, timeout=self._timeout_s + GRACE_S)
 
@@ -109,7 +109,7 @@ def _filled(request: R, options: Mapping[str, Any]) -> R:
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
+def _from_grpc() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:

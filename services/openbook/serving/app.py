@@ -42,24 +42,24 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     Raises:
         InvalidConfig: an unknown key, a bad value, or no address of the index tier or the cache.
     """
-    return assemble(config.parse(args, "serve args"), load_encoder, load_generator)
+    return assemble(config.parse(args, "serve args"), make_encoder, make_generator)
 
 
-def load_encoder(settings: EncoderSettings) -> EncoderModel:
+def make_encoder(settings: EncoderSettings) -> EncoderModel:
     """The encoder that the settings name, for questions. Raises InvalidModel."""
     from openbook.models.encoder import TextEncoder
 
     return TextEncoder.load(settings, role="query")
 
 
-def load_generator(settings: GeneratorSettings) -> GeneratorModel:
+def make_generator(settings: GeneratorSettings) -> GeneratorModel:
     """The generator that the settings name. Raises InvalidModel."""
     from openbook.models.generator import RagGenerator
 
     return RagGenerator.load(settings)
 
 
-def assemble(settings: Settings, load_encoder: EncoderLoader, load_generator: GeneratorLoader) -> serve.Application:
+def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: GeneratorLoader) -> serve.Application:
     """The application with models of the caller's choice; the loaders run in the replicas.
 
     Raises:
@@ -73,11 +73,11 @@ def assemble(settings: Settings, load_encoder: EncoderLoader, load_generator: Ge
     if settings.serving.topology == "split":
         return _ingress(settings, n_threads=1, num_gpus=0).bind(
             settings,
-            _model("encoder", EncoderDeployment, encoder).bind(encoder, load_encoder),
-            _model("generator", GeneratorDeployment, generator).bind(generator, load_generator),
+            _model("encoder", EncoderDeployment, encoder).bind(encoder, make_encoder),
+            _model("generator", GeneratorDeployment, generator).bind(generator, make_generator),
         )
     n_threads, num_gpus = max(encoder.n_threads, generator.n_threads), encoder.num_gpus + generator.num_gpus
-    return _ingress(settings, n_threads, num_gpus).bind(settings, load_encoder, load_generator)
+    return _ingress(settings, n_threads, num_gpus).bind(settings, make_encoder, make_generator)
 
 
 class Ingress(AnswerIngress):

@@ -26,7 +26,7 @@ from openbook.models.saving import save_encoder
 from openbook.training.data import read_examples, read_validation
 from openbook.training.loop import Loss
 from openbook.training.opening import open_retriever
-from openbook.training.pairs import Pair, digest, mined, pool
+from openbook.training.pairs import Pair, mined, pairs_digest, pool
 from openbook.training.retrieval import REGEX_PASSAGES, SnapshotTexts, texts_by
 from openbook.training.settings import BiEncoderSettings, TrainingSettings
 from openbook.training.world import World
@@ -140,7 +140,7 @@ class BiEncoderJob:
         bm25 = open_retriever(retrieval, None, device)
         search = texts_by(lambda examples: bm25.find(examples, None, REGEX_PASSAGES))
         self.examples = mined(read_examples(task, settings.loop.seed, search), bm25, retrieval.k, own.n_negatives)
-        self.plan = {**bm25.identity, **plan, "examples": digest(self.examples)}
+        self.plan = {**bm25.identity, **plan, "examples": pairs_digest(self.examples)}
         asked = read_validation(task, settings.loop.n_validation)
         self._validation: Validation | None = None
         if asked:

@@ -66,7 +66,7 @@ def answered_by(question: Question, text: str) -> bool:
     return has_answer(text, question.answers)
 
 
-def digest(examples: Sequence[Example]) -> str:
+def examples_digest(examples: Sequence[Example]) -> str:
     """Identifies examples and their order."""
     return json_digest([[each.text, each.target, each.question.title, each.question.context] for each in examples])[:32]
 

@@ -20,7 +20,7 @@ from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
 from openbook.training.data import Example
 from openbook.training.loop import Loss
-from openbook.training.retrieval import EMPTY, Found, Retriever
+from openbook.training.retrieval import EMPTY, Found, PassageFinder
 from openbook.training.settings import TrainingSettings
 
 LENGTH_STEP = 32
@@ -67,7 +67,7 @@ class RagLoss(nn.Module):
         self,
         query_encoder: EncoderCheckpoint,
         generator: GeneratorCheckpoint,
-        retriever: Retriever,
+        retriever: PassageFinder,
         settings: TrainingSettings,
     ) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class RagLoss(nn.Module):
 
         Raises:
             InvalidRequest: a question or an answer is too long.
-            ShardUnavailable, SnapshotMismatch: as `Retriever.find`.
+            ShardUnavailable, SnapshotMismatch: as `PassageFinder.find`.
         """
         return self.as_tensors(examples, self.retrieve(examples))
 

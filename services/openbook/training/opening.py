@@ -3,11 +3,11 @@
 import torch
 
 from openbook.core.space import Space, check_same_space
-from openbook.training.retrieval import Given, LiveIndex, MemoryIndex, Nothing, Retriever
+from openbook.training.retrieval import Given, LiveIndex, MemoryIndex, Nothing, PassageFinder
 from openbook.training.settings import RetrieverSettings
 
 
-def open_retriever(settings: RetrieverSettings, queries: Space | None, device: torch.device) -> Retriever:
+def open_retriever(settings: RetrieverSettings, queries: Space | None, device: torch.device) -> PassageFinder:
     """Ready to find passages. `queries` is what the query encoder asks for; None if there is none.
 
     Raises:

@@ -16,7 +16,7 @@ from openbook.core.fingerprint import json_digest
 from openbook.core.types import NO_HIT, Passage
 from openbook.errors import InvalidDocuments
 from openbook.training.data import Example, answered_by
-from openbook.training.retrieval import Retriever
+from openbook.training.retrieval import PassageFinder
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Pair:
         return passage.text == self.positive.text or answered_by(self.example.question, passage.text)
 
 
-def mined(examples: Sequence[Example], bm25: Retriever, depth: int, n_negatives: int) -> list[Pair]:
+def mined(examples: Sequence[Example], bm25: PassageFinder, depth: int, n_negatives: int) -> list[Pair]:
     """Each question with its passages, up to `n_negatives` of the best `depth`. Those without a positive are left out.
 
     Raises:
@@ -54,7 +54,7 @@ def mined(examples: Sequence[Example], bm25: Retriever, depth: int, n_negatives:
     return pairs
 
 
-def _mined(examples: Sequence[Example], bm25: Retriever, depth: int, n_negatives: int) -> Iterator[Pair]:
+def _mined(examples: Sequence[Example], bm25: PassageFinder, depth: int, n_negatives: int) -> Iterator[Pair]:
     for start in range(0, len(examples), QUESTIONS_AT_ONCE):
         some = examples[start : start + QUESTIONS_AT_ONCE]
         for example, passages in zip(some, bm25.find(some, None, depth).passages, strict=True):
@@ -83,7 +83,7 @@ def pool(pairs: Sequence[Pair], others: Sequence[Passage] = ()) -> tuple[list[Pa
     return passages, left_out
 
 
-def digest(pairs: Sequence[Pair]) -> str:
+def pairs_digest(pairs: Sequence[Pair]) -> str:
     """Identifies pairs and their order."""
     texts = [[p.example.text, *((z.title, z.text) for z in (p.positive, *p.negatives))] for p in pairs]
     return json_digest(texts)[:32]

@@ -15,10 +15,10 @@ from openbook.models.checkpoint import device_of, load_generator
 from openbook.models.encoder import load_encoder
 from openbook.models.formats import RagFormat
 from openbook.models.saving import check_generator, check_rag, save_encoder, save_generator, save_rag
-from openbook.training.data import Example, Search, digest, read_examples, read_validation
+from openbook.training.data import Example, Search, examples_digest, read_examples, read_validation
 from openbook.training.loss import RagLoss
 from openbook.training.opening import open_retriever
-from openbook.training.retrieval import REGEX_PASSAGES, Retriever, texts_by
+from openbook.training.retrieval import REGEX_PASSAGES, PassageFinder, texts_by
 from openbook.training.settings import TrainingSettings
 from openbook.training.validation import Validation
 from openbook.training.world import World
@@ -39,13 +39,17 @@ class RagJob:
         fingerprint = self._encoder.fingerprint
         queries = Space(f"query encoder {settings.models.query_encoder!r}", self._space, self._encoder.dimension)
         with ExitStack() as undo:
-            self._retriever: Retriever = open_retriever(settings.retrieval, queries, device)
+            self._retriever: PassageFinder = open_retriever(settings.retrieval, queries, device)
             undo.callback(self.close)
             self.objective = RagLoss(self._encoder, self._generator, self._retriever, settings).to(device)
             self.examples = self._usable(read_examples(settings.task, settings.loop.seed, self._search))
             if not self.examples:
                 raise InvalidDocuments("all examples are too long to be trained on, as the warning before this says")
-            self.plan = {**self.objective.identity, "query encoder": fingerprint, "examples": digest(self.examples)}
+            self.plan = {
+                **self.objective.identity,
+                "query encoder": fingerprint,
+                "examples": examples_digest(self.examples),
+            }
             asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
             self.validation = Validation(self.objective, self._generator, asked, settings, world) if asked else None
             undo.pop_all()

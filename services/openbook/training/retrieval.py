@@ -33,7 +33,7 @@ class Found:
     vectors: Float32 | None = None  # (n, k, d), those stored: what gradients of the query go through; 0 in empty slots
 
 
-class Retriever(Protocol):
+class PassageFinder(Protocol):
     """Finds passages. Threads may take turns, but not at once."""
 
     @property

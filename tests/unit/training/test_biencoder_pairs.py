@@ -15,7 +15,7 @@ from openbook.errors import InvalidDocuments
 from openbook.index.building.build import build_snapshot
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
-from openbook.training.pairs import Pair, digest, mined, pool
+from openbook.training.pairs import Pair, mined, pairs_digest, pool
 
 FACTS = [
     ("Bell", "alexander graham bell invented the telephone"),
@@ -124,4 +124,4 @@ def test_the_digest_tells_pairs_apart(facts: Bm25, change: Callable[[list[Pair]]
     examples = [asked("what is the moon of", "earth"), asked("where was marie curie born", "warsaw")]
     pairs = mined(examples, facts, 5, 1)
     assert pairs[1].negatives
-    assert digest(pairs) == digest(mined(examples, facts, 5, 1)) != digest(change(pairs))
+    assert pairs_digest(pairs) == pairs_digest(mined(examples, facts, 5, 1)) != pairs_digest(change(pairs))

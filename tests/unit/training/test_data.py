@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tiny_training import jsonl
 
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.training.data import Example, digest, most_frequent_match, read_examples, read_validation
+from openbook.training.data import Example, examples_digest, most_frequent_match, read_examples, read_validation
 from openbook.training.settings import TaskSettings
 
 FEVER = {"SUPPORTS": "yes", "REFUTES": "no", "NOT ENOUGH INFO": "unknown"}
@@ -155,8 +155,8 @@ def test_examples_are_identified_by_all_that_is_read_and_written(answers: Path) 
         return [Example(fields.get("text", first.text), fields.get("target", first.target), question), *examples[1:]]
 
     others = [changed(**{field: "other"}) for field in ("text", "target", "title", "context")]
-    assert len({digest(each) for each in (examples, examples[::-1], examples[1:], *others)}) == 7
-    assert digest(examples) == digest(changed())
+    assert len({examples_digest(each) for each in (examples, examples[::-1], examples[1:], *others)}) == 7
+    assert examples_digest(examples) == examples_digest(changed())
 
 
 @pytest.mark.parametrize(("kind", "labels"), [("classification", {}), ("question_answering", FEVER)])

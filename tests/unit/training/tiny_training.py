@@ -19,7 +19,7 @@ from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import load_encoder
 from openbook.training.data import Example
 from openbook.training.loss import RagLoss
-from openbook.training.retrieval import Retriever
+from openbook.training.retrieval import PassageFinder
 from openbook.training.settings import TrainingSettings
 from openbook.training.world import World
 
@@ -90,7 +90,7 @@ def settings(**sections: dict[str, Any]) -> TrainingSettings:
     return TrainingSettings.model_validate(given)
 
 
-def objective(folder: Path, retriever: Retriever, asked: TrainingSettings, precise: bool = True) -> RagLoss:
+def objective(folder: Path, retriever: PassageFinder, asked: TrainingSettings, precise: bool = True) -> RagLoss:
     """The loss over the tiny models, which are saved into the folder if they are not there; on request in float64."""
     encoder, generator = models(folder) if not (folder / "dpr").exists() else (folder / "dpr", folder / "bart")
     loss = RagLoss(load_encoder(str(encoder)), load_generator(str(generator)), retriever, asked)

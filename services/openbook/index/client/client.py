@@ -87,7 +87,7 @@ class IndexClient:
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
-        with our_errors(self.address):
+        with from_grpc(self.address):
             return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
 
     async def search(
@@ -176,7 +176,7 @@ class IndexClient:
 
 
 @contextmanager
-def our_errors(address: str) -> Iterator[None]:
+def from_grpc(address: str) -> Iterator[None]:
     """A call to a server fails with the error that the server named."""
     try:
         yield

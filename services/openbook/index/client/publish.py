@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from openbook.config import IndexClientSettings
 from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
-from openbook.index.client.client import channel_credentials, open_channel, our_errors
+from openbook.index.client.client import channel_credentials, from_grpc, open_channel
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
@@ -80,7 +80,7 @@ async def publish(
     snapshot_id, n_shards = snapshot.manifest.snapshot_id, len(snapshot.manifest.shards)
     where = str(folder_at_servers or snapshot.folder)
     async with _servers(settings) as servers:
-        infos = await _all_or_error([server.info() for server in servers])
+        infos = await _all_or_raise([server.info() for server in servers])
         if missing := sorted(set(range(n_shards)) - {info.shard for info in infos}):
             shards = ", ".join(map(str, missing))
             raise ShardUnavailable(f"shard {shards} of {n_shards} has no server among {', '.join(settings.addresses)}")
@@ -88,7 +88,7 @@ async def publish(
         refusals: list[OpenbookError] = []
         n_prepared = 0
         for wave in waves([info.shard for info in infos]):
-            outcomes = await _all([servers[i].prepare(where, snapshot_id) for i in wave])
+            outcomes = await _outcomes([servers[i].prepare(where, snapshot_id) for i in wave])
             refusals += [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]
             n_prepared += len(wave)
             on_progress("prepare", n_prepared, len(servers))
@@ -96,11 +96,11 @@ async def publish(
                 break
         if refusals:
             if all(info.snapshot_id != snapshot_id for info in infos):
-                await _all([server.discard(snapshot_id) for server in servers])
+                await _outcomes([server.discard(snapshot_id) for server in servers])
             raise _together(refusals)
         sequence = sequence_for(snapshot_id, infos)
         publishes = [server.publish(snapshot_id, sequence) for server in servers]
-        published = await _all(publishes, lambda n: on_progress("publish", n, len(servers)))
+        published = await _outcomes(publishes, lambda n: on_progress("publish", n, len(servers)))
         if failures := [outcome for outcome in published if isinstance(outcome, OpenbookError)]:
             raise _together(failures, "; publish it again to complete it")
         return sequence
@@ -109,7 +109,7 @@ async def publish(
 async def held_by_servers(settings: IndexClientSettings) -> list[Listed]:
     """What every server holds, in order. Raises ShardUnavailable if one does not answer, InvalidConfig for none."""
     async with _servers(settings) as servers:
-        infos = await _all_or_error([server.info() for server in servers])
+        infos = await _all_or_raise([server.info() for server in servers])
         return [row for server, info in zip(servers, infos, strict=True) for row in _rows(server.address, info)]
 
 
@@ -180,22 +180,22 @@ class _Server:
         self._metadata = (("authorization", f"Bearer {token.get_secret_value()}"),) if token else ()
 
     async def info(self) -> InfoResponse:
-        with our_errors(self.address):
+        with from_grpc(self.address):
             return await self._stub.Info(InfoRequest(), timeout=TIMEOUT_S)
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
         request = PrepareRequest(folder=folder, snapshot_id=snapshot_id)
-        with our_errors(self.address):
+        with from_grpc(self.address):
             return await self._admin.Prepare(request, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)
 
     async def publish(self, snapshot_id: str, sequence: int) -> InfoResponse:
         request = PublishRequest(snapshot_id=snapshot_id, sequence=sequence)
-        with our_errors(self.address):
+        with from_grpc(self.address):
             return await self._admin.Publish(request, timeout=TIMEOUT_S, metadata=self._metadata)
 
     async def discard(self, snapshot_id: str) -> InfoResponse:
         request = DiscardRequest(snapshot_id=snapshot_id)
-        with our_errors(self.address):
+        with from_grpc(self.address):
             return await self._admin.Discard(request, timeout=TIMEOUT_S, metadata=self._metadata)
 
 
@@ -210,7 +210,7 @@ async def _servers(settings: IndexClientSettings) -> AsyncIterator[list[_Server]
         await asyncio.gather(*(server.channel.close() for server in servers))
 
 
-async def _all(
+async def _outcomes(
     calls: Sequence[Awaitable[Result]], on_done: Callable[[int], None] = lambda n: None
 ) -> list[Result | OpenbookError]:
     """What came of each, also of those after one that failed."""
@@ -230,8 +230,8 @@ async def _all(
     return await asyncio.gather(*map(one, calls))
 
 
-async def _all_or_error(calls: Sequence[Awaitable[Result]]) -> list[Result]:
-    outcomes = await _all(calls)
+async def _all_or_raise(calls: Sequence[Awaitable[Result]]) -> list[Result]:
+    outcomes = await _outcomes(calls)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]:
         raise _together(errors)
     return [outcome for outcome in outcomes if not isinstance(outcome, OpenbookError)]

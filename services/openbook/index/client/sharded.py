@@ -152,11 +152,11 @@ class ShardedIndex:
         replicas = self._connected()
         if min_coverage == 1.0:
             searches = [replicas.ask("Search", shard, len(queries), context, call) for shard in tier.shards]
-            return merge(await _all(searches), k, Coverage(tier.n_passages, tier.n_passages))
+            return merge(await _all_of(searches), k, Coverage(tier.n_passages, tier.n_passages))
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
         searches = [replicas.ask("Search", shard, len(queries), soon, call) for shard in alive]
-        found = dict(zip(alive, await _all([_or_error(search) for search in searches]), strict=True))
+        found = dict(zip(alive, await _all_of([_or_error(search) for search in searches]), strict=True))
         hits = {shard.number: each for shard, each in found.items() if isinstance(each, Hits)}
         problems = [str(each) for each in found.values() if not isinstance(each, Hits)]
         coverage = tier.coverage(hits)
@@ -188,7 +188,7 @@ class ShardedIndex:
             if with_vectors:
                 vectors[positions] = part
 
-        await _all([fill(shard, positions.tolist()) for shard, positions in parts])
+        await _all_of([fill(shard, positions.tolist()) for shard, positions in parts])
         return [passages[i] for i in range(len(ids))], vectors
 
     async def _usable(self, deadline: Deadline, min_coverage: float) -> Tier:
@@ -286,7 +286,7 @@ class ShardedIndex:
         return self._tier
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """All results in order; the first failure ends the other calls."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:

@@ -15,7 +15,7 @@ from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
 from openbook.index.server.held import HeldSnapshots
-from openbook.index.server.service import abort, answer, info
+from openbook.index.server.service import abort, info, respond
 from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -150,7 +150,7 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
             work(asked.deadline)
             return info(self._publishing.held)
 
-        return answer(method, context, change)
+        return respond(method, context, change)
 
     def _refusal(self, context: grpc.ServicerContext) -> str:
         """Why this caller may not change anything; empty if it may."""

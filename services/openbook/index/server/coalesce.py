@@ -159,7 +159,7 @@ class Coalescer:
             finish(*(search.done(DeadlineExceeded(late)) for search in dropped))
             if batch:
                 began = perf_counter()
-                answer(batch)
+                search_together(batch)
                 self._last_s = perf_counter() - began
         finally:
             with self._lock:
@@ -174,7 +174,7 @@ def finish(*later: Later) -> None:
             each()
 
 
-def answer(batch: Sequence[PendingSearch]) -> None:
+def search_together(batch: Sequence[PendingSearch]) -> None:
     """Search once for searches that go together, and tell each its part."""
     first = batch[0]
     queries = first.queries if len(batch) == 1 else np.concatenate([search.queries for search in batch])

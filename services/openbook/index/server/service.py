@@ -48,10 +48,10 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._searches.go()
             return self._search_response(outcome.result())
 
-        return answer("Search", context, search)
+        return respond("Search", context, search)
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
-        return answer("Fetch", context, lambda _: self._fetch(request))
+        return respond("Fetch", context, lambda _: self._fetch(request))
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
         def asked(_: Context) -> index_pb2.InfoResponse:
@@ -60,7 +60,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 response.frames.CopyFrom(self.frames)
             return response
 
-        return answer("Info", context, asked)
+        return respond("Info", context, asked)
 
     def Exchange(  # noqa: N802
         self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
@@ -220,7 +220,7 @@ def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
     )
 
 
-def answer(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response]) -> Response:
+def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response]) -> Response:
     """Do the work in time, or end the call with the code of what went wrong."""
     remaining_s: float | None = context.time_remaining()
     headers = dict(context.invocation_metadata())

@@ -30,7 +30,7 @@ async def call(name: str, context: Context, send: Send) -> Any:
     """
     context.deadline.check(name)
     async with in_time(name, context.deadline):
-        with _our_errors(name):
+        with _from_ray(name):
             try:
                 return unwrap(await _cancellable(send()))
             except RayActorError:
@@ -44,7 +44,7 @@ async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[
     try:
         while True:
             async with in_time(name, context.deadline):
-                with _our_errors(name):
+                with _from_ray(name):
                     part = unwrap(await anext(response))
             yield part
     except StopAsyncIteration:
@@ -73,7 +73,7 @@ async def _cancellable(response: Any) -> Any:
 
 
 @contextmanager
-def _our_errors(name: str) -> Iterator[None]:
+def _from_ray(name: str) -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
