@@ -106,7 +106,7 @@ def test_each_hears_of_its_own_and_what_is_left_is_done_once_all_have_heard() ->
         return PendingSearch(Counting(), queries, 1, AS_BUILT, Context(), done(name, later))  # type: ignore[arg-type]
 
     there = lambda: told.append("there")  # noqa: E731
-    answer(
+    search_together(
         [
             pending(1, 2, name="a", later=here),
             pending(3, name="b", later=there),
