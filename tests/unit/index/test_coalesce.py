@@ -9,7 +9,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.server.coalesce import Later, Outcome, PendingSearch, SearchQueue
+from openbook.index.server.coalesce import Later, Outcome, PendingSearch, SearchQueue, search_together
 
 HERE, THERE = object(), object()
 
