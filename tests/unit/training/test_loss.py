@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_training as tiny
 import torch
+from pretended import gpu
 from torch import Tensor
 from transformers import RagConfig, RagSequenceForGeneration, RagTokenForGeneration
 
@@ -61,6 +62,18 @@ def run(objective: RagLoss, examples: Sequence[Example]) -> tuple[Tensor, dict[s
     total = objective(objective.prepare(examples)).total
     total.backward()
     return total.detach(), tiny.gradients(objective)
+
+
+def test_on_a_gpu_loss_and_gradients_are_those_of_the_cpu(folder: Path) -> None:
+    """A pretended one: what is retrieved and tokenized comes from the CPU, and has to move."""
+    examples, losses = tiny.examples(4), []
+    with gpu() as device:
+        for where in ("cpu", device):
+            objective = build(folder, optimizer={"label_smoothing": 0.1}).to(where)
+            assert objective.device == torch.device(where)
+            loss, gradients = run(objective, examples)
+            losses.append((loss.cpu(), {name: gradient.cpu() for name, gradient in gradients.items()}))
+    same(losses[1], losses[0])
 
 
 def same(one: Any, other: Any, tolerance: float = 1e-9) -> None:
