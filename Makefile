@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss bench-train identity clean help
+.PHONY: gpu bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss bench-train identity clean help
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -47,6 +47,10 @@ bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minut
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
+
+# With the Python of the machine, which has torch with CUDA: the environment here has torch for CPUs.
+gpu:             ## All that only a GPU can tell, measured and checked: var/gpu.md; eight minutes of one
+	PYTHONPATH=services $(PYTHON) benchmarks/bench_gpu.py
 
 bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn; some minutes
 	$(BIN)/python benchmarks/bench_index.py

@@ -62,6 +62,7 @@ def theirs(oracle: Any, ids: Tensor, mask: Tensor, scores: Tensor, settings: Gen
             doc_scores=scores,
             num_beams=settings.n_beams,
             max_length=settings.max_new_tokens + 1,
+            min_new_tokens=settings.min_new_tokens,
             pad_token_id=PAD,
             eos_token_id=EOS,
             decoder_start_token_id=EOS,

@@ -9,10 +9,12 @@ length, as its retriever does. The losses must be equal, and the gradients of on
 import argparse
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from rag_side_by_side import THEIRS, Batch, build, compare, rag
+from torch import Tensor
 
 from openbook.core.types import Formulation
 from openbook.models.marginal import log_likelihood
@@ -28,14 +30,9 @@ def measure(args: argparse.Namespace, formulation: Formulation, whose: str) -> d
     scores = batch.scores.requires_grad_()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # part of training, not of the loss
-    oracle = rag(model, formulation, args.passages)
+    loss_of = contestant(whose, model, batch, formulation)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    if whose == THEIRS:
-        inputs = {"context_input_ids": batch.ids, "context_attention_mask": batch.mask, "doc_scores": scores}
-        loss = oracle(**inputs, labels=batch.labels_with_start, reduce_loss=True).loss
-    else:
-        reader = Seq2Seq(model, keep_mode=True, recompute=OURS[whose])
-        loss = -log_likelihood(reader, batch.ids, batch.mask, scores, batch.labels, formulation).sum()
+    loss = loss_of()
     loss.backward()
     return {
         "cpu_s": time.process_time() - started,
@@ -43,6 +40,17 @@ def measure(args: argparse.Namespace, formulation: Formulation, whose: str) -> d
         "loss": loss.item(),
         "gradients": [scores.grad.norm().item(), model.model.encoder.layers[0].fc1.weight.grad.norm().item()],
     }
+
+
+def contestant(whose: str, model: Any, batch: Batch, formulation: Formulation) -> Callable[[], Tensor]:
+    """Computes () -log p(y|x), summed over the batch."""
+    if whose != THEIRS:
+        reader = Seq2Seq(model, keep_mode=True, recompute=OURS[whose])
+        inputs = batch.ids, batch.mask, batch.scores, batch.labels
+        return lambda: -log_likelihood(reader, *inputs, formulation).sum()
+    oracle = rag(model, formulation, batch.scores.shape[1])
+    named = {"context_input_ids": batch.ids, "context_attention_mask": batch.mask, "doc_scores": batch.scores}
+    return lambda: oracle(**named, labels=batch.labels_with_start, reduce_loss=True).loss
 
 
 if __name__ == "__main__":

@@ -51,17 +51,20 @@ class Parts:
     batch: Batch
 
     @classmethod
-    def random(cls, args: argparse.Namespace, formulation: Formulation, half: bool) -> "Parts":
+    def random(cls, args: Any, formulation: Formulation, half: bool, encoder: Any, generator: Any) -> "Parts":
+        """On the device of the models, whose states are as wide as the vectors."""
+        device, width = generator.device, encoder.config.hidden_size
         random = torch.Generator().manual_seed(1)
         questions = torch.randint(5, 30522, (args.questions, N_QUESTION_TOKENS), generator=random)
-        vectors = torch.randn(args.questions, args.passages, args.d_model, generator=random) / 20
-        models = dpr(args.d_model, args.layers), build(args)
-        return cls(formulation, half, *models, questions, vectors, Batch.random(args))
+        vectors = torch.randn(args.questions, args.passages, width, generator=random) / 20
+        tensors = questions.to(device), vectors.to(device), Batch.random(args).to(device)
+        return cls(formulation, half, encoder, generator, *tensors)
 
 
 def measure(args: argparse.Namespace, formulation: Formulation, whose: str) -> dict[str, Any]:
     """All steps; the time of the last."""
-    parts = Parts.random(args, formulation, whose.endswith(HALF))
+    models = dpr(args.d_model, args.layers), build(args)
+    parts = Parts.random(args, formulation, whose.endswith(HALF), *models)
     step = theirs(parts) if whose.startswith(THEIRS) else ours(parts, recompute=TWICE in whose)
     results, cpu_s = [], 0.0
     for _ in range(args.steps):
@@ -81,7 +84,7 @@ def theirs(parts: Parts) -> Step:
     adam = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
 
     def step() -> tuple[float, float]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=parts.half):
+        with torch.autocast(parts.questions.device.type, torch.bfloat16, enabled=parts.half):
             queries = model.question_encoder(parts.questions).pooler_output
             loss = model(
                 context_input_ids=batch.ids,

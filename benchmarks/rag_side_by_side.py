@@ -41,7 +41,7 @@ Measure = Callable[[argparse.Namespace, Formulation, str], dict[str, Any]]
 """What one process does for a formulation and one of the contestants: `cpu_s`, `peak_mb`, and what must be equal."""
 
 
-def build(args: argparse.Namespace) -> Any:
+def build(args: Any) -> Any:
     """A BART that answers at random."""
     torch.manual_seed(0)
     config = BartConfig(
@@ -71,11 +71,11 @@ def dpr(hidden: int = 8, layers: int = 1) -> Any:
 
 
 def rag(model: Any, formulation: Formulation, k: int, question_encoder: Any = None) -> Any:
-    """transformers' class around the same generator."""
+    """transformers' class around the same generator, and where that is."""
     encoder = question_encoder or dpr()
     config = RagConfig.from_question_encoder_generator_configs(encoder.config, model.config, n_docs=k)
     kind = RagTokenForGeneration if formulation is Formulation.TOKEN else RagSequenceForGeneration
-    return kind(config=config, question_encoder=encoder, generator=model).eval()
+    return kind(config=config, question_encoder=encoder, generator=model).eval().to(model.device)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Batch:
     labels: Tensor  # (n, t), end-of-sequence last
 
     @classmethod
-    def random(cls, args: argparse.Namespace) -> "Batch":
+    def random(cls, args: Any) -> "Batch":
         n, k, t = args.questions, args.passages, args.target
         random = torch.Generator().manual_seed(0)
         mask = (torch.arange(args.padded) < args.real).long().repeat(n * k, 1)
@@ -100,7 +100,11 @@ class Batch:
     @property
     def labels_with_start(self) -> Tensor:
         """As transformers wants them."""
-        return torch.cat([torch.full((len(self.labels), 1), EOS), self.labels], 1)
+        return torch.cat([self.labels.new_full((len(self.labels), 1), EOS), self.labels], 1)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same there."""
+        return Batch(*(tensor.to(device) for tensor in (self.ids, self.mask, self.scores, self.labels)))
 
 
 def compare(

@@ -56,20 +56,19 @@ class Verdict:
         return self.ours.token_ids == self.alone.token_ids and np.allclose(numbers, in_batch, atol=ROUNDING, rtol=0)
 
 
-def verdicts(n: int) -> Iterator[Verdict]:
+def verdicts(n: int, device: str = "cpu") -> Iterator[Verdict]:
     """The first n questions, in batches whose questions have different numbers of passages."""
     for first in range(0, n, BATCH):
-        yield from _batch(first // BATCH, range(first, min(first + BATCH, n)))
+        yield from _batch(first // BATCH, range(first, min(first + BATCH, n)), device)
 
 
-def _batch(number: int, questions: range) -> Iterator[Verdict]:
+def _batch(number: int, questions: range, device: str) -> Iterator[Verdict]:
     settings, special = _settings(number)
-    generator, reader = _generator(number % N_MODELS)
+    generator, reader = _generator(number % N_MODELS, device)
     ks = [1 + 7 * question % MAX_K for question in questions]
-    ids, mask = tiny.contexts(number, len(ks) * max(ks))
-    scores = tiny.scores(number, len(ks), max(ks)).masked_fill(
-        torch.arange(max(ks)) >= torch.tensor(ks)[:, None], -torch.inf
-    )
+    empty = torch.arange(max(ks)) >= torch.tensor(ks)[:, None]
+    scores = tiny.scores(number, len(ks), max(ks)).masked_fill(empty, -torch.inf).to(device)
+    ids, mask = (tensor.to(device) for tensor in tiny.contexts(number, len(ks) * max(ks)))
     together = generate(reader, ids, mask, scores, settings, special)
     for row, (question, k) in enumerate(zip(questions, ks, strict=True)):
         slots = slice(row * max(ks), row * max(ks) + k)
@@ -100,8 +99,8 @@ def _settings(number: int) -> tuple[GenerationSettings, SpecialTokens]:
 
 
 @cache
-def _generator(seed: int) -> tuple[Any, Seq2Seq]:
-    generator = tiny.bart(seed)
+def _generator(seed: int, device: str) -> tuple[Any, Seq2Seq]:
+    generator = tiny.bart(seed).to(device)
     return generator, Seq2Seq(generator)
 
 
@@ -139,7 +138,7 @@ def theirs(
 
 @cache
 def _oracle(kind: Any, generator: Any) -> Any:
-    return tiny.rag(kind, generator, 1)
+    return tiny.rag(kind, generator, 1).to(generator.device)
 
 
 def arguments(settings: GenerationSettings, special: SpecialTokens) -> dict[str, Any]:
@@ -168,11 +167,11 @@ def _fast(
     proposers: dict[Tokens, list[int]] = {}
     for row, y in enumerate(answers(proposed)):
         proposers.setdefault(y, []).append(row // n_beams)
-    log_prior, mass = paper.log_prior(scores.numpy()), {}
+    log_prior, mass = paper.log_prior(scores.cpu().numpy()), {}
     for y, of_y in proposers.items():
-        inputs = torch.tensor([(tiny.EOS, *y[:-1])]).expand(len(of_y), -1)
+        inputs = torch.tensor([(tiny.EOS, *y[:-1])], device=ids.device).expand(len(of_y), -1)
         logits = generator(input_ids=ids[of_y], attention_mask=mask[of_y], decoder_input_ids=inputs).logits
-        likelihood = logits.log_softmax(-1)[:, range(len(y)), list(y)].sum(-1).numpy()
+        likelihood = logits.log_softmax(-1)[:, range(len(y)), list(y)].sum(-1).cpu().numpy()
         mass[y] = np.logaddexp.reduce(log_prior[of_y] + likelihood)
     return max(mass, key=lambda y: mass[y])
 

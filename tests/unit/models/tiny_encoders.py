@@ -1,6 +1,7 @@
 """Encoders in folders as they are published: random weights, and a tokenizer that knows some forty words."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 DPR = transformers.DPRConfig(**SIZES, vocab_size=len(BERT), max_position_embeddings=40)
 
 
-def bert_tokenizer() -> Any:
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(BERT)}, unk_token="[UNK]"))
+def bert_tokenizer(words: Sequence[str] = BERT) -> Any:
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer()
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.post_processor = processors.TemplateProcessing(

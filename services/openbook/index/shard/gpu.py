@@ -1,6 +1,6 @@
 """Shards on a GPU: the CPU's index, moved there when a server starts. Scores still come from the stored vectors.
 
-Written against FAISS 1.15's interface on machines without a GPU: what stands here was not run on one.
+Experimental: written against FAISS 1.15's interface on machines without a GPU; what stands here was not run on one.
 """
 
 from importlib import import_module
