@@ -29,6 +29,9 @@ FACTS = [
     ("The moon", "The moon goes around the earth.", "What does the moon go around?", "no such answer"),
 ]
 
+ROUNDING = 1e-6
+"""Of logarithms of probabilities about 1, which float32 and the processor's kernels leave above 0 or below."""
+
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -94,8 +97,8 @@ def test_every_answer_is_recorded_with_what_it_rests_on(whole: Path) -> None:
     assert len(answered) == 12
     for record in answered:
         assert sorted(record.passage_ids) == [0, 1, 2, 3, 4], "searched are more than are read"
-        assert record.log_likelihood <= 0.0
-        assert 0.0 <= record.prior_entropy <= np.log(2)
+        assert record.log_likelihood <= ROUNDING
+        assert -ROUNDING <= record.prior_entropy <= np.log(2) + ROUNDING
     by_id = {(record.id, record.formulation.value): record for record in answered if record.file == "facts"}
     france, moon = by_id["q0", "sequence"], by_id["q4", "sequence"]
     assert (france.question, france.answers) == ("What is the capital of France?", ("Paris",))
@@ -168,7 +171,8 @@ def test_gold_context_is_the_only_passage(data: Path, tmp_path: Path) -> None:
     gold = {"snapshot": None, "context": "gold", "formulations": ["token"]}
     (result,) = evaluate(settings(data, tmp_path / "out", questions=[data / "facts.jsonl"], **gold))
     assert [record.answer_rank for record in records(tmp_path / "out")] == [1, 1, 1, 1, None]
-    assert {(record.prior_entropy, record.passage_ids) for record in records(tmp_path / "out")} == {(0.0, ())}
+    assert {record.passage_ids for record in records(tmp_path / "out")} == {()}
+    assert [record.prior_entropy for record in records(tmp_path / "out")] == pytest.approx([0.0] * 5, abs=ROUNDING)
     assert result.has_answer[1].value == pytest.approx(0.8)
     with pytest.raises(InvalidDocuments, match=r"patterns\.jsonl: gold context needs a context .* question 1 has none"):
         evaluate(settings(data, tmp_path / "other", **gold))

@@ -166,7 +166,9 @@ def test_old_rag_checkpoints_read_the_question_as_the_question_encoder_spells_it
 
     question = "Who's the PRESIDENT of France?"
     spelled = "who ' s the president of france?"
-    assert likelihood(old, question) == likelihood(new, spelled) != likelihood(new, question)
+    # Of weights that lie elsewhere in memory, which products may take otherwise.
+    assert likelihood(old, question) == pytest.approx(likelihood(new, spelled), abs=1e-4)
+    assert abs(likelihood(new, spelled) - likelihood(new, question)) > 1e-3
 
 
 @settings(max_examples=40)

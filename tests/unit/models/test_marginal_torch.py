@@ -166,7 +166,8 @@ def test_the_smoothed_loss_holds_few_logits_and_spares_answers_without_tokens(
         results.append((value.detach(), *torch.autograd.grad(value.sum(), (scores, model.model.shared.weight))))
         assert max(most) <= limit
     torch.testing.assert_close(*results)
-    assert results[0][0][1] == 0.0
+    # Minus the log of a prior that was normalised: on some processors the last bit is left of it.
+    assert results[0][0][1] == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])

@@ -107,7 +107,8 @@ def test_a_passage_of_two_questions_is_no_negative_of_either(folder: Path) -> No
     loss = objective("dpr", folder)
     other = Question("q", "what is a title", ("no such answer",))
     twins = [Pair(PAIRS[0].example, PAIRS[0].positive, ()), Pair(Example(other.text, "", other), PAIRS[0].positive, ())]
-    assert loss(loss.prepare(twins)).total == 0
+    # The log-softmax of one score, whose last bit depends on the processor.
+    assert loss(loss.prepare(twins)).total.item() == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -225,7 +225,8 @@ def test_computing_the_encoder_twice_changes_nothing(folder: Path, dropout: bool
         results.append(run(objective, tiny.examples(4)))
     same(*results)
     torch.manual_seed(4)
-    assert torch.equal(run(objective, tiny.examples(4))[0], results[0][0]) != dropout
+    other = run(objective, tiny.examples(4))[0]
+    assert torch.allclose(other, results[0][0], rtol=1e-9) != dropout  # computed in another way: not to the bit
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
