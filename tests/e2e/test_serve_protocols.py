@@ -14,13 +14,35 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from small_system import DIMENSION, PASSAGES, QUESTION, System, serving_tier, write_snapshot
+from small_system import (
+    DIMENSION,
+    PASSAGES,
+    QUESTION,
+    EchoModel,
+    System,
+    load_echo,
+    load_hash,
+    serving_tier,
+    write_snapshot,
+)
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
+from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.types import Formulation, RetrievalSettings
-from openbook.errors import InvalidRequest, OpenbookError, Overloaded
+from openbook.errors import (
+    InvalidModel,
+    InvalidRequest,
+    OpenbookError,
+    Overloaded,
+    ShardUnavailable,
+    SnapshotMismatch,
+)
+from openbook.serving.app import assemble
+from openbook.serving.launch import run
+from openbook.serving.workers.encoder import EncoderLoader
+from openbook.serving.workers.generator import GeneratorLoader
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
@@ -38,7 +60,7 @@ def system(
     proxy, topology = request.param
     snapshot = write_snapshot(tmp_path_factory.mktemp("serve") / "snapshot")
     serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT}
-    with serving_tier(snapshot, redis_server.url, serving) as running:
+    with serving_tier(snapshot, redis_server.url, serving, modules=[__name__]) as running:
         yield running
 
 
@@ -316,3 +338,39 @@ def admitted(client: Client, question: str) -> Iterator[Any]:
             return stream
         except Overloaded:
             pass
+
+
+def load_other_space(settings: EncoderSettings) -> HashEncoder:
+    return HashEncoder(2 * DIMENSION)
+
+
+def load_nothing(settings: GeneratorSettings) -> EchoModel:
+    raise InvalidModel("generator 'nowhere': no such folder")
+
+
+@pytest.mark.parametrize(
+    ("address", "encoder", "generator", "error", "message"),
+    [
+        (None, load_other_space, load_echo, SnapshotMismatch, "dimension 128 .*hash-128.* dimension 64 .*hash-64"),
+        ("127.0.0.1:1", load_hash, load_echo, ShardUnavailable, "127.0.0.1:1"),
+        (None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
+    ],
+)
+def test_a_replica_that_cannot_start_says_why(
+    address: str | None,
+    encoder: EncoderLoader,
+    generator: GeneratorLoader,
+    error: type[OpenbookError],
+    message: str,
+    system: System,
+) -> None:
+    """From here on nothing is served."""
+    settings = system.settings
+    index = IndexClientSettings(addresses=(address,), timeout_s=1) if address else settings.index
+    with pytest.raises(error, match=message):
+        run.deploy(assemble(settings.model_copy(update={"index": index}), encoder, generator), settings.serving)
+
+
+def test_the_next_one_put_right_starts(system: System, client: Client) -> None:
+    run.deploy(assemble(system.settings, load_hash, load_echo), system.settings.serving)
+    assert client.answer(QUESTION).answer

@@ -1,68 +1,17 @@
-"""What keeps the endpoint from starting is told at once, in our own words, and leaves nothing behind."""
+"""What keeps the endpoint from starting is told before anything is started. More of it in `test_serve_protocols`."""
 
 import os
 import socket
-from collections.abc import Iterator
 
 import pytest
-from small_system import DIMENSION, QUESTION, EchoModel, load_echo, load_hash, serving_tier, write_snapshot
 
-from openbook.cache.server import RedisServer
-from openbook.client import Client
-from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, ServingSettings, Settings
-from openbook.errors import InvalidConfig, InvalidModel, OpenbookError, PortInUse, ShardUnavailable, SnapshotMismatch
+from openbook.config import ServingSettings
+from openbook.errors import InvalidConfig, PortInUse
 from openbook.processes import free_port
-from openbook.serving.app import assemble, build
+from openbook.serving.app import build
 from openbook.serving.launch import run
-from openbook.serving.workers.encoder import EncoderLoader
-from openbook.serving.workers.generator import GeneratorLoader
-from openbook.testing import HashEncoder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-
-
-def load_other_space(settings: EncoderSettings) -> HashEncoder:
-    return HashEncoder(2 * DIMENSION)
-
-
-def load_nothing(settings: GeneratorSettings) -> EchoModel:
-    raise InvalidModel("generator 'nowhere': no such folder")
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Settings]:
-    snapshot = write_snapshot(tmp_path_factory.mktemp("start") / "snapshot")
-    with serving_tier(snapshot, redis_server.url, {}, modules=[__name__]) as running:
-        yield running.settings
-
-
-@pytest.mark.parametrize("topology", ["fused", "split"])
-@pytest.mark.parametrize(
-    ("address", "encoder", "generator", "error", "message"),
-    [
-        (None, load_other_space, load_echo, SnapshotMismatch, "dimension 128 .*hash-128.* dimension 64 .*hash-64"),
-        ("127.0.0.1:1", load_hash, load_echo, ShardUnavailable, "127.0.0.1:1"),
-        (None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
-    ],
-)
-def test_a_replica_that_cannot_start_says_why(
-    topology: str,
-    address: str | None,
-    encoder: EncoderLoader,
-    generator: GeneratorLoader,
-    error: type[OpenbookError],
-    message: str,
-    system: Settings,
-) -> None:
-    index = IndexClientSettings(addresses=(address,), timeout_s=1) if address else system.index
-    serving = system.serving.model_copy(update={"topology": topology})
-    settings = system.model_copy(update={"index": index, "serving": serving})
-    with pytest.raises(error, match=message):
-        run.deploy(assemble(settings, encoder, generator), settings.serving)
-    # The next one, put right, starts.
-    run.deploy(assemble(system, load_hash, load_echo), system.serving)
-    with Client(f"127.0.0.1:{system.serving.grpc_port}", timeout_s=120) as client:
-        assert client.answer(QUESTION).answer
 
 
 def test_arguments_are_checked_before_anything_is_deployed() -> None:
