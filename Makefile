@@ -13,8 +13,12 @@ help:            ## This list
 demo: $(VENV)/.demo  ## Set everything up, build the index, serve it, ask, stop
 	$(BIN)/openbook demo
 
+# Two at a time, a file in one process, for files share what is slow to make. In the order of the folders: e2e begins,
+# whose files are the longest, and the short ones fill the gaps.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: check      ## Set everything up and run all checks and tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 unit: $(VENV)/.dev  ## The tests that take seconds
 	$(BIN)/python -m pytest tests/unit -q

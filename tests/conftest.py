@@ -1,6 +1,7 @@
 """Fixtures that more than one folder needs, and the limits under which every test runs."""
 
 import os
+import signal
 
 # Before torch, FAISS or OpenBLAS are imported: more threads than cores make everything many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,10 @@ os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112  # Ray may rea
 # Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
 # gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Processes of pytest-xdist are told a width, which Rich would keep though a test names another.
+os.environ.pop("COLUMNS", None)
+# A shell that runs the tests in the background has them ignore Ctrl-C, and the processes that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Iterator
 
