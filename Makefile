@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: gpu bench-index bench-routing bench-scale demo test unit check lint protos bench-decode bench-loss bench-train identity clean help
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-loss bench-train identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -19,6 +19,9 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: check      ## Set everything up and run all checks and tests
 	$(BIN)/python -m pytest $(PARALLEL)
+
+test-isa: $(VENV)/.dev  ## The unit and integration tests as older processors compute
+	$(BIN)/python tests/isa.py tests/unit tests/integration $(PARALLEL)
 
 unit: $(VENV)/.dev  ## The tests that take seconds
 	$(BIN)/python -m pytest tests/unit -q
