@@ -1,7 +1,6 @@
 """Fixtures that more than one folder needs, and the limits under which every test runs."""
 
 import os
-import signal
 
 # Before torch, FAISS or OpenBLAS are imported: more threads than cores make everything many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,17 +12,19 @@ os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112  # Ray may rea
 # Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
 # gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-# Processes of pytest-xdist are told a width, which Rich would keep though a test names another.
-os.environ.pop("COLUMNS", None)
-# A shell that runs the tests in the background has them ignore Ctrl-C, and the processes that they start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from openbook.cache.server import RedisServer
+
+# Processes of pytest-xdist are told a width, which Rich would keep though a test names another.
+os.environ.pop("COLUMNS", None)
+# A shell that runs the tests in the background has them ignore Ctrl-C, and the processes that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, however long they take: a run on a slow machine fails where a run on a fast one does.
 # New examples are looked for with `pytest --hypothesis-profile=search`.
