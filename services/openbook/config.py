@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openbook.core.types import Decoding, Formulation, GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.secret import SecretRedisUrl, SecretText, told
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
@@ -23,14 +24,13 @@ GPU_MAX_K = 2048  # of FAISS
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# YAML reads a token of digits as a number.
-Token = Annotated[SecretStr, BeforeValidator(lambda v: str(v) if isinstance(v, int) else v), Field(min_length=16)]
 
 
 class Section(BaseModel):
     """Frozen, and loud about what it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # Hidden in pydantic's own message: ours shows what may be shown.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 class ServerTls(Section):
@@ -59,7 +59,8 @@ class IndexServerSettings(Section):
     max_streams: Positive = 64  # connections of clients; one more is refused
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
-    admin_token: Token | None = None  # with none, only servers on loopback can be published to
+    # with none, only servers on loopback can be published to
+    admin_token: Annotated[SecretText, Field(min_length=16)] | None = None
     tls: ServerTls | None = None
 
     @model_validator(mode="after")
@@ -91,13 +92,13 @@ class IndexClientSettings(Section):
     timeout_s: Seconds = 2.0  # one call to one server
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
     tls: ClientTls | None = None
-    admin_token: Annotated[SecretStr, BeforeValidator(str)] | None = None  # for `openbook publish`
+    admin_token: SecretText | None = None  # for `openbook publish`
 
 
 class CacheSettings(Section):
     """The cache of query embeddings."""
 
-    url: str | None = None  # with none, `openbook up` starts a Redis of its own
+    url: SecretRedisUrl | None = None  # with none, `openbook up` starts a Redis of its own
     timeout_s: Seconds = 0.05  # one read or write; longer than this is a miss
     ttl_s: Positive = 7 * 24 * 3600
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
@@ -233,19 +234,14 @@ def load_index_server(
 
 def _collect(path: Path | None, env: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
     """Sections of a file and the environment, and which values came from the environment."""
-    values = _read_yaml(path) if path else {}
+    values = _sections(path) if path else {}
     sources: dict[tuple[str, ...], str] = {}
     for name, text in sorted((os.environ if env is None else env).items()):
         section, separator, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
         if not name.startswith(ENV_PREFIX) or not separator:
             continue
         source = sources[section, key] = f"environment variable {name}"
-        try:
-            values.setdefault(section, {})[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            if key == "admin_token":
-                raise InvalidConfig(f"{source}: cannot be read as YAML") from None
-            raise InvalidConfig(f"{source}: {text!r} cannot be read as YAML: {error}") from None
+        values.setdefault(section, {})[key] = _yaml(text, source)
     return values, sources
 
 
@@ -265,29 +261,48 @@ def section(kind: type[S], source: str, **values: Any) -> S:
 
 def read(kind: type[S], path: Path) -> S:
     """A settings file that is one section by itself, whatever the environment says. Raises as `load`."""
-    return _validated(kind, _read_yaml(path), NOWHERE, str(path))
+    return _validated(kind, _sections(path), NOWHERE, str(path))
 
 
 def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, source: str) -> S:
+    lines = []
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        lines = []
         for problem in error.errors():
-            location = tuple(str(part) for part in problem["loc"])
+            location = tuple(map(str, problem["loc"]))
             where = sources.get(location[:2]) or sources.get(location[:1], source)
-            value = "(hidden)" if "admin_token" in location else repr(problem["input"])
-            lines.append(f"{where}: {'.'.join(location)} = {value}: {problem['msg']}")
-        raise InvalidConfig("\n".join(lines)) from None
+            lines.append(f"{where}: {told(kind, problem['type'], location, problem['input'])}{problem['msg']}")
+    # Out here, so that pydantic's error, which holds the values, is not this one's context.
+    raise InvalidConfig("\n".join(lines))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Any:
+    """What a file of YAML holds. Raises InvalidConfig."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidConfig(f"{path}: cannot be read as YAML: {error}") from None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path}: cannot be read: {error}") from None
+    return _yaml(text, str(path))
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    values = read_yaml(path)
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(section, dict) for section in values.values()):
         raise InvalidConfig(f"{path}: must map sections to keys and values")
     return values
+
+
+def _yaml(text: str, source: str) -> Any:
+    """What YAML makes of a text. Where it cannot, the place is named and not shown: a secret may stand there."""
+    where = ""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        if error.problem_mark:
+            where = f": line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date without such a day
+        pass
+    raise InvalidConfig(f"{source}: cannot be read as YAML{where}")

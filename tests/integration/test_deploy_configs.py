@@ -83,7 +83,7 @@ def test_serve_accepts_the_application() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("num_gpus: 1", "num_gpu: 1", r"args of openbook: generator\.num_gpu = 1: .*not permitted"),
+        ("num_gpus: 1", "num_gpu: 1", r"args of openbook: generator\.num_gpu: .*not permitted"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         ("route_prefix:", "route_prefx:", r"serve\.yaml: unknown keys applications\.route_prefx"),
         ("http_options:", "http_option:", r"unknown keys http_option"),
@@ -111,5 +111,5 @@ def test_the_standing_cluster_fills_in_the_addresses() -> None:
     assert addresses == ["10.0.0.2:7000", "10.0.0.2:7001", "10.0.0.3:7000", "10.0.0.3:7001"]
     settings = config.parse(values["applications"][0]["args"])
     assert settings.index.addresses == tuple(addresses)
-    assert settings.cache.url == "redis://10.0.0.1:6380/0"
+    assert str(settings.cache.url) == "redis://10.0.0.1:6380/0"
     assert settings.generator.num_gpus == 1

@@ -178,8 +178,8 @@ def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_url_that_is_none_is_refused_by_name() -> None:
-    with pytest.raises(InvalidConfig, match=r"cache\.url = 'http://nowhere'"):
+    with pytest.raises(InvalidConfig, match=r"cache\.url = 'http://nowhere': no URL of a Redis server"):
         RedisCache(CacheSettings(url="http://nowhere"))
-    with pytest.raises(InvalidConfig, match=r"cache\.url = 'redis://\*\*\*@nowhere:x/0'") as refused:
-        RedisCache(CacheSettings(url="redis://openbook:secret@nowhere:x/0"))
-    assert "secret" not in str(refused.value)
+    with pytest.raises(InvalidConfig, match=r"cache\.url = '\*\*\*': no URL of a Redis server") as refused:
+        RedisCache(CacheSettings(url="redis://openbook:sec/ret@nowhere:x/0"))
+    assert "sec" not in str(refused.value)

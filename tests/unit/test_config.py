@@ -1,10 +1,19 @@
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from traceback import format_exception
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from openbook import config
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
+from openbook.evaluation.settings import EvaluationSettings
+from openbook.training.settings import TrainingSettings
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -21,17 +30,19 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     ("text", "env", "message"),
     [
         ("answer: {k: 0}", {}, r"openbook\.yaml: answer\.k = 0: .*greater than or equal to 1"),
-        ("answer: {kk: 5}", {}, r"openbook\.yaml: answer\.kk = 5: .*not permitted"),
-        ("answers: {k: 5}", {}, r"openbook\.yaml: answers = .*not permitted"),
+        ("answer: {kk: 5}", {}, r"openbook\.yaml: answer\.kk: .*not permitted"),
+        ("answers: {k: 5}", {}, r"openbook\.yaml: answers: .*not permitted"),
+        ("answer: {1: 5}", {}, r"openbook\.yaml: answer: Keys should be strings"),
         ("", {"OPENBOOK_CACHE__TTL_S": "soon"}, r"OPENBOOK_CACHE__TTL_S: cache\.ttl_s = 'soon': .*integer"),
         ("", {"OPENBOOK_SERVING__HTTP_PORT": "70000"}, r"serving\.http_port = 70000: .*65535"),
         ("", {"OPENBOOK_INDEX__TIMEOUT_S": ".nan"}, r"index\.timeout_s = nan: .*finite"),
-        ("", {"OPENBOOK_CACHE__URL": "{"}, r"OPENBOOK_CACHE__URL: '{' cannot be read as YAML"),
+        ("", {"OPENBOOK_CACHE__URL": "{"}, r"OPENBOOK_CACHE__URL: cannot be read as YAML: line 1, column 2"),
+        ("", {"OPENBOOK_CACHE__URL": "2026-11-31"}, r"OPENBOOK_CACHE__URL: cannot be read as YAML$"),
         ("", {"OPENBOOK_SERVING__GRPC_PORT": "0"}, r"serving\.grpc_port = 0: .*greater than or equal to 1"),
         ("answer: {k: 500}", {}, r"k must be at most max_k = 100, got 500"),
         ("answer: {length_penalty: .nan}", {}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
         ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
-        ("answer: {k: ", {}, r"openbook\.yaml: cannot be read as YAML"),
+        ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
     ],
 )
 def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: dict[str, str], message: str) -> None:
@@ -58,11 +69,139 @@ def test_an_index_server_takes_options_then_environment_then_file(tmp_path: Path
     assert config.load(path, env).answer.k == 7  # the other processes read the same file
 
 
-@pytest.mark.parametrize("token", ["short", "{short: "])
-def test_a_bad_token_is_named_and_not_shown(token: str) -> None:
-    with pytest.raises(InvalidConfig, match="OPENBOOK_INDEX_SERVER__ADMIN_TOKEN") as caught:
-        config.load_index_server(None, {"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": token}, snapshot="s")
-    assert "short" not in str(caught.value)
+SECRET = "5ecret"
+"""In every secret below; whatever is done with it, nobody reads it."""
+KINDS = (config.Settings, config.IndexServerSettings, TrainingSettings, EvaluationSettings)
+
+
+def models(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
+    """A model, and all that stand in it, with the keys that lead there."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield path, kind
+        for name, field in kind.model_fields.items():
+            yield from models(field.annotation, (*path, name))
+    for each in get_args(kind):
+        yield from models(each, path)
+
+
+def nested(keys: Sequence[str], value: Any) -> Any:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def in_whole(error: BaseException) -> str:
+    """With all that a log could hold of it."""
+    causes = [each for each in (error.__cause__, error.__context__) if each is not None]
+    return "".join([*format_exception(error), repr(error), repr(error.args), *map(in_whole, causes)])
+
+
+def told(load: Callable[[], config.Section]) -> str:
+    """All that can be read of settings, or of why there are none."""
+    try:
+        settings = load()
+    except InvalidConfig as error:
+        return in_whole(error)
+    return f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
+SECRETS = [
+    (kind, (*path, name))
+    for kind in KINDS
+    for path, model in models(kind)
+    for name, field in model.model_fields.items()
+    if any(each in str(field.annotation) for each in ("SecretStr", "RedisUrl"))
+]
+
+
+def test_where_secrets_stand() -> None:
+    assert [".".join(keys) for kind, keys in SECRETS] == [
+        *("index.admin_token", "cache.url", "admin_token", "retrieval.index.admin_token", "index.admin_token")
+    ]
+
+
+# Around the secret: what makes it too short, masked, something else to YAML or to a URL's reader, or right.
+AROUND = st.sampled_from([*"*&!%@`{}[]:#?/|>,'\"\n\t\0", "***", "redis://", "redis://:", "a@h:1/0", "0" * 16, ""])
+WRONG = st.one_of(st.none(), st.booleans(), st.integers(), st.just([]), st.just({"x": SECRET}), st.just([SECRET]))
+
+
+@given(st.sampled_from(SECRETS), st.data())
+def test_no_secret_is_read_in_a_message(at: tuple[type[config.Section], tuple[str, ...]], data: st.DataObject) -> None:
+    """Whatever else is wrong: the secret itself, its key, its section, the keys and sections beside it."""
+    kind, keys = at
+    text = data.draw(st.builds(lambda *parts: parts[0] + SECRET + parts[1], AROUND, AROUND))
+    *sections, key = keys
+    values = data.draw(
+        st.sampled_from(
+            [
+                nested(keys, text),
+                nested(keys, [text]),
+                nested(keys, {text: text}),
+                nested([*keys, "deeper"], text),
+                nested([*sections, f"{key}s"], text),
+                nested([*sections, f"{key}:{text}"], None),
+                nested([*sections, key], {"a": 1}) | {"answer": {key: text}},
+                nested(sections or [key], text),
+                nested(sections[:1] or [key], [text]),
+                nested(keys, text) | {"answer": {"k": data.draw(WRONG)}, "loop": {}, "k": data.draw(WRONG)},
+                *({"retrieval": {"kind": "bm25", **nested(keys[1:], text)}} for _ in sections[1:]),
+            ]
+        )
+    )
+    assert SECRET not in told(lambda: config.section(kind, "source", **values))
+
+
+@given(st.sampled_from(SECRETS), AROUND, AROUND, AROUND)
+def test_no_secret_is_read_in_a_message_about_yaml(
+    at: tuple[type[config.Section], tuple[str, ...]], before: str, after: str, key_end: str
+) -> None:
+    *_, section, key = ("index_server", *at[1])
+    environment = {f"OPENBOOK_{section}__{key}{key_end}".upper(): f"{before}{SECRET}{after}"}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "openbook.yaml")
+        path.write_text(f"{section}:\n  {key}{key_end}: {before}{SECRET}{after}\n")
+        for load in (
+            lambda: config.load(None, environment),
+            lambda: config.load_index_server(None, environment, snapshot="s"),
+            lambda: config.load(path, {}),
+            lambda: config.load_index_server(path, {}),
+            lambda: config.read(at[0], path),
+        ):
+            assert SECRET not in told(load)
+
+
+@pytest.mark.parametrize("keys", [("index", "admin_token"), ("cache", "url")])
+def test_what_a_secret_is_shown_as_is_not_taken_for_one(keys: tuple[str, ...]) -> None:
+    settings = config.parse(nested(keys, "redis://:correct-horse@battery/0"))
+    with pytest.raises(InvalidConfig, match="asterisks are how a secret is shown"):
+        config.parse(settings.model_dump(mode="json"))
+    assert config.parse(settings.model_dump()) == settings
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("rediss://user:p%40ss@redis.example:6379", "rediss://***@redis.example:6379"),
+        ("redis://:p@ss@[::1]/1", "redis://***@[::1]/1"),
+        ("redis://:pa/ss@host/0", "***"),
+        ("redis://:pa?ss@host/0", "***"),
+        ("redis://host/0?password=pass", "***"),
+        ("unix://user@/run/redis.sock?password=pass", "***"),
+        ("redis://:pass", "***"),
+        (":pass@host", "***"),
+    ],
+)
+def test_a_redis_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert str(config.parse({"cache": {"url": url}}).cache.url) == shown
+
+
+def test_a_bad_token_is_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN: admin_token: .*at least 16"):
+        config.load_index_server(None, {"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": "short"}, snapshot="s")
+    with pytest.raises(ValidationError, match="admin_token") as caught:
+        config.IndexServerSettings(snapshot="s", admin_token=SECRET)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_bad_option_of_an_index_server_is_named() -> None:

@@ -6,7 +6,6 @@ failure Redis is left alone for a moment, so that a frozen server costs one time
 
 import asyncio
 import logging
-import re
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,15 +50,14 @@ class RedisCache:
             raise InvalidConfig("cache.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
         try:
             self._redis = Redis.from_url(
-                settings.url,
+                settings.url.get_secret_value(),
                 socket_timeout=settings.timeout_s,
                 socket_connect_timeout=settings.timeout_s,
                 retry=Retry(NoBackoff(), 0),
                 max_connections=settings.n_connections,
             )
-        except ValueError as error:
-            shown = re.sub(r"//.*@", "//***@", settings.url)  # errors go into logs, passwords do not
-            raise InvalidConfig(f"cache.url = {shown!r}: {error}") from None
+        except ValueError:  # which quotes parts of the URL
+            raise InvalidConfig(f"cache.url = '{settings.url}': no URL of a Redis server") from None
 
     async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
         values = await self._guarded("read", lambda: self._redis.mget([KEY_PREFIX + key for key in keys]))

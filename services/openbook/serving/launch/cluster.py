@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from openbook import config, local_ray
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.sharded import ShardedIndex
@@ -37,10 +35,7 @@ def load(path: Path) -> dict[str, Any]:
     from pydantic import ValidationError
     from ray.serve.schema import ServeDeploySchema
 
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidConfig(f"{path}: cannot be read as YAML: {error}") from None
+    values = config.read_yaml(path)
     if not isinstance(values, dict):
         raise InvalidConfig(f"{path}: must map keys to values")
     unknown = sorted(_unknown_keys(values, "", ServeDeploySchema))
@@ -49,7 +44,8 @@ def load(path: Path) -> dict[str, Any]:
     try:
         ServeDeploySchema.model_validate(values)
     except ValidationError as error:
-        raise InvalidConfig(f"{path}: {error}") from None
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_input=False)]
+        raise InvalidConfig(f"{path}: {'; '.join(problems)}") from None
     for application in values["applications"]:
         config.parse(application.get("args", {}), f"{path}: args of {application['name']}")
     return values

@@ -15,6 +15,7 @@ from openbook.errors import InvalidConfig, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import end, start
+from openbook.secret import RedisUrl
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +72,20 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
         if cache.url is None:
             redis = stack.enter_context(RedisServer())
             log.info("cache: %s serves %s", redis.executable, redis.url)
-            cache = cache.model_copy(update={"url": redis.url})
+            cache = cache.model_copy(update={"url": RedisUrl(redis.url)})
         yield settings.model_copy(update={"index": index, "cache": cache})
 
 
 @contextmanager
-def local_system(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
-    """All of it, ready to be asked; yields settings that name every address.
+def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = True) -> Iterator[Settings]:
+    """All of it, ready to be asked; yields settings that name every address. `shows_logs` as for `run.local_serve`.
 
     Raises:
         StartupError: as `local_tiers` and `openbook.serving.launch.run.running`.
     """
     from openbook.serving.launch.run import running
 
-    with local_tiers(snapshot, settings) as complete, running(complete):
+    with local_tiers(snapshot, settings) as complete, running(complete, shows_logs):
         yield complete
 
 

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def local_serve(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
+def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = True) -> Iterator[None]:
     """A Ray of our own with Serve in it and nothing deployed yet. One process can run one kind of proxy only.
+
+    With `shows_logs`, what is logged in its processes stands on standard error here.
 
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
@@ -35,14 +38,14 @@ def local_serve(serving: ServingSettings, num_cpus: float) -> Iterator[None]:
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
-        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder)))
+        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder), shows_logs))
 
         from ray import serve
         from ray.serve.config import HTTPOptions, gRPCOptions
         from ray.serve.schema import LoggingConfig
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        stack.callback(serve.shutdown)
+        stack.callback(_stop_serve)
         serve.start(
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=serving.host, port=serving.http_port),
@@ -71,9 +74,23 @@ def deploy(application: Any, serving: ServingSettings) -> None:
     _await_ready(f"http://{serving.host}:{serving.http_port}/healthz")
 
 
+def _stop_serve() -> None:
+    """End Serve. The controller ends itself, and never answers the call that asks it to: by itself, Serve's would be
+    repeated for ever, and Ray says so on the terminal.
+    """
+    import ray
+    from ray import serve
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    with suppress(ValueError, ray.exceptions.RayError):  # it is gone, now or already; or it takes too long
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=STOP_TIMEOUT_S)
+    serve.shutdown()
+
+
 @contextmanager
-def running(settings: Settings) -> Iterator[None]:
-    """The application on a Ray of its own.
+def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
+    """The application on a Ray of its own, as `local_serve`.
 
     Raises:
         PortInUse, StartupError: as `local_serve` and `deploy`.
@@ -82,10 +99,10 @@ def running(settings: Settings) -> Iterator[None]:
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    with local_serve(serving, num_cpus):
-        from openbook.serving.app import build
+    with local_serve(serving, num_cpus, shows_logs):
+        from openbook.serving.app import assemble, make_encoder, make_generator
 
-        deploy(build(settings.model_dump(mode="json")), serving)
+        deploy(assemble(settings, make_encoder, make_generator), serving)
         yield
 
 
