@@ -48,6 +48,46 @@ def test_where_it_cannot_be_kept_it_is_made_every_time(folder: Path) -> None:
     assert four_times_three(folder) == "12 0"
 
 
+FETCHING = """
+import numpy as np
+from openbook.index.shard import compiled
+
+{change}
+
+@compiled.compiled("float64(float64[::1])")
+def total(x):
+    total = 0.0
+    for i in range(len(x)):
+        compiled.prefetch(x, i + 8)
+        total += x[i]
+    return total
+
+@compiled.compiled("float64(float64[::1])")
+def half(x):
+    compiled.prefetch(x, 0)
+    return total(x) / 2
+
+assert half(np.arange(5.0)) == 5.0
+print("prefetch" in next(iter(total.inspect_asm().values())))
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "fetches"),
+    [
+        ("", True),
+        ("compiled._write_prefetch = lambda *_: 1 / 0", False),  # a function that is gone
+        ("compiled.INTRINSIC = 'llvm.ceil.f32'", False),  # one that takes something else
+    ],
+)
+def test_where_numba_has_become_another_nothing_is_fetched_ahead(tmp_path: Path, change: str, fetches: bool) -> None:
+    code = FETCHING.format(change=change)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{fetches}\n"), done.stderr
+    assert done.stderr.count("not fetched before their turn") == (0 if fetches else 1)
+
+
 def test_what_is_compiled_stays_within_its_arrays(tmp_path: Path) -> None:
     """Compiled code does not look where it reads, unless it is told to."""
     names = "test_rescoring.py", "test_inverted.py", "test_scan.py::test_all_of_the_best_are_contenders"

@@ -1,14 +1,17 @@
 """Python that Numba makes machine code of, for the loops between what NumPy and FAISS have a call for."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+INTRINSIC = "llvm.prefetch.p0i8"
+_prefetches = True
 
 
 def compiled(*signature: str, **options: Any) -> Callable[[Function], Function]:
@@ -19,10 +22,17 @@ def compiled(*signature: str, **options: Any) -> Callable[[Function], Function]:
     """
 
     def compile_(function: Function) -> Function:
+        global _prefetches
         try:
             result = numba.njit(*signature, nogil=True, cache=bool(signature), **options)(function)
         except Exception:  # nowhere to keep it, or what was kept is damaged
-            result = numba.njit(*signature, nogil=True, **options)(function)
+            try:
+                result = numba.njit(*signature, nogil=True, **options)(function)
+            except Exception as error:  # perhaps `prefetch`: it builds on what Numba promises nobody
+                former, _prefetches = _prefetches, False
+                result = numba.njit(*signature, nogil=True, **options)(function)
+                if former:
+                    log.warning("vectors are not fetched before their turn, searches are slower: %s", error)
         return cast(Function, result)
 
     return compile_
@@ -33,19 +43,28 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     del typing_context
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [line, number(0), number(3), number(1)])  # to read, soon and often, data
+        if _prefetches:
+            _write_prefetch(context, builder, signature, arguments)
         return context.get_dummy_value()
 
     return numba.void(array, index), write
 
 
+def _write_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, INTRINSIC)
+    builder.call(function, [line, number(0), number(3), number(1)])  # to read, soon and often, data
+
+
 prefetch: Callable[[Any, int], None] = intrinsic(_prefetch)
-"""Within compiled code: have the cache line that holds number `index` of a contiguous array fetched meanwhile.
+"""Within compiled code: have the cache line that holds number `index` of a contiguous array fetched meanwhile, or
+nothing, where Numba has become another.
 
 It counts along the memory, whatever the dimensions, and may lie beyond the array: nothing is read.
 """
