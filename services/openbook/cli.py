@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def build(
     encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
     words: Annotated[int, typer.Option(help="Words per passage.")] = 100,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
-    threads: Annotated[int | None, typer.Option(help="Threads for encoding; all cores if not given.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to encode with; all if not given.")] = None,
     recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
     queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
@@ -229,9 +230,10 @@ def ask(
 @app.command()
 def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is kept.")] = Path("var/demo")) -> None:
     """Build, serve and ask an embedded corpus, then stop. Two shards; the second run starts at once."""
+    begun = time.monotonic()
     from openbook.demo import run
 
-    run(folder)
+    run(folder, begun)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`openbook demo`: the whole system on the embedded corpus, some questions, and a clean stop."""
 
 import os
+import time
 from pathlib import Path
 
 from openbook import config
@@ -20,8 +21,11 @@ QUESTIONS = (
 )
 
 
-def run(folder: Path) -> None:
-    """Build the snapshot unless it stands, start everything on free ports, ask, stop. Raises what these raise."""
+def run(folder: Path, begun: float) -> None:
+    """Build the snapshot unless it stands, start everything on free ports, ask, stop. Raises what these raise.
+
+    `begun`: when the command did, as `time.monotonic` says it.
+    """
     snapshot = folder / "snapshot"
     if not snapshot.exists():
         console.print(f"building {snapshot}: {N_SHARDS} shards of the embedded corpus")
@@ -33,6 +37,11 @@ def run(folder: Path) -> None:
     settings = config.load()
     free = {"http_port": free_port(), "grpc_port": free_port()}
     settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=free)})
-    with until_stopped(), local_system(snapshot, settings), Client(f"127.0.0.1:{free['grpc_port']}", 120) as client:
+    with (
+        until_stopped(),
+        local_system(snapshot, settings, shows_logs=False),
+        Client(f"127.0.0.1:{free['grpc_port']}", 120) as client,
+    ):
+        console.print(f"ready to answer {time.monotonic() - begun:.1f} s after the start")
         for question, formulation in QUESTIONS:
             print_answer(question, client.answer(question, formulation=formulation))

@@ -32,13 +32,13 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Ask a process to end, and end it if it does not: it may be frozen."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """Ask a process to end, end it if it does not, for it may be frozen, and close our ends of its pipes."""
+    with process:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """`openbook build` with the real encoder: what comes out, and what an interruption costs."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from openbook.cli import app
 from openbook.config import EncoderSettings
 from openbook.corpus import build as corpus_build
 from openbook.corpus.build import build_corpus
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch
+from openbook.corpus.encode import encode
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.models.encoder import TextEncoder
@@ -31,8 +33,11 @@ def documents(tmp_path: Path) -> Path:
     return path
 
 
-def build(documents: Path, out: Path, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> Manifest:
-    return build_corpus(documents, out, EncoderSettings(), n_shards=2, factory="Flat", on_progress=on_progress)
+def build(
+    documents: Path, out: Path, on_progress: Callable[[str, int, int], None] = lambda *_: None, n_processes: int = 1
+) -> Manifest:
+    encoder = EncoderSettings(n_threads=n_processes)
+    return build_corpus(documents, out, encoder, n_shards=2, factory="Flat", on_progress=on_progress)
 
 
 def test_a_snapshot_holds_the_passages_and_their_embeddings(documents: Path, tmp_path: Path) -> None:
@@ -114,6 +119,31 @@ def test_interrupted_it_goes_on_where_it_stopped(
     assert starts == [4, 5], "the first four rows are not encoded again"
     assert resumed.snapshot_id == whole.snapshot_id
     assert not (tmp_path / "out.work").exists()
+
+
+def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_build, "ROWS_PER_STEP", 1)
+    alone = build(documents, tmp_path / "alone")
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(documents, tmp_path / "out", interrupt)
+    seen: list[int] = []
+    together = build(documents, tmp_path / "out", lambda stage, done, total: seen.append(done), n_processes=2)
+    assert together.snapshot_id == alone.snapshot_id
+    assert (seen[0], sorted(seen[:5]), seen[4]) == (1, seen[:5], 5)
+
+
+def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    steps = [range(4), range(4, 8)]
+    with pytest.raises(StartupError, match=r"encodes passages (0\.\.3|4\.\.7) ended with code 1"):
+        encode(tmp_path, steps, EncoderSettings(n_threads=2), None, lambda rows: None)  # type: ignore[arg-type]
 
 
 def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path, tmp_path: Path) -> None:

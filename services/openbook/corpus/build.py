@@ -18,6 +18,7 @@ from openbook.core.fingerprint import file_digest
 from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
+from openbook.corpus.encode import VECTORS, alone, encode
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.errors import InvalidConfig, InvalidDocuments
@@ -26,10 +27,9 @@ from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 
-ROWS_PER_STEP = 1024
-"""Passages encoded between two notes of progress: what an interruption costs at most."""
+ROWS_PER_STEP = 512
+"""Passages between two notes of progress, and the least for which another process is started, which takes seconds."""
 
-VECTORS = "vectors.npy"
 NOTE = "note.json"
 OURS = (TEXTS, OFFSETS, VECTORS, NOTE, files.partial_of(Path(NOTE)).name, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
@@ -45,6 +45,7 @@ class _Plan(BaseModel, frozen=True):
     n_words: int
     encoder_fingerprint: str
     dimension: int
+    rows_per_step: int  # the last bits of an embedding depend on what it is encoded with
 
 
 class _Note(BaseModel):
@@ -67,6 +68,9 @@ def build_corpus(
 ) -> Manifest:
     """Build a snapshot of a corpus; `recall_target` and `scan` as for `openbook.index.building.build`.
 
+    On a CPU as many processes encode as `encoder.n_threads` says, each with one thread and a model of its own. However
+    many they are, the snapshot is the same, to the byte, on one machine.
+
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
 
@@ -75,14 +79,15 @@ def build_corpus(
         InvalidDocuments: the corpus or the file of questions cannot be read, or holds no words or no questions.
         InvalidModel: an encoder cannot be loaded.
         InvalidRequest: a question is longer than its encoder can read.
+        StartupError: a process that encodes ended early.
         SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
     """
     if n_words < 1:
         raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
     if not documents.is_file():
         raise InvalidDocuments(f"{documents}: no such file")
-    model = TextEncoder.load(encoder, role="passage")
-    asks = encoder.model_copy(update={"model": query_encoder or encoder.model})
+    model = TextEncoder.load(alone(encoder), role="passage")
+    asks = alone(encoder).model_copy(update={"model": query_encoder or encoder.model})
     asked = _encoded(queries, asks, model) if queries else None
     work = out.with_name(f"{out.name}.work")
     _check_ours(work)
@@ -94,11 +99,12 @@ def build_corpus(
         n_words=n_words,
         encoder_fingerprint=model.fingerprint,
         dimension=model.dimension,
+        rows_per_step=ROWS_PER_STEP,
     )
     with undisturbed(work):
         note = _resume(work, plan) or _start(work, plan, documents)
         passages = PassageReader(work)
-        vectors = _encode(work, note, passages, model, on_progress)
+        vectors = _encode(work, note, encoder, model, on_progress)
         manifest = build_snapshot(
             passages,
             vectors,
@@ -158,16 +164,23 @@ def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
     return note
 
 
-def _encode(work: Path, note: _Note, passages: PassageReader, model: TextEncoder, on_progress: OnProgress) -> Float32:
-    vectors = np.lib.format.open_memmap(work / VECTORS, "r+")
-    for start in range(note.n_encoded, len(passages), ROWS_PER_STEP):
-        on_progress("encode", start, len(passages))
-        stop = min(start + ROWS_PER_STEP, len(passages))
-        vectors[start:stop] = model.encode_passages(passages[start:stop])
-        vectors.flush()
-        note.n_encoded = stop
+def _encode(work: Path, note: _Note, encoder: EncoderSettings, model: TextEncoder, on_progress: OnProgress) -> Float32:
+    vectors: Float32 = np.lib.format.open_memmap(work / VECTORS, "r+")
+    steps = {
+        start: range(start, min(start + ROWS_PER_STEP, len(vectors)))
+        for start in range(note.n_encoded, len(vectors), ROWS_PER_STEP)
+    }
+
+    def on_written(rows: range) -> None:
+        written.add(rows.start)
+        while note.n_encoded in written:  # noted is what has no gap before it
+            note.n_encoded = steps[note.n_encoded].stop
         _write(work, note)
-    on_progress("encode", len(passages), len(passages))
+        on_progress("encode", note.n_encoded, len(vectors))
+
+    written: set[int] = set()
+    on_progress("encode", note.n_encoded, len(vectors))
+    encode(work, list(steps.values()), encoder, model, on_written)
     return vectors
 
 

@@ -1,0 +1,120 @@
+"""Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, each with one thread.
+
+Two processes of one thread encode more passages than one process of two threads. And the bits of an embedding depend on
+the batch and on the number of threads, so both are the same whoever computes it, and with however many others.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+import numpy as np
+
+from openbook import telemetry
+from openbook.config import EncoderSettings
+from openbook.errors import OpenbookError, StartupError
+from openbook.index.disk.store import PassageReader
+from openbook.models.checkpoint import device_of
+from openbook.models.encoder import TextEncoder
+from openbook.processes import end, start
+
+VECTORS = "vectors.npy"
+
+
+def alone(settings: EncoderSettings) -> EncoderSettings:
+    """The settings of one process among those that encode: on a CPU it has one thread."""
+    return settings.model_copy(update={"n_threads": 1}) if _on_cpu(settings) else settings
+
+
+def encode(
+    folder: Path,
+    steps: Sequence[range],
+    settings: EncoderSettings,
+    model: TextEncoder,
+    on_written: Callable[[range], None],
+) -> None:
+    """Write the embeddings of all steps, and tell of each that is written, in any order.
+
+    Args:
+        folder: holds the passages and the file of vectors.
+        steps: rows that are encoded together; bits depend on these and on nothing else.
+        settings: of the encoder; `n_threads` is how many cores to use.
+        model: loaded with `alone` of these settings.
+        on_written: called with a step.
+
+    Raises:
+        StartupError: a process ended before its work was done; it said why on standard error.
+    """
+    n_workers = min(settings.n_threads, len(steps)) if _on_cpu(settings) else 1
+    if n_workers > 1:
+        _by_workers(folder, steps, settings, n_workers, on_written)
+        return
+    for rows in steps:
+        _write(folder, rows, model)
+        on_written(rows)
+
+
+def _on_cpu(settings: EncoderSettings) -> bool:
+    return device_of(settings.device) == "cpu"
+
+
+def _write(folder: Path, rows: range, model: TextEncoder) -> None:
+    vectors = np.lib.format.open_memmap(folder / VECTORS, "r+")
+    vectors[rows.start : rows.stop] = model.encode_passages(PassageReader(folder)[rows.start : rows.stop])
+    vectors.flush()
+
+
+def _by_workers(
+    folder: Path,
+    steps: Sequence[range],
+    settings: EncoderSettings,
+    n_workers: int,
+    on_written: Callable[[range], None],
+) -> None:
+    waiting = iter(steps)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), alone(settings).model_dump_json()]
+    with ExitStack() as stack, DefaultSelector() as at_work:
+
+        def give_work(worker: subprocess.Popen[bytes]) -> None:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            if rows := next(waiting, None):
+                with suppress(BrokenPipeError):  # that it has ended is read below
+                    worker.stdin.write(b"%d %d\n" % (rows.start, rows.stop))
+                at_work.register(worker.stdout, EVENT_READ, (worker, rows))
+
+        for _ in range(n_workers):
+            worker = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment)
+            stack.callback(end, worker)
+            give_work(worker)
+        while at_work.get_map():
+            for key, _ in at_work.select():
+                worker, rows = key.data
+                at_work.unregister(key.fileobj)
+                if not worker.stdout.readline():
+                    raise StartupError(
+                        f"a process that encodes passages {rows.start}..{rows.stop - 1} ended with code {worker.wait()}"
+                    )
+                on_written(rows)
+                give_work(worker)
+
+
+def main(folder: str, settings: str) -> None:
+    """A worker: reads steps from standard input, and says when each is done."""
+    model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
+    for line in sys.stdin:
+        _write(Path(folder), range(*map(int, line.split())), model)
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    telemetry.setup_logging("encode")
+    try:
+        main(*sys.argv[1:])
+    except OpenbookError as error:
+        sys.exit(f"openbook: {error}")
