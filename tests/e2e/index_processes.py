@@ -16,7 +16,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
 from openbook.errors import OpenbookError
-from openbook.index.building.build import build_snapshot
+from openbook.index.building.build import OnProgress, build_snapshot
 from openbook.index.client.routing import Health
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
@@ -29,10 +29,12 @@ RETAIN_S = 10.0
 """A former snapshot: as long as between a search and its fetch may pass."""
 
 
-def build(out: Path, sign: int = 1, n_shards: int = N_SHARDS) -> Path:
+def build(
+    out: Path, sign: int = 1, n_shards: int = N_SHARDS, on_progress: OnProgress = lambda stage, done, total: None
+) -> Path:
     """A snapshot whose texts begin with its folder's name; sign -1 turns every order of hits around."""
     passages = [Passage(i, f"doc-{i}", f"title {i}", f"{out.name} {i}") for i in range(N)]
-    build_snapshot(passages, sign * VECTORS, out, n_shards, "Flat", "encoder", "fingerprint")
+    build_snapshot(passages, sign * VECTORS, out, n_shards, "Flat", "encoder", "fingerprint", on_progress=on_progress)
     return out
 
 

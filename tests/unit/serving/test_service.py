@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,19 +100,39 @@ def answer(data: bytes) -> tuple[answer_pb2.AnswerResponse | None, GrpcContext]:
     return None, context
 
 
-def check(response: httpx.Response) -> None:
-    if response.status_code != 200:
-        error = response.json()["error"]
-        # 504 for a timeout too short for anything
-        assert (response.status_code, error["code"]) in [(400, "INVALID_ARGUMENT"), (504, "DEADLINE_EXCEEDED")]
-        assert error["message"]
-        assert error["request_id"]
+def refused(response: httpx.Response) -> bool:
+    """Whether it is an error; then one of ours."""
+    if response.status_code == 200:
+        return False
+    error = response.json()["error"]
+    # 504 for a timeout too short for anything
+    assert (response.status_code, error["code"]) in [(400, "INVALID_ARGUMENT"), (504, "DEADLINE_EXCEEDED")]
+    assert error["message"]
+    assert error["request_id"]
+    return True
+
+
+def check(answer: dict[str, Any], asked: dict[str, Any]) -> None:
+    """That an answer is one to what was asked, as JSON says either."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    evidence = answer["evidence"]
+    assert len(evidence) == min(given.get("k", 2), len(PASSAGES))
+    assert sorted((each["score"] for each in evidence), reverse=True) == [each["score"] for each in evidence]
+    assert sum(math.exp(each["log_prior"]) for each in evidence) == pytest.approx(1)
+    assert {each["passage"]["text"] for each in evidence} <= {passage.text for passage in PASSAGES}
+    assert answer["formulation"] == given.get("formulation", "sequence")
+    assert answer["decoding"] == given.get("decoding", "thorough")
+    assert answer["request_id"] == given.get("request_id") or len(answer["request_id"]) == 16
+    assert [label["text"] for label in answer["labels"]] == list(given.get("labels", ()))
+    words = evidence[0]["passage"]["text"].split()[: given.get("max_new_tokens")]
+    assert answer["answer"] in (given.get("labels") or [" ".join(words)])
+    assert answer["complete"]
 
 
 @settings(max_examples=60)
 @given(st.binary(max_size=60))
 def test_no_bytes_break_http(body: bytes) -> None:
-    check(post(body))
+    assert refused(post(body))
 
 
 NAMES = tuple(AnswerRequest.model_fields)
@@ -127,19 +148,69 @@ VALUES = (
 )
 
 
-@settings(max_examples=150)
-@given(st.dictionaries(st.sampled_from(NAMES) | st.text(st.characters(codec=None), max_size=3), VALUES, max_size=5))
-def test_no_json_breaks_http(fields: dict[str, Any]) -> None:
-    check(post(json.dumps({"question": "who", **fields}).encode()))
+PLAUSIBLE = st.fixed_dictionaries(
+    {"question": st.sampled_from(["who", "who patented the telephone?"])},
+    optional={
+        "k": st.integers(1, 3),
+        "formulation": st.sampled_from(["sequence", "token"]),
+        "decoding": st.sampled_from(["fast", "thorough"]),
+        "max_new_tokens": st.integers(1, 3),
+        "labels": st.lists(st.sampled_from("abc"), min_size=1, unique=True),
+        "request_id": st.just("mine"),
+        "min_coverage": st.floats(0.1, 1),
+    },
+)
 
 
-@settings(max_examples=100)
-@given(st.binary(max_size=40))
-def test_no_bytes_break_grpc(data: bytes) -> None:
-    response, context = answer(data)
-    if response is None:
-        assert context.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED)
-        assert context.details
+def test_no_json_breaks_http() -> None:
+    answered = 0  # a service that refuses all of it would not break either
+
+    @settings(max_examples=150)
+    @given(
+        PLAUSIBLE,
+        st.dictionaries(st.sampled_from(NAMES) | st.text(st.characters(codec=None), max_size=3), VALUES, max_size=3),
+    )
+    def ask(plausible: dict[str, Any], fields: dict[str, Any]) -> None:
+        nonlocal answered
+        asked = {**plausible, **fields}
+        response = post(json.dumps(asked).encode())
+        if not refused(response):
+            check(response.json(), asked)
+            answered += 1
+
+    ask()
+    assert answered >= 10, answered
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A request or an answer of gRPC's as HTTP would have it."""
+    fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    for name in ("formulation", "decoding"):
+        kind, _, value = fields[name].lower().partition("_")
+        fields[name] = None if value == "unspecified" else value
+        assert kind == name
+    return fields
+
+
+def test_no_bytes_break_grpc() -> None:
+    answered = 0
+
+    @settings(max_examples=150)
+    @given(PLAUSIBLE, st.binary(max_size=40))
+    def ask(plausible: dict[str, Any], end: bytes) -> None:
+        nonlocal answered
+        enums = {name: f"{name}_{plausible[name]}".upper() for name in ("formulation", "decoding") if name in plausible}
+        begin = answer_pb2.AnswerRequest(**{**plausible, **enums}).SerializeToString()
+        response, context = answer(begin + end)
+        if response is None:
+            assert context.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED)
+            assert context.details
+        else:
+            check(plain(response), plain(answer_pb2.AnswerRequest.FromString(begin + end)))
+            answered += 1
+
+    ask()
+    assert answered >= 10, answered
 
 
 def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:
@@ -280,7 +351,7 @@ def test_the_requests_timeout_is_cut_to_the_limit() -> None:
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded"])
 def test_a_body_of_another_media_type_is_refused_with_the_right_one(media_type: str) -> None:
     response = request("POST", "/v1/answer", content=b'{"question": "who"}', headers={"content-type": media_type})
-    check(response)
+    assert refused(response)
     assert "application/json" in response.json()["error"]["message"]
 
 

@@ -259,7 +259,10 @@ def test_patterns_that_cannot_be_meant_are_refused(build: Callable[[], Any], pro
 
 def test_rates_may_be_given_for_what_is_frozen() -> None:
     """An ablation with a frozen encoder needs no other line than that."""
-    trained(loop_of(frozen=["first.*"], learning_rates={"first.*": 0.01}, n_steps=1))
+    before, toy = Toy().state_dict(), Toy()
+    trained(loop_of(toy, frozen=["first.*"], learning_rates={"first.*": 0.01}, n_steps=1))
+    changed = {name for name, value in toy.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"second.weight", "second.bias"}
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
