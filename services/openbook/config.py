@@ -36,24 +36,24 @@ class Section(BaseModel):
 class ServerTls(Section):
     """Files in PEM. With a client CA, clients must show a certificate of it."""
 
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
+    certificate: Path  # of the server, PEM
+    key: Path  # of the certificate, PEM
+    client_ca: Path | None = None  # who signs the certificates of clients; with none, any client may connect
 
 
 class IndexServerSettings(Section):
     """One index server: one replica of one shard."""
 
     snapshot: Path  # a snapshot, or a root: a folder of them with a record of which one is served
-    shard: Annotated[int, Field(ge=0)] = 0
-    host: str = "127.0.0.1"
+    shard: Annotated[int, Field(ge=0)] = 0  # which one of the snapshot
+    host: str = "127.0.0.1"  # address to listen on
     port: Port = 0  # 0 takes a free one
     # Of the connections without gRPC; 0 takes a free one, none: gRPC alone. Not encrypted, so not there with tls.
     frame_port: Port | None = 0
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU (experimental): cuda:0 ...
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
-    max_k: Positive = 1000
+    max_k: Positive = 1000  # hits in one request
     max_rows: Positive = 1024  # queries in one request
     max_queued_rows: Positive = 4096  # queries waiting; one more is refused
     max_streams: Positive = 64  # connections of clients; one more is refused
@@ -61,7 +61,7 @@ class IndexServerSettings(Section):
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     # with none, only servers on loopback can be published to
     admin_token: Annotated[SecretText, Field(min_length=16)] | None = None
-    tls: ServerTls | None = None
+    tls: ServerTls | None = None  # with none, connections are plain
 
     @model_validator(mode="after")
     def _fits_a_gpu(self) -> "IndexServerSettings":
@@ -73,9 +73,9 @@ class IndexServerSettings(Section):
 class ClientTls(Section):
     """Files in PEM. Certificate and key are for servers that ask who calls."""
 
-    ca: Path
-    certificate: Path | None = None
-    key: Path | None = None
+    ca: Path  # who signs the certificates of servers, PEM
+    certificate: Path | None = None  # our own, for servers that ask who calls, PEM
+    key: Path | None = None  # of the certificate, PEM
 
     @model_validator(mode="after")
     def _both_or_none(self) -> "ClientTls":
@@ -91,7 +91,7 @@ class IndexClientSettings(Section):
     addresses: tuple[str, ...] = ()
     timeout_s: Seconds = 2.0  # one call to one server
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
-    tls: ClientTls | None = None
+    tls: ClientTls | None = None  # with none, connections are plain
     admin_token: SecretText | None = None  # for `openbook publish`
 
 
@@ -100,9 +100,9 @@ class CacheSettings(Section):
 
     url: SecretRedisUrl | None = None  # with none, `openbook up` starts a Redis of its own
     timeout_s: Seconds = 0.05  # one read or write; longer than this is a miss
-    ttl_s: Positive = 7 * 24 * 3600
+    ttl_s: Positive = 7 * 24 * 3600  # how long an embedding is kept in Redis
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
-    n_connections: Positive = 32
+    n_connections: Positive = 32  # to Redis, at once
 
 
 class ModelSettings(Section):
@@ -111,10 +111,10 @@ class ModelSettings(Section):
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"  # auto: bfloat16 where it is the faster one
-    n_threads: Positive = 1
+    n_threads: Positive = 1  # of torch
     n_replicas: Positive = 1  # `split` only
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
-    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0  # reserved by each replica
     max_batch: Positive = 16  # questions computed at once
     max_queue: Positive = 256  # questions waiting; one more is refused
 
@@ -134,17 +134,17 @@ class GeneratorSettings(ModelSettings):
 class AnswerDefaults(Section):
     """What a request that leaves a field open gets, and the limits that no request may pass."""
 
-    k: Positive = 5
-    formulation: Formulation = Formulation.SEQUENCE
-    decoding: Decoding = Decoding.THOROUGH
-    n_beams: Positive = 4
-    max_new_tokens: Positive = 32
-    length_penalty: float = 1.0
-    timeout_s: Seconds = 30.0
+    k: Positive = 5  # passages to read
+    formulation: Formulation = Formulation.SEQUENCE  # how passages are marginalised out
+    decoding: Decoding = Decoding.THOROUGH  # how RAG-Sequence scores its candidates
+    n_beams: Positive = 4  # 1 is greedy
+    max_new_tokens: Positive = 32  # of an answer
+    length_penalty: float = 1.0  # above 0 longer answers are preferred
+    timeout_s: Seconds = 30.0  # time from arrival within which an answer is worth having
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 1.0  # answer if this share of the passages was searched
-    max_k: Positive = 100
-    max_question_chars: Positive = 2000
-    max_timeout_s: Seconds = 300.0
+    max_k: Positive = 100  # more are refused
+    max_question_chars: Positive = 2000  # longer questions are refused
+    max_timeout_s: Seconds = 300.0  # longer ones are cut to this
 
     @model_validator(mode="after")
     def _can_be_served(self) -> "AnswerDefaults":
@@ -175,14 +175,15 @@ class AnswerDefaults(Section):
 class ServingSettings(Section):
     """The endpoint."""
 
+    # all in one process, or encoder and generator in replicas of their own
     topology: Literal["fused", "split"] = "fused"
     # HAProxy answers several times faster; Serve's own proxy, in Python, runs where the bundled HAProxy does not
     proxy: Literal["haproxy", "python"] = "haproxy"
-    host: str = "127.0.0.1"
-    http_port: Annotated[Port, Field(ge=1)] = 8000
-    grpc_port: Annotated[Port, Field(ge=1)] = 9000
+    host: str = "127.0.0.1"  # address to listen on
+    http_port: Annotated[Port, Field(ge=1)] = 8000  # of HTTP
+    grpc_port: Annotated[Port, Field(ge=1)] = 9000  # of gRPC
     n_replicas: Positive = 1  # of the ingress
-    num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
 
 

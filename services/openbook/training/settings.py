@@ -27,8 +27,8 @@ class TaskSettings(Section):
     # are sentences. question_generation: from the answer to the question, as in Jeopardy. classification: answers are
     # labels.
     kind: Literal["question_answering", "abstractive", "question_generation", "classification"] = "question_answering"
-    train: Annotated[tuple[QuestionFile, ...], Field(min_length=1)]
-    validation: tuple[QuestionFile, ...] = ()
+    train: Annotated[tuple[QuestionFile, ...], Field(min_length=1)]  # files of questions to learn from
+    validation: tuple[QuestionFile, ...] = ()  # files of questions held back to measure with
     # Of classification: the label in the file and the word for it; questions with other labels are left out.
     labels: dict[str, str] = Field(default_factory=dict)
     max_answers: Positive = 4  # of one question, as examples
@@ -47,7 +47,7 @@ class RetrieverSettings(Section):
     # dense: the index, asked with the query encoder as it is at every step. bm25: in its place, scores as logits.
     # given: the question's own passage. none: the generator alone.
     kind: Literal["dense", "bm25", "given", "none"] = "dense"
-    k: Positive = 5
+    k: Positive = 5  # passages for each question
     index: IndexClientSettings = IndexClientSettings()  # servers to ask
     snapshot: Path | None = None  # or one in memory, searched exactly; bm25 reads the passages of one
     retry_s: Annotated[float, Field(ge=0)] = 60.0  # a step waits so long for shards that are gone
@@ -64,11 +64,11 @@ class RetrieverSettings(Section):
 class ModelsSettings(Section):
     """What is trained, and how far."""
 
-    query_encoder: str = "embedded"
-    generator: str = "embedded"
-    formulation: Formulation = Formulation.SEQUENCE
+    query_encoder: str = "embedded"  # 'embedded', a hub name, or a folder
+    generator: str = "embedded"  # 'embedded', a hub name, or a folder
+    formulation: Formulation = Formulation.SEQUENCE  # of the loss
     train_query_encoder: bool = True  # False: the frozen retriever
-    train_generator: bool = True
+    train_generator: bool = True  # false keeps the generator as it is
     # Patterns of parameter names that keep their values: "generator.*embeddings*", "query_encoder.*.layer.[0-2].*"
     frozen: tuple[str, ...] = ()
     saved_dtype: Literal["float32", "float16"] = "float32"  # of what is written beside the embedded encoder
@@ -90,14 +90,14 @@ class BiEncoderSettings(Section):
 class OptimizerSettings(Section):
     """AdamW; without decay it is Adam, as in the paper (appendix D)."""
 
-    learning_rate: Rate = 3e-5
+    learning_rate: Rate = 3e-5  # of AdamW, at its highest
     # Other rates for parameters whose names match: {"query_encoder.*": 1e-5}. The first match counts.
     learning_rates: dict[str, Rate] = Field(default_factory=dict)
     weight_decay: Rate = 0.0  # of matrices; biases and normalisations have none
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    betas: tuple[Share, Share] = (0.9, 0.999)  # AdamW's
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8  # AdamW's
+    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0  # longer gradients are scaled to this
+    warmup_steps: Annotated[int, Field(ge=0)] = 0  # in which the learning rate rises from 0
     decay: Literal["constant", "linear", "cosine"] = "linear"  # after the warm-up, to 0 at the last step
     label_smoothing: Share = 0.0
 
@@ -106,19 +106,19 @@ class LoopSettings(Section):
     """How long, in which portions, and what is kept."""
 
     out: Path  # checkpoints, curves, and at the end the models
-    n_steps: Positive
+    n_steps: Positive  # in all
     batch_size: Positive = 32  # of all workers together
     micro_batch_size: Positive = 8  # examples that a worker retrieves passages for at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and log-probabilities stay float32
     # Compute encoders twice rather than keep what they computed. By default only a bi-encoder does, which computes a
     # whole micro-batch together; RAG keeps no more than a few thousand tokens, or one question's, at a time.
     gradient_checkpointing: bool | None = None
-    device: str = "auto"
-    n_threads: Positive = 1
-    seed: int = 0
+    device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
+    n_threads: Positive = 1  # of torch
+    seed: int = 0  # equal seeds give equal runs
     checkpoint_every: Positive = 200  # steps
     n_checkpoints: Positive = 2  # kept
-    validate_every: Positive = 200
+    validate_every: Positive = 200  # so many steps
     n_validation: Positive = 200  # questions, the same ones each time
 
     @model_validator(mode="after")
@@ -132,9 +132,9 @@ class LoopSettings(Section):
 class WorkersSettings(Section):
     """Ray Train's workers."""
 
-    n_workers: Positive = 1
+    n_workers: Positive = 1  # processes of Ray Train
     num_cpus: Annotated[float, Field(gt=0)] = 1.0  # reserved by each
-    use_gpu: bool = False
+    use_gpu: bool = False  # one for each worker
     max_failures: Annotated[int, Field(ge=-1)] = 3  # of workers, until the run fails; -1: never
 
 
