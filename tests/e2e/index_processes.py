@@ -80,11 +80,12 @@ class ServerProcess:
 
     def send(self, number: signal.Signals) -> None:
         """Returns when the signal has done its work: frozen is a process once all its threads stand still."""
+        if number == signal.SIGKILL:
+            self.kill()
+            return
         self.popen.send_signal(number)
         if number == signal.SIGSTOP:
             os.waitpid(self.popen.pid, os.WUNTRACED)
-        elif number == signal.SIGKILL:
-            self.popen.wait()
 
     def kill(self) -> None:
         """End it, and wait for the end."""

@@ -140,6 +140,7 @@ def system(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(300)
+            process.stdout.close()
 
 
 def ask(system: System, *options: str) -> subprocess.CompletedProcess[str]:
