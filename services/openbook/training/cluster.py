@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -171,7 +171,7 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
     """Tells in a thread what the workers record and warn of."""
-    is_over, curves, notes = threading.Event(), _Tail(out / METRICS), _Tail(out / LOG)
+    is_over = threading.Event()
     told = max(map(checkpoints.step_of, checkpoints.kept(out / CHECKPOINTS)), default=-1)
 
     def tell() -> None:
@@ -190,7 +190,11 @@ def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
             tell()
         tell()
 
-    with ThreadPoolExecutor(1, "follow") as executor:
+    with (
+        closing(_Tail(out / METRICS)) as curves,
+        closing(_Tail(out / LOG)) as notes,
+        ThreadPoolExecutor(1, "follow") as executor,
+    ):
         following = executor.submit(follow)
         try:
             yield
@@ -212,6 +216,7 @@ class _Tail:
     def new_lines(self) -> Iterator[str]:
         """Those that are whole."""
         if self._is_another():
+            self.close()
             self._file = self._path.open("rb")
         while self._file is not None:
             begin, line = self._file.tell(), self._file.readline()
@@ -219,6 +224,10 @@ class _Tail:
                 self._file.seek(begin)
                 return
             yield line.decode().rstrip("\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def _is_another(self) -> bool:
         if not self._path.exists():
