@@ -27,7 +27,7 @@ from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.encoder import EncoderCheckpoint, Pooling
 from openbook.models.formats import RagFormat
 from openbook.training.loop import Loop
-from openbook.training.loss import Prepared, RagLoss
+from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Nothing
 from openbook.training.settings import TrainingSettings
 
@@ -105,11 +105,11 @@ def theirs(parts: Parts) -> Step:
 class Fed(RagLoss):
     """With the same passages at every step."""
 
-    def feed(self, prepared: Prepared) -> None:
-        """What is prepared from now on."""
-        self._fed = prepared
+    def feed(self, collated: Collated) -> None:
+        """What is collated from now on."""
+        self._fed = collated
 
-    def prepare(self, examples: Sequence[Any]) -> Prepared:
+    def collate(self, examples: Sequence[Any]) -> Collated:
         """Bare. The queries of the search are computed, as they are in training."""
         with torch.no_grad():
             self._queries(self._fed.query_ids, self._fed.query_mask)
@@ -135,7 +135,7 @@ def ours(parts: Parts, recompute: bool) -> Step:
     everywhere = torch.ones_like(parts.questions)
     scores = torch.zeros(n, k)  # computed anew from the vectors
     contexts = batch.ids, batch.mask
-    objective.feed(Prepared(parts.questions, everywhere, parts.vectors, scores, *contexts, batch.labels, n * k))
+    objective.feed(Collated(parts.questions, everywhere, parts.vectors, scores, *contexts, batch.labels, n * k))
     steps = Loop(objective, range(n), settings.loop, settings.optimizer).run()
 
     def step() -> tuple[float, float]:

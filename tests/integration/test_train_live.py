@@ -24,7 +24,7 @@ from openbook.testing import served
 from openbook.training import run as running
 from openbook.training.data import Example
 from openbook.training.loop import Loss
-from openbook.training.loss import Prepared, RagLoss
+from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Found, LiveIndex
 from openbook.training.run import Run, train
 from openbook.training.settings import TrainingSettings
@@ -186,11 +186,11 @@ def test_the_size_of_micro_batches_changes_nothing(files: Files, size: int) -> N
 
 def test_the_next_micro_batch_is_prepared_while_one_is_computed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for the other to have begun, so without overlap neither would go on. And none of the next step is
-    prepared before the weights are updated."""
+    collated before the weights are updated."""
     n_steps, n = 3, 4
-    prepare, forward = RagLoss.prepare, RagLoss.forward
+    collate, forward = RagLoss.collate, RagLoss.forward
     events: list[tuple[str, int]] = []
-    begun = {kind: [threading.Event() for _ in range(n_steps * n)] for kind in ("prepare", "compute")}
+    begun = {kind: [threading.Event() for _ in range(n_steps * n)] for kind in ("collate", "compute")}
 
     def begin(kind: str) -> int:
         number = sum(each == kind for each, _ in events)
@@ -198,19 +198,19 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(files: Files, mo
         begun[kind][number].set()
         return number
 
-    def watched_prepare(self: RagLoss, examples: Sequence[Example]) -> Prepared:
-        number = begin("prepare")
+    def watched_collate(self: RagLoss, examples: Sequence[Example]) -> Collated:
+        number = begin("collate")
         if number % n:
             assert begun["compute"][number - 1].wait(TIMEOUT_S)
-        return prepare(self, examples)
+        return collate(self, examples)
 
-    def watched_forward(self: RagLoss, prepared: Prepared) -> Loss:
+    def watched_forward(self: RagLoss, collated: Collated) -> Loss:
         number = begin("compute")
         if (number + 1) % n:
-            assert begun["prepare"][number + 1].wait(TIMEOUT_S)
-        return forward(self, prepared)
+            assert begun["collate"][number + 1].wait(TIMEOUT_S)
+        return forward(self, collated)
 
-    monkeypatch.setattr(RagLoss, "prepare", watched_prepare)
+    monkeypatch.setattr(RagLoss, "collate", watched_collate)
     monkeypatch.setattr(RagLoss, "forward", watched_forward)
     with served(files.root / "first") as servers:
         run = Run(files.settings("overlap", servers, loop={"n_steps": n_steps}))

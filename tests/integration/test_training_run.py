@@ -178,19 +178,19 @@ def test_transformers_loads_what_was_trained_and_has_the_same_loss(files: World,
     memory = MemoryIndex(files.snapshot, torch.device("cpu"))
     objective = RagLoss(load_encoder(str(whole)), load_generator(str(whole)), memory, settings)
     example = tiny.examples(1)[0]
-    prepared = objective.prepare([example])
+    collated = objective.collate([example])
     asked = tokenizer.question_encoder(example.text, return_tensors="pt")
     queries = rag.question_encoder(**{name: asked[name] for name in ("input_ids", "attention_mask")}).pooler_output
-    assert prepared.vectors is not None
+    assert collated.vectors is not None
     answer = tokenizer.generator(example.target, add_special_tokens=False)["input_ids"]
     loss = rag(
-        context_input_ids=prepared.context_ids,
-        context_attention_mask=prepared.context_mask,
-        doc_scores=(queries[:, None] * prepared.vectors).sum(-1),
+        context_input_ids=collated.context_ids,
+        context_attention_mask=collated.context_mask,
+        doc_scores=(queries[:, None] * collated.vectors).sum(-1),
         labels=torch.tensor([[2, *answer, 2]]),
         n_docs=3,
     ).loss
-    torch.testing.assert_close(objective(prepared).total, loss[0], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(objective(collated).total, loss[0], atol=1e-4, rtol=1e-5)
 
 
 def test_a_sentence_encoder_is_saved_by_itself_and_keeps_its_pooling(files: World) -> None:

@@ -38,7 +38,7 @@ QUERY_ENCODER, PASSAGE_ENCODER = "query_encoder", "passage_encoder"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Collated:
     """n questions and m passages as tensors: the n positives in the questions' order, then all hard negatives."""
 
     query_ids: Tensor  # (n, t)
@@ -63,25 +63,25 @@ class BiEncoderLoss(nn.Module):
         self.dimension = passage_encoder.dimension
         """d"""
 
-    def prepare(self, examples: Sequence[Pair]) -> Prepared:
+    def collate(self, examples: Sequence[Pair]) -> Collated:
         """Tensors of a micro-batch."""
         passages, left_out = pool(examples)
         questions = self.question_tensors([pair.example.text for pair in examples])
-        return Prepared(*questions, *self.passage_tensors(passages), torch.from_numpy(left_out))
+        return Collated(*questions, *self.passage_tensors(passages), torch.from_numpy(left_out))
 
-    def portions(self, prepared: Prepared) -> list[Prepared]:
+    def portions(self, collated: Collated) -> list[Collated]:
         """All of it: each passage is a negative of every other question."""
-        return [prepared]
+        return [collated]
 
-    def forward(self, prepared: Prepared) -> Loss:
+    def forward(self, collated: Collated) -> Loss:
         """The loss summed over the questions, and how many have their positive before all negatives."""
-        queries = self.queries(prepared.query_ids, prepared.query_mask)
-        passages = self.passages(prepared.passage_ids, prepared.passage_mask)
+        queries = self.queries(collated.query_ids, collated.query_mask)
+        passages = self.passages(collated.passage_ids, collated.passage_mask)
         with torch.autocast(self.device.type, enabled=False):  # it would round the scores to bfloat16
-            scores = (queries @ passages.T).masked_fill(prepared.left_out.to(self.device), -torch.inf)  # (n, m)
+            scores = (queries @ passages.T).masked_fill(collated.left_out.to(self.device), -torch.inf)  # (n, m)
         own = torch.arange(len(queries), device=self.device)
         n_first = (scores.detach().argmax(-1) == own).sum()
-        n_tokens = prepared.query_mask.sum() + prepared.passage_mask.sum()
+        n_tokens = collated.query_mask.sum() + collated.passage_mask.sum()
         loss = F.cross_entropy(scores, own, reduction="sum")
         return Loss(loss, {"accuracy": float(n_first), "tokens": float(n_tokens)})
 

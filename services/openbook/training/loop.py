@@ -37,11 +37,11 @@ class Loss:
 class Objective(Protocol[E, P]):
     """What is trained: a torch module, as far as its parameters go."""
 
-    def prepare(self, examples: Sequence[E]) -> P:
+    def collate(self, examples: Sequence[E]) -> P:
         """What the loss needs, without gradients. Called with the weights of this step, beside another `forward`."""
         ...
 
-    def portions(self, prepared: P) -> Iterable[P]:
+    def portions(self, collated: P) -> Iterable[P]:
         """A micro-batch in as many parts as its loss can be added up from: what one computed for its backward pass is
         gone before the next begins."""
         ...
@@ -101,7 +101,7 @@ class Loop(Generic[E, P]):
         self._device = next(iter(self.parameters.values())).device
         for parameter in self.parameters.values():  # on every worker, whatever its micro-batches are
             parameter.grad = torch.zeros_like(parameter)
-        self._background = ThreadPoolExecutor(1, "prepare")
+        self._background = ThreadPoolExecutor(1, "collate")
 
     def run(self) -> Iterator[StepReport]:
         """Steps until the last one."""
@@ -116,11 +116,11 @@ class Loop(Generic[E, P]):
         begun, settings = perf_counter(), self._settings
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, float] = {}
-        for number, prepared in self._prepared():
+        for number, collated in self._collated():
             torch.manual_seed(_mixed(settings.seed, self.step, number))
             # One context for all portions: it keeps the weights that it has rounded.
             with self._autocast(settings.dtype == "bfloat16"):
-                for portion in self._objective.portions(prepared):
+                for portion in self._objective.portions(collated):
                     loss = self._objective(portion)
                     with self._autocast(False):
                         # Divided by the examples of all workers: then adding up gradients is all there is to being
@@ -141,9 +141,9 @@ class Loop(Generic[E, P]):
         tokens_per_s = named.pop("tokens", 0.0) * settings.batch_size / seconds
         return StepReport(self.step, means[0], rate, float(norm), tokens_per_s, named)
 
-    def _prepared(self) -> Iterator[tuple[int, P]]:
-        """The micro-batches of this step. The next one is prepared while one is computed, and none beyond the step:
-        the weights that it is prepared with are those it is computed with."""
+    def _collated(self) -> Iterator[tuple[int, P]]:
+        """The micro-batches of this step. The next one is collated while one is computed, and none beyond the step:
+        the weights that it is collated with are those it is computed with."""
         settings, world = self._settings, self.world
         batches = micro_batches(
             self.step,
@@ -155,12 +155,12 @@ class Loop(Generic[E, P]):
             world.n_workers,
         )
         chosen = [[self._examples[i] for i in batch.examples] for batch in batches]
-        following = self._background.submit(self._objective.prepare, chosen[0])
+        following = self._background.submit(self._objective.collate, chosen[0])
         for i, batch in enumerate(batches):
-            prepared = following.result()
+            collated = following.result()
             if i + 1 < len(batches):
-                following = self._background.submit(self._objective.prepare, chosen[i + 1])
-            yield batch.number, prepared
+                following = self._background.submit(self._objective.collate, chosen[i + 1])
+            yield batch.number, collated
 
     def _autocast(self, enabled: bool) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=enabled)

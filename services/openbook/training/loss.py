@@ -32,7 +32,7 @@ not be faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Collated:
     """n examples with their k passages, as tensors."""
 
     query_ids: Tensor  # (n, t)
@@ -44,11 +44,11 @@ class Prepared:
     labels: Tensor  # (n, t) padded with -100
     n_distinct: float  # passages
 
-    def __getitem__(self, questions: slice) -> "Prepared":
+    def __getitem__(self, questions: slice) -> "Collated":
         """Some of the questions, and their share of the distinct passages."""
         n, k = self.scores.shape
         rows, labels = slice(questions.start * k, questions.stop * k), self.labels[questions]
-        return Prepared(
+        return Collated(
             self.query_ids[questions],
             self.query_mask[questions],
             None if self.vectors is None else self.vectors[questions],
@@ -90,7 +90,7 @@ class RagLoss(nn.Module):
         """Of what the run began with."""
         return {**self.retriever.identity, "generator": self._reads.fingerprint}
 
-    def prepare(self, examples: Sequence[Example]) -> Prepared:
+    def collate(self, examples: Sequence[Example]) -> Collated:
         """Retrieve with the query encoder as it is, without gradients, and make tensors of what was found.
 
         Raises:
@@ -99,8 +99,8 @@ class RagLoss(nn.Module):
         """
         return self.as_tensors(examples, self.retrieve(examples))
 
-    def as_tensors(self, examples: Sequence[Example], found: Found) -> Prepared:
-        """Of examples and the passages found for them. Raises InvalidRequest as `prepare`."""
+    def as_tensors(self, examples: Sequence[Example], found: Found) -> Collated:
+        """Of examples and the passages found for them. Raises InvalidRequest as `collate`."""
         query_ids, query_mask = self._question_ids(examples)
         contexts = [
             context
@@ -109,7 +109,7 @@ class RagLoss(nn.Module):
         ]
         context_ids, context_mask = pad(contexts, self._pad, LENGTH_STEP, self._reads.input_format.max_tokens)
         context_mask *= torch.from_numpy(found.ids != NO_HIT).flatten()[:, None]
-        return Prepared(
+        return Collated(
             query_ids,
             query_mask,
             None if found.vectors is None else torch.from_numpy(found.vectors),
@@ -133,26 +133,26 @@ class RagLoss(nn.Module):
                 queries = self._queries(*self._question_ids(examples)).cpu().numpy()
         return self.retriever.find(examples, queries, k or self._settings.retrieval.k)
 
-    def portions(self, prepared: Prepared) -> Iterator[Prepared]:
+    def portions(self, collated: Collated) -> Iterator[Collated]:
         """As many questions at once as have no more tokens than are worth computing together, or one."""
-        n_tokens = prepared.context_mask.view(len(prepared.scores), -1).sum(1).tolist()
+        n_tokens = collated.context_mask.view(len(collated.scores), -1).sum(1).tolist()
         most, first, total = PORTIONS.get(self.device.type, PORTIONS["cpu"]), 0, 0
         for i, more in enumerate(n_tokens):
             if i > first and total + more > most:
-                yield prepared[first:i]
+                yield collated[first:i]
                 first, total = i, 0
             total += more
-        yield prepared[first : len(n_tokens)]
+        yield collated[first : len(n_tokens)]
 
-    def forward(self, prepared: Prepared) -> Loss:
+    def forward(self, collated: Collated) -> Loss:
         """-log p(y|x) summed over the examples."""
-        log_prior_of = self.scores(prepared)
+        log_prior_of = self.scores(collated)
         losses = marginal.loss(
             self.reader,
-            prepared.context_ids,
-            prepared.context_mask,
+            collated.context_ids,
+            collated.context_mask,
             log_prior_of,
-            prepared.labels,
+            collated.labels,
             self._formulation,
             label_smoothing=self._settings.optimizer.label_smoothing,
         )
@@ -163,19 +163,19 @@ class RagLoss(nn.Module):
             losses.sum(),
             {
                 "prior_entropy": float(entropy),
-                "distinct_passages": float(prepared.n_distinct),
-                "tokens": float(prepared.context_mask.sum() + (prepared.labels != marginal.IGNORED).sum()),
+                "distinct_passages": float(collated.n_distinct),
+                "tokens": float(collated.context_mask.sum() + (collated.labels != marginal.IGNORED).sum()),
             },
         )
 
-    def scores(self, prepared: Prepared) -> Tensor:
+    def scores(self, collated: Collated) -> Tensor:
         """(n, k) logits of the prior, with gradients for the query encoder if it is trained."""
-        scores = prepared.scores.to(self.device)
-        if not self._trains_queries or prepared.vectors is None:
+        scores = collated.scores.to(self.device)
+        if not self._trains_queries or collated.vectors is None:
             return scores
-        queries = self._queries(prepared.query_ids, prepared.query_mask)
+        queries = self._queries(collated.query_ids, collated.query_mask)
         # Not a matrix product: autocast would round it to bfloat16.
-        computed = (queries[:, None] * prepared.vectors.to(self.device)).sum(-1)
+        computed = (queries[:, None] * collated.vectors.to(self.device)).sum(-1)
         return computed.masked_fill(scores.isneginf(), -torch.inf)
 
     @property

@@ -11,7 +11,7 @@ from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.seq2seq import Seq2Seq
 from openbook.training.data import Example, answered_by
-from openbook.training.loss import Prepared, RagLoss
+from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Found
 from openbook.training.settings import TrainingSettings
 from openbook.training.world import World
@@ -62,17 +62,17 @@ class Validation:
 
     def _of_batch(self, batch: Sequence[Example], frozen: Int64, reader: Seq2Seq) -> Float64:
         found = self._found(batch)
-        prepared = self._objective.as_tensors(batch, found)
-        inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
+        collated = self._objective.as_tensors(batch, found)
+        inputs = collated.context_ids, collated.context_mask, self._objective.scores(collated)
         formulation = self._settings.models.formulation
-        log_p = marginal.log_likelihood(reader, *inputs, prepared.labels, formulation)
+        log_p = marginal.log_likelihood(reader, *inputs, collated.labels, formulation)
         log_prior = marginal.log_prior(inputs[2])
         entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum(-1)
         agreement = [
             len({*now} & {*then} - {NO_HIT}) / max(1, len({*then} - {NO_HIT}))
             for now, then in zip(found.ids.tolist(), frozen.tolist(), strict=True)
         ]
-        texts = self._answers(reader, prepared, found)
+        texts = self._answers(reader, collated, found)
         right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
         recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
         rows = np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
@@ -81,10 +81,10 @@ class Validation:
             rows[:, NAMES.index("has_answer")] = np.nan
         return rows
 
-    def _answers(self, reader: Seq2Seq, prepared: Prepared, found: Found) -> list[str]:
+    def _answers(self, reader: Seq2Seq, collated: Collated, found: Found) -> list[str]:
         """Greedy answers, or the most probable label."""
         task, formulation = self._settings.task, self._settings.models.formulation
-        inputs = prepared.context_ids, prepared.context_mask, self._objective.scores(prepared)
+        inputs = collated.context_ids, collated.context_mask, self._objective.scores(collated)
         if task.kind == "classification":
             words = list(task.labels.values())
             labels = [row[row != marginal.IGNORED].tolist() for row in self._objective.labels(words)]

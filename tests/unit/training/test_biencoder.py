@@ -98,7 +98,7 @@ def test_the_loss_is_the_positives_among_all_passages_of_the_micro_batch(
 ) -> None:
     expected = list(scores(family, folder, pairs))
     loss = objective(family, folder)
-    found = loss(loss.prepare(pairs))
+    found = loss(loss.collate(pairs))
     assert found.total.item() == pytest.approx(sum(np.log(np.exp(row).sum()) - row[0] for row in expected), abs=1e-4)
     assert found.sums["accuracy"] == sum(np.argmax(row) == 0 for row in expected)
 
@@ -108,14 +108,14 @@ def test_a_passage_of_two_questions_is_no_negative_of_either(folder: Path) -> No
     other = Question("q", "what is a title", ("no such answer",))
     twins = [Pair(PAIRS[0].example, PAIRS[0].positive, ()), Pair(Example(other.text, "", other), PAIRS[0].positive, ())]
     # The log-softmax of one score, whose last bit depends on the processor.
-    assert loss(loss.prepare(twins)).total.item() == pytest.approx(0.0, abs=1e-12)
+    assert loss(loss.collate(twins)).total.item() == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_the_slope_of_the_loss(family: str, folder: Path) -> None:
     loss = objective(family, folder)
-    prepared = loss.prepare(PAIRS)
-    loss(prepared).total.backward()
+    collated = loss.collate(PAIRS)
+    loss(collated).total.backward()
     gradients = tiny.gradients(loss)
     assert any(name.startswith("passage_encoder") for name in gradients) == (family != "sentence")
     assert any(name.startswith("query_encoder") for name in gradients)
@@ -127,7 +127,7 @@ def test_gradients_are_the_slope_of_the_loss(family: str, folder: Path) -> None:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter += step * direction[name]
-            return loss(prepared).total.item()
+            return loss(collated).total.item()
 
     step = 1e-6
     slope = (moved(step) - moved(-2 * step)) / (2 * step)
@@ -141,7 +141,7 @@ def test_passages_computed_again_give_the_same(family: str, folder: Path, monkey
     results = []
     for recompute in (False, True):
         loss = objective(family, folder, recompute)
-        total = loss(loss.prepare(PAIRS)).total
+        total = loss(loss.collate(PAIRS)).total
         total.backward()
         results.append({"loss": total, **tiny.gradients(loss)})
     torch.testing.assert_close(*results)
@@ -221,7 +221,7 @@ def test_each_question_is_one_example_and_both_towers_are_in_the_plan(folder: Pa
 def test_the_query_encoder_can_be_frozen(folder: Path) -> None:
     query, _ = names("dpr", folder)
     made = job(settings(folder, models={"query_encoder": query, "train_query_encoder": False}))
-    made.objective(made.objective.prepare(made.examples[:2])).total.backward()
+    made.objective(made.objective.collate(made.examples[:2])).total.backward()
     assert {name.split(".")[0] for name in tiny.gradients(made.objective)} == {"passage_encoder"}
 
 

@@ -34,7 +34,7 @@ class Toy(nn.Module):
         self.unused = nn.Parameter(torch.ones(2, 2))
         self.double()
 
-    def prepare(self, examples: Sequence[Tensor]) -> Tensor:
+    def collate(self, examples: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(examples))
 
     def portions(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -168,14 +168,14 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path, after: int) 
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
-def test_micro_batches_are_prepared_ahead_and_never_with_old_weights() -> None:
+def test_micro_batches_are_collated_ahead_and_never_with_old_weights() -> None:
     """The next one while this one is computed; none of the next step before this step's update."""
     events: list[tuple[str, float]] = []
 
     class Watched(Toy):
-        def prepare(self, examples: Sequence[Tensor]) -> Tensor:
-            events.append(("prepare", float(self.first.weight.detach().sum())))
-            return super().prepare(examples)
+        def collate(self, examples: Sequence[Tensor]) -> Tensor:
+            events.append(("collate", float(self.first.weight.detach().sum())))
+            return super().collate(examples)
 
         def forward(self, x: Tensor) -> Loss:
             events.append(("compute", float(self.first.weight.detach().sum())))
@@ -185,14 +185,14 @@ def test_micro_batches_are_prepared_ahead_and_never_with_old_weights() -> None:
     assert len(events) == 3 * 8
     for step in range(3):
         of_step = events[step * 8 : step * 8 + 8]
-        assert sorted(kind for kind, _ in of_step) == ["compute"] * 4 + ["prepare"] * 4
+        assert sorted(kind for kind, _ in of_step) == ["collate"] * 4 + ["compute"] * 4
         assert len({weights for _, weights in of_step}) == 1
     assert len({weights for _, weights in events}) == 3
 
 
 def test_what_goes_wrong_in_the_background_ends_the_step() -> None:
     class Failing(Toy):
-        def prepare(self, examples: Sequence[Tensor]) -> Tensor:
+        def collate(self, examples: Sequence[Tensor]) -> Tensor:
             raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError, match="gone"):

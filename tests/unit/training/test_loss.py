@@ -59,7 +59,7 @@ def build(folder: Path, retriever: Any = None, precise: bool = True, **sections:
 def run(objective: RagLoss, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients."""
     tiny.no_gradients(objective)
-    total = objective(objective.prepare(examples)).total
+    total = objective(objective.collate(examples)).total
     total.backward()
     return total.detach(), tiny.gradients(objective)
 
@@ -132,9 +132,9 @@ def test_loss_and_all_gradients_are_those_of_transformers(folder: Path, formulat
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradients_are_those_of_finite_differences(folder: Path, formulation: Formulation, smoothing: float) -> None:
     objective = build(folder, models={"formulation": formulation}, optimizer={"label_smoothing": smoothing})
-    prepared = objective.prepare(tiny.examples(3))
+    collated = objective.collate(tiny.examples(3))
     tiny.no_gradients(objective)
-    objective(prepared).total.backward()
+    objective(collated).total.backward()
     random, step = np.random.default_rng(0), 1e-5
     for name, parameter in objective.named_parameters():
         if parameter.grad is None or random.random() > 0.4:
@@ -145,7 +145,7 @@ def test_gradients_are_those_of_finite_differences(folder: Path, formulation: Fo
         for moved in (step, -2 * step):
             flat[element] += moved
             with torch.no_grad():
-                values.append(objective(prepared).total.item())
+                values.append(objective(collated).total.item())
         flat[element] += step
         slope = (values[0] - values[1]) / (2 * step)
         assert gradient[element].item() == pytest.approx(slope, abs=1e-6, rel=1e-6), name
@@ -155,20 +155,20 @@ def test_gradients_are_those_of_finite_differences(folder: Path, formulation: Fo
 def test_empty_slots_change_nothing(folder: Path, formulation: Formulation) -> None:
     models = {"formulation": formulation}
     wide = build(folder, Exact(2), models=models, retrieval={"k": 5})
-    prepared = wide.prepare(tiny.examples(3))
-    assert prepared.scores.isneginf().tolist() == [[False, False, True, True, True]] * 3
-    assert prepared.context_mask.view(3, 5, -1)[:, 2:].sum() == 0
+    collated = wide.collate(tiny.examples(3))
+    assert collated.scores.isneginf().tolist() == [[False, False, True, True, True]] * 3
+    assert collated.context_mask.view(3, 5, -1)[:, 2:].sum() == 0
     same(run(wide, tiny.examples(3)), run(build(folder, Exact(2), models=models, retrieval={"k": 2}), tiny.examples(3)))
 
 
 def test_scores_computed_anew_are_those_retrieved(folder: Path) -> None:
     objective = build(folder, Exact(4), precise=False, retrieval={"k": 6})
-    prepared = objective.prepare(tiny.examples(8))
-    computed = objective.scores(prepared)
-    same(computed.detach(), prepared.scores, 1e-4)
+    collated = objective.collate(tiny.examples(8))
+    computed = objective.scores(collated)
+    same(computed.detach(), collated.scores, 1e-4)
     assert computed.requires_grad
-    assert prepared.vectors is not None
-    assert not prepared.vectors.requires_grad
+    assert collated.vectors is not None
+    assert not collated.vectors.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_without_gradients_for_the_encoder_the_loss_is_that_of_the_scores_retrie
     examples = tiny.examples(4)
     same(run(trained, examples)[0], run(frozen, examples)[0], 1e-5)  # those retrieved are float32
     objective = build(folder, Exact(with_vectors=False), retrieval={"kind": "bm25"})
-    prepared = objective.prepare(examples)
-    assert torch.equal(objective.scores(prepared), prepared.scores)
-    assert (prepared.scores[3] != prepared.scores[2]).all()
+    collated = objective.collate(examples)
+    assert torch.equal(objective.scores(collated), collated.scores)
+    assert (collated.scores[3] != collated.scores[2]).all()
 
 
 def test_what_is_read_with_the_question(folder: Path) -> None:
@@ -207,8 +207,8 @@ def test_what_is_read_with_the_question(folder: Path) -> None:
     example = Example("who", "bell", tiny.Question("1", "who", ("bell",), title="moon", context="the moon is"))
     for kind, retriever, memory in (("given", Given(), "moon / the moon is"), ("none", Nothing(), " / ")):
         objective = build(folder, retriever, retrieval={"kind": kind})
-        prepared = objective.prepare([example])
-        tokenizer, ids = objective._reads.tokenizer, prepared.context_ids[0][prepared.context_mask[0] == 1]
+        collated = objective.collate([example])
+        tokenizer, ids = objective._reads.tokenizer, collated.context_ids[0][collated.context_mask[0] == 1]
         assert tokenizer.decode(ids, skip_special_tokens=True) == f"{memory} // who".replace("  ", " ")
         inputs = torch.tensor([[2, *tokenizer("bell", add_special_tokens=False)["input_ids"]]])
         logits = objective.generator(input_ids=ids[None], decoder_input_ids=inputs).logits[0]
@@ -248,7 +248,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_micro_batches(folder: Path, formu
     whole, wanted = run(objective, examples)
     for size in (1, 2, 4):
         tiny.no_gradients(objective)
-        parts = [objective(objective.prepare(examples[i : i + size])).total for i in range(0, 8, size)]
+        parts = [objective(objective.collate(examples[i : i + size])).total for i in range(0, 8, size)]
         total = torch.stack(parts).sum()
         total.backward()
         same((total.detach(), tiny.gradients(objective)), (whole, wanted))
@@ -261,13 +261,13 @@ def test_a_micro_batch_is_the_sum_of_its_portions(
 ) -> None:
     monkeypatch.setitem(PORTIONS, "cpu", most)
     objective = build(folder, models={"formulation": formulation})
-    prepared = objective.prepare(tiny.examples(5))
+    collated = objective.collate(tiny.examples(5))
     tiny.no_gradients(objective)
-    whole = objective(prepared)
+    whole = objective(collated)
     whole.total.backward()
     wanted = {name: gradient.clone() for name, gradient in tiny.gradients(objective).items()}
     tiny.no_gradients(objective)
-    portions = list(objective.portions(prepared))
+    portions = list(objective.portions(collated))
     losses = [objective(portion) for portion in portions]
     assert [len(portion.labels) for portion in portions] == sizes
     assert all((portion.labels != IGNORED).any(0).all() for portion in portions)
@@ -280,9 +280,9 @@ def test_a_micro_batch_is_the_sum_of_its_portions(
 
 def test_what_a_person_sees(folder: Path) -> None:
     objective, examples = build(folder, Exact(2), retrieval={"k": 4}), tiny.examples(3)
-    prepared = objective.prepare(examples)
-    sums = objective(prepared).sums
-    p = objective.scores(prepared)[:, :2].softmax(-1)
+    collated = objective.collate(examples)
+    sums = objective(collated).sums
+    p = objective.scores(collated)[:, :2].softmax(-1)
     assert sums["prior_entropy"] == pytest.approx(-(p * p.log()).sum().item())
     assert sums["distinct_passages"] == 2
     n_read = sum(len(row) for e in examples for row in objective._reads.contexts(e.text, PASSAGES[:2]))
@@ -324,7 +324,7 @@ def test_what_is_too_long_is_found_before_it_is_trained_on(folder: Path) -> None
         with pytest.raises(InvalidRequest, match=problem):
             objective.check(example)
         with pytest.raises(InvalidRequest, match=problem):
-            objective.prepare([example])
+            objective.collate([example])
     limit = objective._encoder.pooling.max_tokens
     long = Example("a " * (2 * limit), "bell", fits.question)
     ids, mask = objective._question_ids([long])
@@ -340,6 +340,6 @@ def test_passages_longer_than_the_room_are_cut(folder: Path) -> None:
             return Found(found.ids, found.scores, long, found.vectors)
 
     objective = build(folder, Long())
-    prepared = objective.prepare(tiny.examples(2))
-    assert prepared.context_ids.shape == (6, 128)
+    collated = objective.collate(tiny.examples(2))
+    assert collated.context_ids.shape == (6, 128)
     assert run(objective, tiny.examples(2))[0].isfinite()

@@ -28,7 +28,7 @@ class Toy(nn.Module):
         self.layer = nn.Linear(5, 3)
         self.frozen = nn.Linear(3, 2)
 
-    def prepare(self, examples: Any) -> Tensor:
+    def collate(self, examples: Any) -> Tensor:
         return torch.stack(list(examples))
 
     def portions(self, x: Tensor) -> list[Tensor]:

@@ -43,7 +43,7 @@ def validation(objective: RagLoss, asked: Any, examples: Sequence[Example], worl
 
 def log_likelihood(objective: RagLoss, example: Example) -> float:
     with torch.no_grad():
-        return -float(objective(objective.prepare([example])).total)
+        return -float(objective(objective.collate([example])).total)
 
 
 @pytest.mark.parametrize("formulation", Formulation)
@@ -89,8 +89,8 @@ def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryInde
     objective, asked = parts(folder, retriever)
     (first,) = tiny.examples(1)
     found = objective.retrieve([first])
-    prepared = objective.as_tensors([first], found)
-    (said,) = validation(objective, asked, [first])._answers(objective.reader, prepared, found)
+    collated = objective.as_tensors([first], found)
+    (said,) = validation(objective, asked, [first])._answers(objective.reader, collated, found)
     assert said.strip()
     of_two = Example(first.text, "bell", Question("", first.text, ("bell", said)))
     pattern = Example(first.text, "", Question("", first.text, answer_regex=f"^{'.' * len(said)}$"))
