@@ -103,6 +103,8 @@ class CacheSettings(Section):
     ttl_s: Positive = 7 * 24 * 3600  # how long an embedding is kept in Redis
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
     n_connections: Positive = 32  # to Redis, at once
+    # with one, the same in every replica, nobody who does not know it can put embeddings into Redis that are believed
+    secret: Annotated[SecretText, Field(min_length=16)] | None = None
 
 
 class ModelSettings(Section):

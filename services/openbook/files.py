@@ -1,17 +1,21 @@
 """Files that are whole or not there, whoever is killed and whenever the power is cut; and one writer at a time."""
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
 from openbook.errors import InvalidConfig
 
 POLL_S = 0.1
+LOCK = "lock"
 
 
 def write(path: Path, text: str) -> None:
@@ -26,6 +30,22 @@ def write(path: Path, text: str) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The content of a file that somebody else may have put there: no pipe that would keep us waiting, no link to
+    elsewhere, no more than so many bytes.
+
+    Raises:
+        OSError: it cannot be read, or is no such file.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        if found.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"must have at most {max_bytes} bytes, found {found.st_size}", str(path))
+        return file.read(max_bytes)
 
 
 @contextmanager
@@ -86,3 +106,25 @@ def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
                     raise InvalidConfig(f"{lock.parent}: another process is at work here") from None
                 time.sleep(POLL_S)
         yield
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder for this process, gone at the end of the body. What killed processes left behind goes first.
+
+    Whose process lives is told by a lock, which the folder has before it has its name.
+    """
+    place = Path(tempfile.gettempdir())
+    for former in place.glob(f"{prefix}*"):
+        with suppress(OSError), (former / LOCK).open() as lock:  # in use, somebody else's, or gone already
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(former)
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+    folder = hidden.with_name(hidden.name.removeprefix("."))
+    try:
+        with (hidden / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            hidden.rename(folder)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

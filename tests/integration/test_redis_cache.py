@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 from redis import Redis
 
 from openbook import processes
@@ -78,6 +79,37 @@ def test_an_altered_value_is_a_miss(redis_server: RedisServer, damage: Callable[
             client.set(KEY_PREFIX + "altered", damage(client.get(KEY_PREFIX + "altered")))
         assert await cache.get_many(["altered"]) == [None]
         await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])
+def test_an_embedding_that_no_encoder_makes_is_a_miss(redis_server: RedisServer, value: float) -> None:
+    """Whoever put it there knows the format; a search with it would be refused, and the one who asked be blamed."""
+
+    async def scenario() -> None:
+        cache = RedisCache(settings(redis_server))
+        await cache.put_many([("poisoned", np.full_like(EMBEDDING, value))])
+        assert await cache.get_many(["poisoned"]) == [None]
+        await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_embedding_belongs_to_one_key_and_to_those_who_know_the_secret(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        mine, theirs, open_to_all = (
+            RedisCache(settings(redis_server).model_copy(update={"secret": secret and SecretStr(secret)}))
+            for secret in ("one of some length", "another of some length", None)
+        )
+        await mine.put_many([("one", EMBEDDING), ("another", EMBEDDING + 1)])
+        with Redis(port=redis_server.port) as client:
+            client.set(KEY_PREFIX + "one", client.get(KEY_PREFIX + "another"))
+        assert await mine.get_many(["one"]) == [None]
+        for cache, believed in ((mine, True), (theirs, False), (open_to_all, False)):
+            (found,) = await cache.get_many(["another"])
+            assert (found is not None) == believed
+            await cache.aclose()
 
     asyncio.run(scenario())
 

@@ -116,7 +116,14 @@ SECRETS = [
 
 def test_where_secrets_stand() -> None:
     assert [".".join(keys) for kind, keys in SECRETS] == [
-        *("index.admin_token", "cache.url", "admin_token", "retrieval.index.admin_token", "index.admin_token")
+        *(
+            "index.admin_token",
+            "cache.url",
+            "cache.secret",
+            "admin_token",
+            "retrieval.index.admin_token",
+            "index.admin_token",
+        )
     ]
 
 

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,22 @@ def test_a_lock_is_held_by_one_and_free_when_it_is_let_go(tmp_path: Path) -> Non
             pass
     with files.locked(lock):
         pass
+
+
+def test_a_temporary_folder_goes_at_the_end_and_those_of_the_killed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    hold = "from openbook.files import temporary_folder as t\nwith t('x-') as f: print(f, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        (left / "inner").mkdir()
+        with files.temporary_folder("x-") as mine, files.temporary_folder("x-") as another:
+            assert {path.name for path in tmp_path.iterdir()} == {left.name, mine.name, another.name}
+        killed.kill()
+    assert list(tmp_path.iterdir()) == [left]
+    with files.temporary_folder("x-") as mine:
+        assert list(tmp_path.iterdir()) == [mine]
+    assert list(tmp_path.iterdir()) == []

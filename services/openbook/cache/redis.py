@@ -5,9 +5,10 @@ failure Redis is left alone for a moment, so that a frozen server costs one time
 """
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -29,8 +30,12 @@ T = TypeVar("T")
 PAUSE_S = 1.0
 """How long Redis is left alone after a failure."""
 
-KEY_PREFIX = "openbook:query:1:"
-"""The 1 is the version of the value's format: CRC-32 of the rest, then little-endian float32."""
+KEY_PREFIX = "openbook:query:2:"
+"""The 2 is the version of the value's format: see `Codec`."""
+
+DIGEST_BYTES = 16
+MAX_NORM = 1e15
+"""Of an embedding: no encoder's is as long, and the scores of longer ones might be infinite."""
 
 
 class RedisCache:
@@ -42,6 +47,7 @@ class RedisCache:
 
     def __init__(self, settings: CacheSettings, clock: Clock = time.monotonic) -> None:
         self._settings = settings
+        self._codec = Codec(settings.secret.get_secret_value() if settings.secret else "")
         self._clock = clock
         self._paused_until = -float("inf")
         # An exhausted pool raises instead of waiting, so no more calls are let in than it has connections.
@@ -61,7 +67,7 @@ class RedisCache:
 
     async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
         values = await self._guarded("read", lambda: self._redis.mget([KEY_PREFIX + key for key in keys]))
-        found = [unpack(value) for value in values or [None] * len(keys)]
+        found = [self._codec.unpack(key, value) for key, value in zip(keys, values or [None] * len(keys), strict=True)]
         for embedding in found:
             CACHE_LOOKUPS.labels("redis", "miss" if embedding is None else "hit").inc()
         return found
@@ -69,7 +75,7 @@ class RedisCache:
     async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
         pipeline = self._redis.pipeline(transaction=False)
         for key, embedding in entries:
-            pipeline.set(KEY_PREFIX + key, pack(embedding), ex=self._settings.ttl_s)
+            pipeline.set(KEY_PREFIX + key, self._codec.pack(key, embedding), ex=self._settings.ttl_s)
         await self._guarded("write", pipeline.execute)
 
     async def aclose(self) -> None:
@@ -127,18 +133,35 @@ class TieredCache:
         await self._redis.aclose()
 
 
-def pack(embedding: Float32) -> bytes:
-    """A (d,) embedding as bytes that tell whether they were altered."""
-    data = embedding.astype("<f4").tobytes()
-    return zlib.crc32(data).to_bytes(4, "little") + data
+class Codec:
+    """Embeddings as Redis holds them: a digest of key and value, then little-endian float32.
 
+    The digest depends on `secret`: who does not know it can neither alter an entry nor put one in another's place.
+    """
 
-def unpack(value: bytes | str | None) -> Float32 | None:
-    """The embedding, or None for bytes that `pack` did not make."""
-    if not isinstance(value, bytes) or len(value) < 8 or len(value) % 4:
-        return None
-    checksum, data = value[:4], value[4:]
-    if zlib.crc32(data) != int.from_bytes(checksum, "little"):
-        CACHE_ERRORS.labels("checksum").inc()
-        return None
-    return np.frombuffer(data, dtype="<f4")
+    def __init__(self, secret: str) -> None:
+        self._digest_key = hashlib.blake2b(secret.encode()).digest() if secret else b""
+
+    def pack(self, key: str, embedding: Float32) -> bytes:
+        """A (d,) embedding as the value of a key."""
+        data = embedding.astype("<f4").tobytes()
+        return self._digest(key, data) + data
+
+    def unpack(self, key: str, value: bytes | str | None) -> Float32 | None:
+        """The embedding, or None for what `pack` did not make of this key and an embedding."""
+        if not isinstance(value, bytes):
+            return None
+        digest, data = value[:DIGEST_BYTES], value[DIGEST_BYTES:]
+        if not data or len(data) % 4 or not hmac.compare_digest(digest, self._digest(key, data)):
+            CACHE_ERRORS.labels("digest").inc()
+            return None
+        embedding = np.frombuffer(data, dtype="<f4")
+        if not np.linalg.norm(embedding.astype(np.float64)) <= MAX_NORM:  # nor is NaN
+            CACHE_ERRORS.labels("value").inc()
+            return None
+        return embedding
+
+    def _digest(self, key: str, data: bytes) -> bytes:
+        digest = hashlib.blake2b(key.encode() + b"\0", digest_size=DIGEST_BYTES, key=self._digest_key)
+        digest.update(data)
+        return digest.digest()

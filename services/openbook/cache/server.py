@@ -4,10 +4,11 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from openbook.errors import InvalidConfig, StartupError
+from openbook.files import temporary_folder
 from openbook.processes import end, free_port, start
 
 START_TIMEOUT_S = 10.0
@@ -40,13 +41,14 @@ class RedisServer:
     """
 
     def __init__(self, max_memory_bytes: int = 256 * 2**20) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="openbook-redis-")
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(temporary_folder("openbook-redis-"))
         self.port = free_port()
-        self._log = Path(self._folder.name, "redis.log")
+        self._log = folder / "redis.log"
         arguments = {
             "bind": "127.0.0.1",
             "port": self.port,
-            "dir": self._folder.name,
+            "dir": folder,
             "logfile": self._log,
             "save": "",
             "appendonly": "no",
@@ -70,7 +72,7 @@ class RedisServer:
     def stop(self) -> None:
         """Stop it and remove its folder. May be called twice."""
         end(self.process)
-        self._folder.cleanup()
+        self._stack.close()
 
     def _wait_until_ready(self) -> None:
         from redis import Redis

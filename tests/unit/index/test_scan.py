@@ -227,7 +227,7 @@ def test_codes_of_other_vectors_fail_the_test_at_the_start(tmp_path: Path) -> No
     with pytest.raises(InvalidSnapshot, match="of 4 stored vectors at least 4 must find themselves"):
         shard.self_test()
     np.save(tmp_path / CENTRE, np.zeros(3, np.float32))
-    with pytest.raises(InvalidSnapshot, match="are not those of vectors of shape"):
+    with pytest.raises(InvalidSnapshot, match=f"{CENTRE}: must hold float32 of shape"):
         Scan.read(tmp_path, vectors.shape, 1.0)
 
 

@@ -14,6 +14,7 @@ from openbook.core.fingerprint import file_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
+from openbook.index.disk.arrays import row_norms
 from openbook.index.disk.snapshot import (
     FILES,
     INDEX,
@@ -181,11 +182,12 @@ def _write_vectors(path: Path, vectors: Float32, rows: range, on_progress: OnPro
         np.lib.format.write_array_header_1_0(file, header)
         for block in _blocks(rows):
             part = np.ascontiguousarray(vectors[block.start : block.stop])
-            finite = np.isfinite(part).all(axis=1)
+            norms = row_norms(part)
+            finite = np.isfinite(norms)
             if not finite.all():
                 row = block.start + int(np.argmin(finite))
                 raise InvalidDocuments(f"vectors must be finite, got NaN or infinity in row {row}")
-            max_norm = max(max_norm, float(np.linalg.norm(part.astype(np.float64), axis=1).max()))
+            max_norm = max(max_norm, float(norms.max()))
             part.tofile(file)
             on_progress("write", block.stop, len(vectors))
     return max_norm

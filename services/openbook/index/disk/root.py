@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook import files
 from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
-from openbook.index.disk.snapshot import Snapshot
+from openbook.index.disk.snapshot import Snapshot, first_problem
 
 PUBLISHED = "published.json"
 LOCK = ".published.lock"
+MAX_RECORD_BYTES = 1 << 16
 
 FIRST_SEQUENCE = 1
 """Of the snapshot that a server was started with, where no publication is on record."""
@@ -97,13 +98,11 @@ class Root:
         """
         path = self._folder / PUBLISHED
         try:
-            return Published.model_validate_json(path.read_bytes())
+            return Published.model_validate_json(files.read_regular(path, MAX_RECORD_BYTES))
         except OSError as error:
             raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"]) or "content"
-            raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {problem['input']!r:.80}") from None
+            raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None
 
     def folder_of(self, name: str) -> Path:
         """The folder that a name in the record means."""

@@ -9,17 +9,21 @@ shard-0000/  index.faiss     what FAISS searches
 shard-0001/  ...
 """
 
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openbook.core.fingerprint import file_digest, json_digest
 from openbook.errors import InvalidSnapshot
-from openbook.index.disk.store import OFFSETS, TEXTS
+from openbook.files import read_regular
+from openbook.index.disk.arrays import check_vectors, read_array
+from openbook.index.disk.store import OFFSETS, TEXTS, check_offsets
 
 MANIFEST = "manifest.json"
 INDEX = "index.faiss"
@@ -29,6 +33,7 @@ CODES = "codes.npy"
 SCALES = "scales.npy"
 CENTRE = "centre.npy"
 SCAN_FILES = (CODES, SCALES, CENTRE)
+MAX_MANIFEST_BYTES = 1 << 24  # a hundred thousand shards
 MAX_DIMENSION = 4096  # the rounding bound of core.topk and the message sizes of the server count on it
 
 RECALL_AT = (1, 5, 10, 100)
@@ -103,6 +108,17 @@ class Manifest(_Entry):
     recall: Recall | None = None
     search: SearchDefaults | None = None
 
+    @model_validator(mode="after")
+    def _shards_count_up(self) -> "Manifest":
+        expected = 0
+        for number, shard in enumerate(self.shards):
+            if shard.first_id != expected:
+                raise ValueError(f"first_id of shard {number} must be {expected}")
+            expected += shard.n_passages
+        if self.n_passages != expected:
+            raise ValueError(f"n_passages must be {expected}, that of all shards")
+        return self
+
     def content_id(self) -> str:
         """The snapshot id that this content must have."""
         return json_digest(self.model_dump(mode="json", exclude={"snapshot_id", "created_at"}, exclude_none=True))[:32]
@@ -124,13 +140,11 @@ class Snapshot:
         """
         path = folder / MANIFEST
         try:
-            manifest = Manifest.model_validate_json(path.read_bytes())
+            manifest = Manifest.model_validate_json(read_regular(path, MAX_MANIFEST_BYTES))
         except OSError as error:
             raise InvalidSnapshot(f"{folder}: not a snapshot: {MANIFEST}: {error.strerror}") from None
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"]) or "content"
-            raise InvalidSnapshot(f"{path}: {where}: {problem['msg']}, found {problem['input']!r:.80}") from None
+            raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None
         if manifest.snapshot_id != manifest.content_id():
             raise InvalidSnapshot(f"{path}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
         return cls(folder, manifest)
@@ -163,14 +177,27 @@ class Snapshot:
         for file in files:
             path = self.shard_folder(shard) / file.name
             try:
-                size_bytes = path.stat().st_size
-                if size_bytes != file.size_bytes:
-                    raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {size_bytes}")
+                found = path.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise InvalidSnapshot(f"{path}: must be a regular file")
+                if found.st_size != file.size_bytes:
+                    raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {found.st_size}")
                 sha256 = file_digest(path)
             except OSError as error:
                 raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
             if sha256 != file.sha256:
                 raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
+        self._check_content(self.shard_folder(shard), entry)
+
+    def _check_content(self, folder: Path, entry: ShardEntry) -> None:
+        """Files as their writer meant them may still hold what no search and no fetch can be right with."""
+        check_vectors(folder / VECTORS, (entry.n_passages, self.manifest.dimension), self.manifest.max_norm)
+        check_offsets(folder, entry.n_passages)
+        if entry.has_scan:
+            scales = read_array(folder / SCALES, np.float64, (entry.n_passages, 2))
+            centre = read_array(folder / CENTRE, np.float32, (self.manifest.dimension,))
+            if not (np.isfinite(scales).all() and np.isfinite(centre).all()):
+                raise InvalidSnapshot(f"{folder}: {SCALES} or {CENTRE} holds NaN or infinity")
 
 
 _VERIFY = """
@@ -203,6 +230,12 @@ def verify_apart(folder: Path, shard: int) -> None:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise InvalidSnapshot(done.stderr.strip() or f"{folder}: verifying it ended with code {done.returncode}")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a file is wrong and how, without a word of what stands in it: it may be another file than it should be."""
+    problem = error.errors(include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}"
 
 
 def shard_folder(folder: Path, shard: int) -> Path:

@@ -11,6 +11,7 @@ from numpy.lib import format as npy
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
+from openbook.index.disk.arrays import read_array
 
 TEXTS = "passages.bin"
 OFFSETS = "offsets.npy"
@@ -56,6 +57,21 @@ def _write_header(offsets: BinaryIO, n_passages: int) -> None:
     npy.write_array_header_1_0(offsets, {"descr": "<i8", "fortran_order": False, "shape": (FIELDS * n_passages + 1,)})
 
 
+def check_offsets(folder: Path, n_passages: int) -> None:
+    """Look whether each text begins where the one before it ends.
+
+    Raises:
+        InvalidSnapshot: it does not, or a file is missing or of another size.
+    """
+    offsets = read_array(folder / OFFSETS, np.int64, (FIELDS * n_passages + 1,))
+    size_bytes = (folder / TEXTS).stat().st_size
+    if (offsets[0], offsets[-1]) != (0, size_bytes):
+        raise InvalidSnapshot(f"{folder / TEXTS}: its {size_bytes} bytes do not belong to {OFFSETS}")
+    for start in range(0, len(offsets) - 1, BUFFER):
+        if (np.diff(offsets[start : start + BUFFER + 1]) < 0).any():
+            raise InvalidSnapshot(f"{folder / OFFSETS}: must ascend, and does not after row {start}")
+
+
 class PassageReader(Sequence[Passage]):
     """The passages of a folder by position, each read when it is asked for. `first_id` is the id of the first.
 
@@ -65,12 +81,12 @@ class PassageReader(Sequence[Passage]):
 
     def __init__(self, folder: Path, first_id: int = 0) -> None:
         self._first_id = first_id
+        self._offsets = read_array(folder / OFFSETS, np.int64, (None,))
         try:
-            self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
             self._texts = _map(folder / TEXTS)
         except (OSError, ValueError) as error:
             raise InvalidSnapshot(f"{folder}: passages cannot be read: {error}") from None
-        if self._offsets.dtype != np.int64 or len(self._offsets) % FIELDS != 1 or self._offsets[-1] != len(self._texts):
+        if len(self._offsets) % FIELDS != 1 or self._offsets[-1] != len(self._texts):
             raise InvalidSnapshot(f"{folder / TEXTS}: its {len(self._texts)} bytes do not belong to {OFFSETS}")
 
     def __len__(self) -> int:
@@ -87,8 +103,11 @@ class PassageReader(Sequence[Passage]):
             raise IndexError(f"position must be 0..{len(self) - 1}, got {position}")
         position %= len(self)
         a, b, c, d = self._offsets[FIELDS * position : FIELDS * (position + 1) + 1].tolist()
-        texts = self._texts
-        return Passage(self._first_id + position, texts[a:b].decode(), texts[b:c].decode(), texts[c:d].decode())
+        try:
+            fields = [self._texts[start:end].decode() for start, end in ((a, b), (b, c), (c, d))]
+        except UnicodeDecodeError as error:
+            raise InvalidSnapshot(f"passage {self._first_id + position} is no text in UTF-8: {error.reason}") from None
+        return Passage(self._first_id + position, *fields)
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

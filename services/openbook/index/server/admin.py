@@ -1,7 +1,6 @@
 """Replacing the snapshot of a server while it serves: prepare, publish, discard, each of which may be asked twice."""
 
 import hmac
-import ipaddress
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from openbook.index.disk.root import FIRST_SEQUENCE, Root
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.service import abort, info, respond
 from openbook.index.shard.shard import Shard
+from openbook.processes import is_loopback
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,8 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
         def prepare(deadline: Deadline) -> None:
             if not request.folder or not request.snapshot_id:
                 raise InvalidRequest("Prepare must name folder and snapshot_id")
+            if "\0" in request.folder:
+                raise InvalidRequest("folder must be a path, got a NUL in it")
             self._publishing.prepare(Path(request.folder), request.snapshot_id, deadline)
 
         return self._do("Prepare", context, prepare)
@@ -166,14 +168,6 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
         if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return ""
         return "the admin token is missing or wrong: send it as metadata 'authorization: Bearer TOKEN'"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach what listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_follows(current: Shard, new: Shard) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from openbook.core.deadline import Deadline
 from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
-from openbook.errors import InvalidSnapshot
+from openbook.index.disk.arrays import read_array
 from openbook.index.disk.snapshot import CENTRE, CODES, SCALES, VECTORS
 from openbook.index.shard.compiled import compiled
 from openbook.index.shard.engine import turn
@@ -53,16 +53,14 @@ class Scan:
         Raises:
             InvalidSnapshot: it is not of vectors of this shape.
         """
-        codes, scales, centre = (np.load(folder / name, mmap_mode="r") for name in (CODES, SCALES, CENTRE))
-        found = codes.shape, scales.shape, centre.shape
-        if found != (shape, (shape[0], 2), shape[1:]):
-            raise InvalidSnapshot(
-                f"{folder}: codes, scales or centre are not those of vectors of shape {shape}: {found}"
-            )
+        n, d = shape
+        codes = read_array(folder / CODES, np.int8, (n, d))
+        scales = read_array(folder / SCALES, np.float64, (n, 2))
+        centre = read_array(folder / CENTRE, np.float32, (d,))
         if huge_pages:
             codes = np.array(codes)
             in_huge_pages(codes)
-        return cls(codes.view(np.ndarray), scales.view(np.ndarray), centre.view(np.ndarray), max_norm)
+        return cls(codes, scales, centre, max_norm)
 
     def first(self, n: int) -> "Scan":
         """That of the first n vectors."""

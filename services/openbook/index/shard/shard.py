@@ -12,6 +12,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.index.disk.arrays import read_array
 from openbook.index.disk.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
@@ -78,12 +79,11 @@ class Shard:
         self.max_k = max_k
         self.max_rows = max_rows
         self._index = Index.read(files / INDEX, huge_pages=huge_pages)
-        mapped: Float32 = np.load(files / VECTORS, mmap_mode="r")
-        self._vectors = mapped.view(np.ndarray)  # (n_passages, d); as a memmap every slice costs microseconds
+        self._vectors: Float32 = read_array(files / VECTORS, np.float32, (self.n_passages, self.manifest.dimension))
         self._passages = PassageReader(files, self.first_id)
-        found = (len(self._index), *self._vectors.shape, len(self._passages))
-        if found != (self.n_passages, self.n_passages, self.manifest.dimension, self.n_passages):
-            raise InvalidSnapshot(f"{files}: index, vectors or passages are not those of the manifest: {found}")
+        found = len(self._index), len(self._passages)
+        if found != (self.n_passages, self.n_passages):
+            raise InvalidSnapshot(f"{files}: index and passages are not those of the manifest: {found}")
         self._mapped = self._index  # who owns the memory of the next
         held = self._index.rows() if device == "cpu" else None
         self._rows = self._vectors if held is None else held  # (n_passages, d)

@@ -1,0 +1,52 @@
+"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openbook.errors import InvalidSnapshot
+
+ROWS_AT_ONCE = 1 << 14
+ROUNDING = 1e-9
+"""Relative, of a norm in float64: other processors add in another order."""
+
+
+def read_array(path: Path, dtype: type[np.generic], shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """The array in a file, memory mapped. None in the shape is any number.
+
+    Raises:
+        InvalidSnapshot: the file cannot be read, or holds another type or shape.
+    """
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidSnapshot(f"{path}: is no array: {error}") from None
+    fits = len(mapped.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, mapped.shape, strict=True))
+    if mapped.dtype != dtype or not fits or not mapped.flags.c_contiguous:
+        wanted = f"{np.dtype(dtype)} of shape {shape}"
+        raise InvalidSnapshot(f"{path}: must hold {wanted}, found {mapped.dtype} of shape {mapped.shape}")
+    array: NDArray[Any] = mapped.view(np.ndarray)  # as a memmap every slice costs microseconds
+    return array
+
+
+def check_vectors(path: Path, shape: tuple[int, int], max_norm: float) -> None:
+    """Look at every number of (n, d) float32 vectors.
+
+    Raises:
+        InvalidSnapshot: as `read_array`; a vector with NaN or infinity in it, or longer than `max_norm`.
+    """
+    vectors = read_array(path, np.float32, shape)
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        norms = row_norms(vectors[start : start + ROWS_AT_ONCE])
+        good = norms <= max_norm * (1 + ROUNDING)  # NaN is not
+        if not good.all():
+            row = int(np.argmin(good))
+            raise InvalidSnapshot(f"{path}: row {start + row}: norm must be at most {max_norm}, found {norms[row]}")
+
+
+def row_norms(block: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(n,) Euclidean norms of (n, d) vectors, in float64."""
+    norms: NDArray[np.float64] = np.linalg.norm(block.astype(np.float64), axis=1)
+    return norms
