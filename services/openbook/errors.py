@@ -2,9 +2,11 @@
 
     OpenbookError               INTERNAL             500   never raised itself
     ├── InvalidRequest          INVALID_ARGUMENT     400   the caller's fault: names the thing, the value and the limit
+    │   └── BodyTooLarge                             413   over HTTP: more bytes than any request needs
     ├── UnknownPassage          NOT_FOUND            404   an id that the snapshot does not hold
     ├── Overloaded              RESOURCE_EXHAUSTED   429   no place in the queue; nothing was done
     ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
+    │   └── BodyTooSlow                              408   over HTTP: the request itself took too long to arrive
     ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
     ├── ModelUnavailable        UNAVAILABLE          503   no replica of the encoder or the generator answers
     ├── SnapshotMismatch        FAILED_PRECONDITION  503   shards or encoder belong to different snapshots
@@ -35,6 +37,12 @@ class InvalidRequest(OpenbookError):
     http_status = 400
 
 
+class BodyTooLarge(InvalidRequest):
+    """More bytes than any request needs."""
+
+    http_status = 413
+
+
 class UnknownPassage(OpenbookError):
     """A passage id that the snapshot does not hold."""
 
@@ -54,6 +62,12 @@ class DeadlineExceeded(OpenbookError):
 
     grpc_code = "DEADLINE_EXCEEDED"
     http_status = 504
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """The request itself took too long to arrive."""
+
+    http_status = 408
 
 
 class ShardUnavailable(OpenbookError):

@@ -14,8 +14,13 @@ FLAGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_raylet_start_wait_time_s": "60",  # a machine with much to do takes longer than 30
+    # Ray's own ports on loopback: whoever reaches one runs what he likes.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Of a Ray of our own: what it reads from the environment, and hands on to its processes."""
+
+ON_ALL_INTERFACES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+"""For one that must be reached by another address than loopback."""
 
 N_STARTS = 3
 """Ray gives up when its node is not up in time: too early on a machine with much to do. Seen also in a process that

@@ -1,5 +1,6 @@
-"""Processes that we start and that end with us, and ports for them to listen on."""
+"""Processes that we start and that end with us, and where they listen."""
 
+import ipaddress
 import os
 import secrets
 import socket
@@ -52,3 +53,12 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens there."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

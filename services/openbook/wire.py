@@ -1,5 +1,6 @@
 """Protobuf <-> core types, both directions. A message that lies about its size is an InvalidRequest, never a crash."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -62,8 +63,10 @@ def context_of_call(call: index_pb2.Call) -> Context:
     """The deadline counts from now.
 
     Raises:
-        InvalidRequest: a text is too long, or not printable.
+        InvalidRequest: a text is too long, or not printable; the timeout is no number.
     """
+    if math.isnan(call.timeout_s):
+        raise InvalidRequest("timeout_s must be a number of seconds, got nan")
     deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else NEVER
     if not call.HasField("context"):
         return Context(deadline)

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import math
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -39,6 +43,7 @@ from openbook.errors import (
     ShardUnavailable,
     SnapshotMismatch,
 )
+from openbook.processes import is_loopback
 from openbook.serving.app import assemble
 from openbook.serving.launch import run
 from openbook.serving.workers.encoder import EncoderLoader
@@ -50,6 +55,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MAX_IN_FLIGHT = 4
 PATIENCE_S = 120.0
+N_SLOW = 300
 SSE = {"formulation": "token", "n_beams": 1}
 
 
@@ -216,7 +222,7 @@ def refuse_http(http: httpx.Client, path: str, body: bytes, message: str) -> Non
         (b'{"question": "x", "n_beans": 3}', r"unknown key 'n_beans'"),
         (b'{"question": "x", "formulation": "sentence"}', r"formulation: .*'sequence' or 'token', got 'sentence'"),
         (b'{"question": "x", "length_penalty": -Infinity}', r"length_penalty must be .*, got -inf"),
-        (b'{"question": "' + b"x" * (1 << 20) + b'"}', r"body must have at most 1048576 bytes"),
+        (b'{"question": "x", "k": ' + b"9" * 4000 + b"}", r"k: .*less than 4294967296, got 9{100}$"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -338,6 +344,53 @@ def admitted(client: Client, question: str) -> Iterator[Any]:
             return stream
         except Overloaded:
             pass
+
+
+def test_who_never_ends_his_request_keeps_nobody_waiting(system: System, client: Client, http: httpx.Client) -> None:
+    """Several times as many as there are places, over both protocols."""
+    host, port = "127.0.0.1", system.settings.serving.http_port
+    unfinished = (
+        b"POST /v1/answer HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    )
+    never = Event()
+    with ExitStack() as stack:
+        for _ in range(N_SLOW):
+            stack.enter_context(socket.create_connection((host, port))).sendall(unfinished)
+        for _ in range(N_SLOW // 100):
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            channel = stack.enter_context(grpc.insecure_channel(system.grpc, alone))
+            ask = channel.stream_unary("/openbook.v1.AnswerService/Answer")
+            for _ in range(100):
+                stack.callback(ask.future(iter(lambda: never.wait() and None, None)).cancel)
+        stack.callback(never.set)
+        for _ in range(10):
+            assert http.post("/v1/answer", json={"question": QUESTION}).status_code == 200
+            assert client.answer(QUESTION).answer
+
+
+def test_only_what_the_docs_name_listens_beyond_this_machine(system: System) -> None:
+    """docs/security.md"""
+    listening = {
+        (process.cmdline()[0].removeprefix("ray::").split(":")[0], each.laddr.port)
+        for process in psutil.Process().children(recursive=True)
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN and not is_loopback(each.laddr.ip)
+    }
+    assert {name for name, _ in listening} <= {"ServeReplica", "ProxyActor"}
+    assert {system.settings.serving.http_port, 8404, 9101}.isdisjoint(port for _, port in listening)
+
+
+def test_heads_are_given_where_gets_are_and_a_405_says_what_is(http: httpx.Client) -> None:
+    for path in ("/healthz", "/metrics"):
+        response = http.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+    assert http.put("/v1/answer").headers["allow"] == "POST"
+
+
+def test_a_large_body_is_refused_as_such(http: httpx.Client) -> None:
+    response = http.post("/v1/answer", content=b'{"question": "' + b"x" * (1 << 20) + b'"}')
+    assert response.status_code == 413
+    assert "body must have at most 1048576 bytes" in response.json()["error"]["message"]
 
 
 def load_other_space(settings: EncoderSettings) -> HashEncoder:

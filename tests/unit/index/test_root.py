@@ -70,7 +70,11 @@ def test_a_root_is_made_once_and_of_a_snapshot(root: Root, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "Invalid JSON"), ('{"sequence": 0, "current": "a"}', "sequence: Input should be greater"), ("{}", "sequence: .*required")],
+    [
+        ("{", "Invalid JSON"),
+        ('{"sequence": 0, "current": "a"}', "sequence: Input should be greater"),
+        ("{}", "sequence: .*required"),
+    ],
 )
 def test_a_damaged_record_is_named(root: Root, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "root" / PUBLISHED

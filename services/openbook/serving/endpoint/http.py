@@ -7,17 +7,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import __version__, wire
 from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
+from openbook.serving.endpoint.bodies import BufferedBodies
+from openbook.serving.endpoint.replies import error_body, error_reply, request_id_of, to_json
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
-    ErrorDetail,
     ErrorResponse,
     Event,
     RetrieveRequest,
@@ -27,7 +26,9 @@ from openbook.serving.endpoint.schemas import (
 )
 from openbook.serving.endpoint.service import AnswerService, to_openbook_error, with_request_id
 
-MAX_BODY_BYTES = 1 << 20
+
+class _Exposition(Response):
+    media_type = CONTENT_TYPE_LATEST
 
 
 def build_app(service: AnswerService) -> FastAPI:
@@ -38,7 +39,7 @@ def build_app(service: AnswerService) -> FastAPI:
         description="Question answering by retrieval-augmented generation.",
         responses={"default": {"model": ErrorResponse, "description": "Any error."}},
     )
-    app.add_middleware(_CheckedBody)
+    app.add_middleware(BufferedBodies)
     app.add_exception_handler(OpenbookError, _on_openbook_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -47,7 +48,7 @@ def build_app(service: AnswerService) -> FastAPI:
     async def answer(body: AnswerRequest, request: Request) -> Response:
         """The answer with its evidence."""
         with _asked(request, body) as context:
-            return _json(AnswerResponse.model_validate(await service.answer(body, context)))
+            return to_json(AnswerResponse.model_validate(await service.answer(body, context)))
 
     @app.post("/v1/answer/stream", response_class=StreamingResponse)
     async def answer_stream(body: AnswerRequest, request: Request) -> Response:
@@ -68,8 +69,9 @@ def build_app(service: AnswerService) -> FastAPI:
     async def retrieve(body: RetrieveRequest, request: Request) -> Response:
         """The passages and their prior alone."""
         with _asked(request, body) as context:
-            return _json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
+            return to_json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
@@ -77,10 +79,11 @@ def build_app(service: AnswerService) -> FastAPI:
             await service.check_ready()
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", response_class=_Exposition)
     async def metrics() -> Response:
         """Prometheus metrics of the replica that answers: stages, cache, shards, batches, requests."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        return _Exposition(generate_latest())
 
     return app
 
@@ -92,19 +95,12 @@ async def _server_sent(first: Event, events: AsyncGenerator[Event], request_id: 
             async for event in events:
                 yield _event(*event_to_json(event))
     except Exception as error:
-        yield _event("error", _error_body(to_openbook_error(error, request_id), request_id).model_dump_json())
+        ours = to_openbook_error(error, request_id)
+        yield _event("error", error_body(ours.grpc_code, str(ours), request_id).model_dump_json())
 
 
 def _event(name: str, data: str) -> str:
     return f"event: {name}\ndata: {data}\n\n"
-
-
-def _json(body: BaseModel, status: int = 200) -> Response:
-    return Response(body.model_dump_json(), status, media_type="application/json")
-
-
-def _error_body(error: OpenbookError, request_id: str) -> ErrorResponse:
-    return ErrorResponse(error=ErrorDetail(code=error.grpc_code, message=str(error), request_id=request_id))
 
 
 @contextmanager
@@ -118,70 +114,23 @@ def _asked(request: Request, body: RetrieveRequest | None = None) -> Iterator[Co
         request.state.request_id = context.request_id
         yield context
     except Exception as error:
-        raise to_openbook_error(error, _request_id(request)) from None
-
-
-def _request_id(request: Request) -> str:
-    """Of a request that may have failed before it had a context."""
-    if not hasattr(request.state, "request_id"):
-        request.state.request_id = with_request_id(wire.context_of_headers(request.headers), "").request_id
-    request_id: str = request.state.request_id
-    return request_id
+        raise to_openbook_error(error, request_id_of(request)) from None
 
 
 async def _on_openbook_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OpenbookError)
-    return _json(_error_body(error, _request_id(request)), error.http_status)
+    return error_reply(request, error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return await _on_openbook_error(request, InvalidRequest(describe(error.errors())))
+    return error_reply(request, InvalidRequest(describe(error.errors())))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such path, no such method, or a body that the JSON parser gave up on."""
     assert isinstance(error, HTTPException)
     code = {404: "NOT_FOUND", 405: "UNIMPLEMENTED"}.get(error.status_code, "INVALID_ARGUMENT")
-    detail = ErrorDetail(code=code, message=f"{request.url.path}: {error.detail}", request_id=_request_id(request))
-    return _json(ErrorResponse(error=detail), error.status_code)
-
-
-class _CheckedBody:
-    """Reads the body before anything parses it: no more than MAX_BODY_BYTES, and text in UTF-8."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        body, more = b"", True
-        while more and len(body) <= MAX_BODY_BYTES:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        try:
-            if len(body) > MAX_BODY_BYTES:
-                raise InvalidRequest(f"body must have at most {MAX_BODY_BYTES} bytes")
-            body.decode()
-        except UnicodeDecodeError as error:
-            reply = await _on_openbook_error(Request(scope), InvalidRequest(f"body must be JSON in UTF-8: {error}"))
-            await reply(scope, receive, send)
-        except InvalidRequest as error:
-            await (await _on_openbook_error(Request(scope), error))(scope, receive, send)
-        else:
-            await self._app(scope, _replay(body, receive), send)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """First the body, then what comes after it."""
-    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def next_message() -> Message:
-        return next(messages, None) or await receive()
-
-    return next_message
+    reply = to_json(error_body(code, f"{request.url.path}: {error.detail}", request_id_of(request)), error.status_code)
+    reply.headers.update(error.headers or {})  # Allow
+    return reply

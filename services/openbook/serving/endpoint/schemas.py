@@ -16,6 +16,10 @@ from openbook.errors import InvalidRequest
 from openbook.rag.pipeline import Answer, Evidence, Retrieval
 from openbook.v1 import answer_pb2
 
+# What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
+Whole32 = Annotated[int, Field(strict=True, ge=-(1 << 32), lt=1 << 32)]
+Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
+
 
 class _Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,15 +29,15 @@ class RetrieveRequest(_Request):
     """Fields left out, or null, take the server's defaults."""
 
     question: str
-    k: Annotated[int | None, Field(strict=True, description="Passages to retrieve.")] = None
+    k: Annotated[Whole32 | None, Field(description="Passages to retrieve.")] = None
     timeout_s: Annotated[float | None, Field(description="Time within which the answer is worth having.")] = None
     request_id: Annotated[str, Field(description="Returned, and written in the logs; made up if empty.")] = ""
     min_coverage: Annotated[
         float | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
     ] = None
-    nprobe: Annotated[int | None, Field(strict=True, description="IVF: cells looked at.")] = None
-    ef_search: Annotated[int | None, Field(strict=True, description="HNSW: candidates kept.")] = None
-    rerank_factor: Annotated[int | None, Field(strict=True, description="Candidates per hit scored exactly.")] = None
+    nprobe: Annotated[Whole32 | None, Field(description="IVF: cells looked at.")] = None
+    ef_search: Annotated[Whole32 | None, Field(description="HNSW: candidates kept.")] = None
+    rerank_factor: Annotated[Whole32 | None, Field(description="Candidates per hit scored exactly.")] = None
 
 
 class AnswerRequest(RetrieveRequest):
@@ -41,14 +45,14 @@ class AnswerRequest(RetrieveRequest):
 
     formulation: Annotated[Formulation | None, Field(description="How passages are marginalised out.")] = None
     decoding: Annotated[Decoding | None, Field(description="How RAG-Sequence scores its candidates.")] = None
-    n_beams: Annotated[int | None, Field(strict=True, description="1 is greedy.")] = None
-    max_new_tokens: Annotated[int | None, Field(strict=True)] = None
-    min_new_tokens: Annotated[int | None, Field(strict=True)] = None
+    n_beams: Annotated[Whole32 | None, Field(description="1 is greedy.")] = None
+    max_new_tokens: Whole32 | None = None
+    min_new_tokens: Whole32 | None = None
     length_penalty: float | None = None
     early_stopping: Annotated[bool | None, Field(strict=True)] = None
     temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
     top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
-    seed: Annotated[int | None, Field(strict=True, description="Equal seeds give equal answers.")] = None
+    seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
     labels: Annotated[tuple[str, ...] | None, Field(description="The answer is the most probable of these.")] = None
 
 

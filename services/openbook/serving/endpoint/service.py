@@ -29,8 +29,15 @@ class AnswerService:
         self._defaults = settings.answer
         self._max_in_flight = settings.serving.max_in_flight
         self._n_in_flight = 0
-        self.check_ready = check_ready
+        self._check_ready = check_ready
+        self._index_servers = {address: f"index server {n}" for n, address in enumerate(settings.index.addresses)}
+
+    async def check_ready(self) -> None:
         """Raises the OpenbookError that keeps us from answering, if one does."""
+        try:
+            await self._check_ready()
+        except OpenbookError as error:
+            raise self._told(error) from None
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
@@ -56,7 +63,7 @@ class AnswerService:
     def _admitted(self, method: str, context: Context) -> Iterator[None]:
         """A place among those in flight, for as long as the body runs. Leaves one line in the log, refusals apart."""
         begun = monotonic()
-        code = "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
+        why, code = "", "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
         try:
             if self._n_in_flight >= self._max_in_flight:
                 raise Overloaded(f"{self._max_in_flight} questions are in flight, and no more are admitted")
@@ -66,13 +73,23 @@ class AnswerService:
             finally:
                 self._n_in_flight -= 1
             code = "OK"
-        except Exception as error:
-            code = error.grpc_code if isinstance(error, OpenbookError) else "INTERNAL"
+        except OpenbookError as error:
+            code, why = error.grpc_code, f": {error}"
+            raise self._told(error) from None
+        except Exception:
+            code = "INTERNAL"
             raise
         finally:
             requests(method, code).inc()
             level = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO
-            log.log(level, "%s %s %.3f s, request id %s", method, code, monotonic() - begun, context.request_id)
+            log.log(level, "%s %s %.3f s, request id %s%s", method, code, monotonic() - begun, context.request_id, why)
+
+    def _told(self, error: OpenbookError) -> OpenbookError:
+        """The error as a caller may hear it: where index servers listen is for the log alone."""
+        message = str(error)
+        for address, name in self._index_servers.items():
+            message = message.replace(address, name)
+        return type(error)(message)
 
     def _asked(self, request: AnswerRequest) -> tuple[RetrievalSettings, GenerationSettings]:
         return _overridden(self._defaults.retrieval(), request), _overridden(self._defaults.generation(), request)

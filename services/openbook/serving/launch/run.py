@@ -3,7 +3,7 @@
 import logging
 import re
 import socket
-import tempfile
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,13 +15,17 @@ from typing import Any
 from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
-from openbook.processes import free_port
+from openbook.files import temporary_folder
+from openbook.processes import free_port, is_loopback
 
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+EVERYWHERE = ("0.0.0.0", "::")
+CLIENT_TIMEOUT_S = 60
+"""For a client that neither sends nor takes anything; who waits for an answer is not meant."""
 
 
 @contextmanager
@@ -37,7 +41,7 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openbook-ray-")))
+        folder = stack.enter_context(temporary_folder("openbook-ray-"))
         stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder), shows_logs))
 
         from ray import serve
@@ -118,6 +122,8 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
         "HARD_STOP_AFTER_S": 5,
+        "BINARY_PATH": _starter(folder),
+        "TIMEOUT_CLIENT_S": CLIENT_TIMEOUT_S,
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
@@ -125,8 +131,21 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
         # By default a replica lingers for half a minute after its last request.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+        # HAProxy reaches replicas where Ray says that they are, and they listen where the endpoint does.
+        **({} if is_loopback(serving.host) or serving.host in EVERYWHERE else local_ray.ON_ALL_INTERFACES),
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
     }
+
+
+def _starter(folder: Path) -> Path:
+    """A program that is `openbook.serving.launch.haproxy`, whether or not openbook is installed."""
+    path = folder / "haproxy"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m openbook.serving.launch.haproxy "$@"\n')
+    path.chmod(0o700)
+    return path
 
 
 def _check_free(host: str, port: int, name: str) -> None:

@@ -1,0 +1,141 @@
+"""Request bodies over HTTP, read in full before anything else happens: bounded in time, number and bytes.
+
+Serve gives a request one of its places and only then hands over the body, however slowly that comes: as many slow
+senders as there are places would stop the endpoint. So this stands in front of the places, by `middlewares`, which is
+what Serve's `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names, and once more in the application itself, for a Serve
+that was started without it. When there is no room for one more body, the one that has been on its way longest goes: a
+caller who sends at once is never kept waiting by those who do not.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from openbook.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, OpenbookError, Overloaded
+from openbook.serving.endpoint.replies import error_reply
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What is read, from whomever."""
+
+    n_bytes: int = 1 << 20  # of one body
+    timeout_s: float = 10.0  # from the headers to the last byte
+    n_arriving: int = 1024  # bodies on their way at once
+    n_bytes_held: int = 64 << 20  # of all bodies that are on their way or being answered
+
+
+def middlewares() -> list[Middleware]:
+    """For Serve to put in front of its places."""
+    return [Middleware(BufferedBodies)]
+
+
+class BufferedBodies:
+    """Lets requests through once their bodies are here, and are text in UTF-8. For one event loop."""
+
+    def __init__(self, app: ASGIApp, limits: BodyLimits | None = None) -> None:
+        self._app = app
+        self._limits = limits or BodyLimits()
+        self._arriving: dict[asyncio.Timeout, int] = {}  # bytes so far; the one longest on its way first
+        self._n_bytes_held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except OpenbookError as error:
+            reply = error_reply(Request(scope), error)
+            reply.headers["Connection"] = "close"  # what is still to come of the body is not waited for
+            await reply(scope, receive, send)
+            return
+        if body is not None:
+            with self._held(len(body)):
+                await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, or None if its sender has gone.
+
+        Raises:
+            BodyTooLarge, BodyTooSlow: as the limits say; BodyTooSlow also if room is needed for others.
+            Overloaded: those being answered hold all the bytes there may be.
+            InvalidRequest: it is no text in UTF-8.
+        """
+        limits = self._limits
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limits.n_bytes:
+            raise BodyTooLarge(f"body must have at most {limits.n_bytes} bytes, got {int(declared)}")
+        chunks: list[bytes] = []
+        try:
+            async with asyncio.timeout(limits.timeout_s) as time:
+                with self._arrives(time):
+                    more = True
+                    while more:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            return None
+                        chunks.append(message.get("body", b""))
+                        more = message.get("more_body", False)
+                        self._count(time, len(chunks[-1]))
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"body must arrive within {limits.timeout_s:g} s, or sooner while many others do"
+            ) from None
+        body = b"".join(chunks)
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"body must be JSON in UTF-8: {error}") from None
+        return body
+
+    @contextmanager
+    def _arrives(self, time: asyncio.Timeout) -> Iterator[None]:
+        if len(self._arriving) >= self._limits.n_arriving:
+            self._drop_oldest()
+        self._arriving[time] = 0
+        try:
+            yield
+        finally:
+            self._n_bytes_held -= self._arriving.pop(time, 0)
+
+    def _count(self, time: asyncio.Timeout, n_bytes: int) -> None:
+        """So many more bytes have come of a body that is on its way."""
+        if time not in self._arriving:
+            raise TimeoutError("it was dropped")
+        self._arriving[time] += n_bytes
+        self._n_bytes_held += n_bytes
+        if self._arriving[time] > self._limits.n_bytes:
+            raise BodyTooLarge(f"body must have at most {self._limits.n_bytes} bytes, got more")
+        while self._n_bytes_held > self._limits.n_bytes_held and len(self._arriving) > 1:
+            self._drop_oldest()
+        if self._n_bytes_held > self._limits.n_bytes_held:
+            raise Overloaded(f"requests of {self._limits.n_bytes_held} bytes are being answered: try again later")
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._arriving))
+        self._n_bytes_held -= self._arriving.pop(oldest)
+        oldest.reschedule(asyncio.get_running_loop().time())
+
+    @contextmanager
+    def _held(self, n_bytes: int) -> Iterator[None]:
+        self._n_bytes_held += n_bytes
+        try:
+            yield
+        finally:
+            self._n_bytes_held -= n_bytes
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """First the body, then what comes after it."""
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def next_message() -> Message:
+        return next(messages, None) or await receive()
+
+    return next_message

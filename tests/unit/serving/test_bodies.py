@@ -1,0 +1,187 @@
+"""Bodies are read in full, within limits, before the application hears of a request."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from openbook.serving.endpoint.bodies import BodyLimits, BufferedBodies
+
+MANY = 1000
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": message.get("body", b"")})
+
+
+class Caller:
+    """One request. Its body comes when the test says so."""
+
+    def __init__(self, app: BufferedBodies, method: str = "POST", headers: dict[str, str] | None = None) -> None:
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._told: list[Message] = []
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": "/v1/answer",
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+        }
+        self.task = asyncio.create_task(app(scope, self._messages.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        self._told.append(message)
+
+    def sends(self, body: bytes, more: bool = False) -> None:
+        self._messages.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    def leaves(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def hears(self) -> tuple[int, Any]:
+        await self.task
+        start, end = self._told
+        return start["status"], end["body"] if start["status"] == 200 else json.loads(end["body"])["error"]
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self._told[0]["headers"])
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def slow_ones(app: BufferedBodies, n: int, body: bytes = b"{") -> AsyncIterator[list[Caller]]:
+    callers = [Caller(app) for _ in range(n)]
+    for caller in callers:
+        caller.sends(body, more=True)
+    await asyncio.sleep(0)
+    yield callers
+    for caller in callers:
+        caller.leaves()
+    await asyncio.gather(*(caller.task for caller in callers))
+
+
+def test_a_body_in_pieces_arrives_as_one() -> None:
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(echo))
+        caller.sends("{Zür".encode()[:-1], more=True)
+        caller.sends("{Zür".encode()[-1:], more=True)
+        caller.sends(b"}")
+        assert await caller.hears() == (200, "{Zür}".encode())
+
+    run(scenario)
+
+
+def test_who_sends_at_once_is_answered_whoever_else_does_not() -> None:
+    async def scenario() -> None:
+        app = BufferedBodies(echo, BodyLimits(n_arriving=50))
+        async with slow_ones(app, MANY) as slow:
+            good = Caller(app)
+            good.sends(b"{}")
+            assert await good.hears() == (200, b"{}")
+            # Those longest on their way had to go: all but 49, when one more came.
+            for caller in slow[: MANY - 49]:
+                status, error = await caller.hears()
+                assert (status, error["code"]) == (408, "DEADLINE_EXCEEDED")
+            assert not any(caller.task.done() for caller in slow[MANY - 49 :])
+
+    run(scenario)
+
+
+def test_a_body_that_takes_too_long_is_refused_and_its_connection_closed() -> None:
+    async def scenario() -> None:
+        async with slow_ones(BufferedBodies(echo, BodyLimits(timeout_s=0.01)), 1) as (caller,):
+            status, error = await caller.hears()
+            assert status == 408
+            assert error["message"].startswith("body must arrive within 0.01 s")
+            assert caller.headers[b"connection"] == b"close"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("declared", [{"content-length": "1001"}, {}], ids=["declared", "as it comes"])
+def test_a_large_body_is_refused_as_such(declared: dict[str, str]) -> None:
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(echo, BodyLimits(n_bytes=1000)), headers=declared)
+        caller.sends(b"x" * 600, more=True)
+        caller.sends(b"x" * 600, more=True)
+        status, error = await caller.hears()
+        assert (status, error["code"]) == (413, "INVALID_ARGUMENT")
+        assert error["message"].startswith("body must have at most 1000 bytes")
+
+    run(scenario)
+
+
+def test_the_bytes_of_all_bodies_together_are_bounded() -> None:
+    async def scenario() -> None:
+        app = BufferedBodies(echo, BodyLimits(n_bytes_held=1000))
+        async with slow_ones(app, 3, b"x" * 300) as (first, second, third):
+            more = Caller(app)
+            more.sends(b"y" * 300)
+            assert (await more.hears())[0] == 200
+            assert (await first.hears())[0] == 408
+            assert not second.task.done()
+            assert not third.task.done()
+
+    run(scenario)
+
+
+def test_bodies_being_answered_count_until_they_are() -> None:
+    async def scenario() -> None:
+        answered = asyncio.Event()
+
+        async def dawdle(scope: Scope, receive: Receive, send: Send) -> None:
+            await answered.wait()
+            await echo(scope, receive, send)
+
+        app = BufferedBodies(dawdle, BodyLimits(n_bytes_held=1000))
+        first, second = Caller(app), Caller(app)
+        first.sends(b"x" * 600)
+        second.sends(b"x" * 600)
+        status, error = await second.hears()
+        assert (status, error["code"]) == (429, "RESOURCE_EXHAUSTED")
+        answered.set()
+        assert (await first.hears())[0] == 200
+        third = Caller(app)
+        third.sends(b"x" * 600)
+        assert (await third.hears())[0] == 200
+
+    run(scenario)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(echo))
+        caller.sends(b"\xff")
+        status, error = await caller.hears()
+        assert status == 400
+        assert "UTF-8" in error["message"]
+
+    run(scenario)
+
+
+def test_nothing_is_left_of_those_who_leave() -> None:
+    async def scenario() -> None:
+        app = BufferedBodies(echo)
+        async with slow_ones(app, 10, b"x" * 1000):
+            assert (app._n_bytes_held, len(app._arriving)) == (10_000, 10)
+        assert (app._n_bytes_held, len(app._arriving)) == (0, 0)
+
+    run(scenario)
+
+
+def test_requests_without_a_body_are_not_kept() -> None:
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(echo), method="GET")
+        caller.sends(b"", more=True)
+        assert await caller.hears() == (200, b"")
+
+    run(scenario)

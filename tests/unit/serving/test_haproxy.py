@@ -1,0 +1,55 @@
+"""What Serve's configuration of HAProxy lacks; that HAProxy takes it is seen where a system is started."""
+
+import json
+import re
+
+from ray.serve._private import haproxy_templates
+
+from openbook.serving.endpoint.schemas import ErrorResponse
+from openbook.serving.launch.haproxy import ERRORS, mended
+
+TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
+SAMPLE = """global
+    stats socket /tmp/x/admin.sock mode 666 level admin expose-fd listeners
+defaults
+    mode http
+    errorfile 502 /tmp/x/500.http
+    errorfile 503 /tmp/x/500.http
+frontend prometheus
+    bind :9101
+    mode http
+frontend http_frontend
+    bind 127.0.0.1:8000
+listen stats
+  bind *:8404
+  stats enable
+"""
+
+
+def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
+    lines = mended(SAMPLE).splitlines()
+    assert lines[2:4] == ["defaults", "    timeout http-request 10s"]
+    assert "    stats socket /tmp/x/admin.sock mode 600 level admin expose-fd listeners" in lines
+    assert [line.split()[1] for line in lines if "bind" in line] == [
+        "127.0.0.1:9101",
+        "127.0.0.1:8000",
+        "127.0.0.1:8404",
+    ]
+    assert not any("errorfile" in line for line in lines)
+
+
+def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
+    """Or it has others, and `mended` finds nothing to mend."""
+    mends = mended(TEMPLATES)
+    assert mends.count("timeout http-request 10s") == 1
+    assert "mode 666" in TEMPLATES
+    assert "mode 666" not in mends
+    assert not re.search(r"bind \*?:", mends)
+    assert "errorfile" not in re.sub(r"{%.*?%}", "", mends)
+
+
+def test_errors_have_the_shape_of_all_others() -> None:
+    bodies = re.findall(r"http-error status (\d+) content-type application/json string '(.*)'", mended(SAMPLE))
+    assert [int(status) for status, _ in bodies] == list(ERRORS)
+    for _, body in bodies:
+        assert ErrorResponse.model_validate(json.loads(body), strict=True).error.request_id == ""
