@@ -12,10 +12,16 @@ import yaml
 from openbook import config
 from openbook.cli import app
 from openbook.errors import InvalidConfig
-from openbook.serving.launch import cluster
+from openbook.serving.launch import cluster, run
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "deploy" / "serve.yaml"
+NEEDED = [
+    "RAY_SERVE_ENABLE_HA_PROXY=1",
+    "RAY_SERVE_HAPROXY_BINARY_PATH=$HOME/openbook/bin/openbook-haproxy",
+    *(f"{name}={value}" for name, value in run.GUARDS.items()),
+]
+"""Of every node: see `run.GUARDS`."""
 
 
 @pytest.fixture
@@ -45,7 +51,15 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
     for commands in setups:
         assert any("pip install" in command for command in commands), commands
     for starts in (prepared["head_start_ray_commands"], prepared["worker_start_ray_commands"]):
-        assert any("RAY_SERVE_ENABLE_HA_PROXY=1" in command and "ray start" in command for command in starts)
+        (start,) = (command for command in starts if "ray start" in command)
+        for setting in NEEDED:
+            assert setting in start.split("ray start")[0].replace(";", "").split()
+
+
+def test_the_docs_say_what_ray_must_be_started_with() -> None:
+    page = (ROOT / "docs/serve.md").read_text()
+    for setting in NEEDED:
+        assert setting.replace("$HOME/openbook", ".venv") in page
 
 
 def test_index_nodes_listen_where_the_deployment_looks(prepared: dict[str, Any]) -> None:

@@ -5,11 +5,13 @@ from traceback import format_exception
 from typing import Any, get_args
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from openbook import config
+from openbook.cli import app
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
 from openbook.evaluation.settings import EvaluationSettings
@@ -175,6 +177,14 @@ def test_no_secret_is_read_in_a_message_about_yaml(
             lambda: config.read(at[0], path),
         ):
             assert SECRET not in told(load)
+
+
+def test_no_command_takes_a_secret_where_a_listing_of_processes_shows_it() -> None:
+    commands: Any = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        assert {option.name for option in command.params}.isdisjoint({keys[-1] for _, keys in SECRETS} - {"url"})
+    assert len(commands) > 10
 
 
 @pytest.mark.parametrize("keys", [("index", "admin_token"), ("cache", "url")])

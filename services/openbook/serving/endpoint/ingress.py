@@ -4,7 +4,6 @@ Serve calls the method named like the rpc. Requests arrive as bytes (see `add_se
 cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the caller with its traceback: none leaves.
 """
 
-import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from openbook import wire
 from openbook.core.context import Context
 from openbook.errors import OpenbookError
 from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     RetrieveRequest,
@@ -61,7 +61,7 @@ class AnswerIngress:
 
     def __init__(self, service: AnswerService) -> None:
         self._service = service
-        logging.getLogger("ray.serve").addFilter(_is_news)
+        quieten()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
         return build_app(self._service)
@@ -90,12 +90,6 @@ class AnswerIngress:
         except OpenbookError:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Serve logs every exception that leaves a method. Ours are answers, or were logged when they became ours."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(getattr(error, "original_exception", error), OpenbookError)
 
 
 @contextmanager

@@ -24,8 +24,13 @@ APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 EVERYWHERE = ("0.0.0.0", "::")
-CLIENT_TIMEOUT_S = 60
-"""For a client that neither sends nor takes anything; who waits for an answer is not meant."""
+
+GUARDS = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
+    # For a client that neither sends nor takes anything; who waits for an answer is not meant.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+}
+"""Against slow callers, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the program of `haproxy`."""
 
 
 @contextmanager
@@ -123,7 +128,6 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "NBTHREAD": 1,
         "HARD_STOP_AFTER_S": 5,
         "BINARY_PATH": _starter(folder),
-        "TIMEOUT_CLIENT_S": CLIENT_TIMEOUT_S,
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
@@ -131,7 +135,7 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
         # By default a replica lingers for half a minute after its last request.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
+        **GUARDS,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
         # HAProxy reaches replicas where Ray says that they are, and they listen where the endpoint does.
