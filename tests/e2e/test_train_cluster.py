@@ -235,8 +235,13 @@ def driver(files: Files, out: str) -> Iterator[tuple[subprocess.Popen[bytes], Pa
 
 
 def await_end(pids: Sequence[int]) -> None:
+    """All that belongs to the run. Ray's agents, which do not, stay for another minute: they are ended here."""
     give_up = monotonic() + TIMEOUT_S
-    while left := [command(pid) for pid in parents() if pid in pids]:
+    while left := {pid: command(pid) for pid in parents() if pid in pids}:
+        if all("Agent" in each for each in left.values()):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    kill(pid)
         assert monotonic() < give_up, left
         sleep(0.1)  # they are no children of ours
 
