@@ -42,6 +42,7 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     """Or it has others, and `mended` finds nothing to mend."""
     mends = mended(TEMPLATES)
     assert mends.count("timeout http-request 10s") == 1
+    assert mends.count("option http-buffer-request") == 1
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends
     assert not re.search(r"bind \*?:", mends)

@@ -11,15 +11,16 @@ import sys
 from pathlib import Path
 
 REQUEST_TIMEOUT_S = 10
-"""For the headers of a request, however slowly their bytes come."""
+"""For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
 ERRORS = {
+    408: ("DEADLINE_EXCEEDED", f"a request must arrive within {REQUEST_TIMEOUT_S} s"),
     500: ("INTERNAL", "internal error of the proxy"),
     502: ("UNAVAILABLE", "the replica broke off its answer"),
     503: ("UNAVAILABLE", "no replica of the endpoint answers: try again later"),
     504: ("DEADLINE_EXCEEDED", "the replica took too long"),
 }
-"""Of HAProxy itself, by HTTP status; Serve makes 500 of all. What is not even a request keeps HAProxy's own words."""
+"""Of HAProxy itself, by HTTP status. Who sends no whole headers hears its own words."""
 
 
 def mended(config: str) -> str:
@@ -31,6 +32,8 @@ def mended(config: str) -> str:
     added = "".join(f"    {line}\n" for line in defaults)
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     config = re.sub(r"^defaults\n", lambda found: found[0] + added, config, flags=re.M)
+    # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
+    config = re.sub(r"^frontend http_frontend\n", r"\g<0>    option http-buffer-request\n", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.
     config = re.sub(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config, flags=re.M)
     return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
