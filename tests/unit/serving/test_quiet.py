@@ -30,6 +30,11 @@ def test_only_what_is_no_news_is_left_out(error: BaseException, told: bool) -> N
     assert is_news(logging.LogRecord("ray.serve", logging.ERROR, "", 0, "failed", None, None))
 
 
+def test_one_node_is_told_of_no_others() -> None:
+    said = "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes; cross-node routing fails"
+    assert not is_news(logging.LogRecord("ray.serve", logging.WARNING, "", 0, said, None, None))
+
+
 def test_every_process_of_serves_that_meets_callers_leaves_it_out() -> None:
     """Proxies as well, in which nothing else of ours runs."""
     middlewares()

@@ -135,6 +135,7 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
         # By default a replica lingers for half a minute after its last request.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.quiet.quieten",
         **GUARDS,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
