@@ -1,4 +1,4 @@
-"""What Serve logs and is no news: errors of ours, which are answers, callers who go away, and that there is one node."""
+"""What Serve logs and is no news: errors of ours, which are answers; callers who go away; that there is one node."""
 
 import logging
 
