@@ -10,6 +10,13 @@ from openbook.errors import DeadlineExceeded
 Clock = Callable[[], float]
 """Monotonic seconds. Handed in, so that tests turn the hands themselves."""
 
+Check = Callable[[], None]
+"""Called between the steps of long work; raises to stop it."""
+
+
+def go_on() -> None:
+    """The check that stops nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:

@@ -31,11 +31,15 @@ def answer_log_probs(reader: Seq2Seq, contexts: Contexts, answers: Sequence[Sequ
     targets = _padded([tuple(following) for following in tree.values()], reader.special.pad).to(device)  # (m, j)
 
     size = max(1, reader.tokens_at_once // inputs.numel())
+    portions = torch.split(
+        inputs, max(1, reader.tokens_at_once // inputs.shape[1])
+    )  # several where one row is too much
     log_p = []
     for first in range(0, len(contexts.hidden), size):
         some = contexts.take(slice(first, first + size))
         n = len(some.hidden)
-        states = reader.states(some, inputs.expand(n, -1, -1))[:, at[0], at[1]]  # (n, m, h)
+        states = torch.cat([reader.states(some, portion.expand(n, -1, -1)) for portion in portions], 1)
+        states = states[:, at[0], at[1]]  # (n, m, h)
         of_rows = reader.token_log_probs(states.flatten(0, 1), targets.repeat(n, 1))
         log_p.append(of_rows.view(n, -1))  # (n, m * j)
     index = {begun: i * targets.shape[1] for i, begun in enumerate(tree)}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from openbook.config import GeneratorSettings
+from openbook.core.deadline import Check, go_on
 from openbook.core.types import (
     Classification,
     Formulation,
@@ -44,11 +45,16 @@ class RagGenerator:
         return cls(load_generator(settings.model), settings)
 
     def generate(
-        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+        self,
+        questions: Sequence[str],
+        retrieved: Sequence[Retrieved],
+        settings: GenerationSettings,
+        check: Check = go_on,
     ) -> list[Generation]:
         """The best answer to each question from its own passages, of which there may be different numbers.
 
-        With labels it is the most probable one of them, weighed as in `classify`.
+        With labels it is the most probable one of them, weighed as in `classify`. `check` stops the work by raising:
+        see `Seq2Seq.stopped_by`.
 
         Raises:
             InvalidRequest: a question leaves no room for a passage in the input, or has no passage; a label has more
@@ -57,27 +63,28 @@ class RagGenerator:
         if not questions:
             return []
         if settings.labels:
-            return self._choose(questions, retrieved, settings)
+            return self._choose(questions, retrieved, settings, check)
+        inputs = self._inputs(questions, retrieved)
         decoded = decoding.generate(
-            self._model, *self._inputs(questions, retrieved), settings, max_tokens=self._max_tokens_in_flight
+            self._model.stopped_by(check), *inputs, settings, max_tokens=self._max_tokens_in_flight
         )
         return [self._generation(each, r.passages) for each, r in zip(decoded, retrieved, strict=True)]
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
     ) -> Iterator[TokenDelta | Generation]:
-        """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. Raises as `generate`.
+        """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. As `generate`.
 
         The texts of the tokens, joined, are the text of the generation; where tokens know no capitals, that of the
         generation has them as the passages do.
         """
         if settings.labels:
-            yield from self._choose([question], [retrieved], settings)
+            yield from self._choose([question], [retrieved], settings, check)
             return
         ids, mask, scores = self._inputs([question], [retrieved])
         token_ids: list[int] = []
         text = ""
-        for item in decoding.stream(self._model, ids, mask, scores[0], settings):
+        for item in decoding.stream(self._model.stopped_by(check), ids, mask, scores[0], settings):
             if isinstance(item, DecodedToken):
                 token_ids.append(item.token_id)
                 before, text = text, self._checkpoint.text(token_ids)
@@ -99,11 +106,11 @@ class RagGenerator:
         answers = self._labels(labels)
         if not questions:
             return []
-        scored = self._score(questions, retrieved, answers, formulation)
+        scored = self._score(questions, retrieved, answers, formulation, go_on)
         return [_classification(labels, each, len(r.passages)) for each, r in zip(scored, retrieved, strict=True)]
 
     def _choose(
-        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
     ) -> list[Generation]:
         answers = self._labels(settings.labels)
         for label, answer in zip(settings.labels, answers, strict=True):
@@ -111,7 +118,7 @@ class RagGenerator:
                 limit = f"at most max_new_tokens = {settings.max_new_tokens} tokens"
                 raise InvalidRequest(f"labels must have {limit}, got {len(answer)} in {label[:100]!r}")
         chosen = []
-        scored = self._score(questions, retrieved, answers, settings.formulation)
+        scored = self._score(questions, retrieved, answers, settings.formulation, check)
         for each, passages in zip(scored, (r.passages for r in retrieved), strict=True):
             classification = _classification(settings.labels, each, len(passages))
             best = self._generation(each[settings.labels.index(classification.label)], passages)
@@ -124,9 +131,11 @@ class RagGenerator:
         retrieved: Sequence[Retrieved],
         answers: Sequence[Sequence[int]],
         formulation: Formulation,
+        check: Check,
     ) -> list[list[Decoded]]:
         inputs = self._inputs(questions, retrieved)
-        return decoding.score_answers(self._model, *inputs, answers, formulation, max_tokens=self._max_tokens_in_flight)
+        model = self._model.stopped_by(check)
+        return decoding.score_answers(model, *inputs, answers, formulation, max_tokens=self._max_tokens_in_flight)
 
     def _labels(self, labels: Sequence[str]) -> list[list[int]]:
         check_labels(labels)

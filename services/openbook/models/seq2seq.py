@@ -23,6 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
 
+from openbook.core.deadline import Check, go_on
 from openbook.errors import InvalidModel
 from openbook.models.vocabulary import Vocabulary
 
@@ -113,6 +114,7 @@ class Seq2Seq:
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
         self.folds: bool = fold and known and type(output) is nn.Linear  # an adapter around it would be passed over
         self._recompute = recompute
+        self._check: Check = go_on
         self.special = SpecialTokens.of(model)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
@@ -140,6 +142,12 @@ class Seq2Seq:
             reader.special = special
         return reader
 
+    def stopped_by(self, check: Check) -> "Seq2Seq":
+        """The same model and weights; `check` is called before each portion of work, and stops it all by raising."""
+        reader = copy.copy(self)
+        reader._check = check
+        return reader
+
     @property
     def device(self) -> torch.device:
         """Where the weights are, and all that is computed from them."""
@@ -162,6 +170,7 @@ class Seq2Seq:
         hidden: list[Tensor] = [ids] * len(order)
         longest = int(lengths.max())
         for rows in _runs(order, lengths.tolist(), self.tokens_at_once):
+            self._check()
             length = int(lengths[rows[-1]])
             some, real = ids[rows, :length], mask[rows, :length].long()
             encoded = self._encoded(some, real)
@@ -186,6 +195,7 @@ class Seq2Seq:
 
     def states(self, contexts: Contexts, tokens: Tensor, past: EncoderDecoderCache | None = None) -> Tensor:
         """(r, b, t, h): what the decoder knows after each of the (r, b, t) tokens, given those in `past`."""
+        self._check()
         rows, beams, length = tokens.shape
         hidden, mask = contexts.hidden, contexts.mask
         if not self.folds:
@@ -205,11 +215,11 @@ class Seq2Seq:
 
     def log_probs(self, states: Tensor) -> Tensor:
         """(..., v) log p(next token) after the (..., h) states. Without gradients the next call overwrites it."""
-        return self._vocabulary.log_probs(states.flatten(0, -2)).view(*states.shape[:-1], -1)
+        return self._vocabulary.log_probs(states.flatten(0, -2), self._check).view(*states.shape[:-1], -1)
 
     def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
         """(m,) log p of each of the (m,) targets after the (m, h) states, or (m, j) of j targets each."""
-        return self._vocabulary.token_log_probs(states, targets)
+        return self._vocabulary.token_log_probs(states, targets, self._check)
 
     def mean_log_probs(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(m,) mean over all tokens of log sum_k w_k p(token), from (m, k, h) states and (m, k) log weights."""

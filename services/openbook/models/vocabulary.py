@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from openbook.core.deadline import Check, go_on
+
 _MAX_LOGITS = 1 << 24  # logits held at once in the loss: 64 MiB in float32
 _TILE = (1024, 1024)  # states x vocabulary entries at once on a CPU: 4 MiB in float32
 
@@ -20,7 +22,8 @@ _TILE = (1024, 1024)  # states x vocabulary entries at once on a CPU: 4 MiB in f
 class Vocabulary:
     """`output` @ state + `bias` for each of `size` tokens; without an output matrix the states are logits already.
 
-    Log-probabilities are accumulated in `dtype`, float32 or better: bfloat16 would be 0.025 nats off.
+    Log-probabilities are accumulated in `dtype`, float32 or better: bfloat16 would be 0.025 nats off. A `check` is
+    called before each slice.
 
     With `adds_gradients`, a backward pass adds the gradient of the output matrix to its `.grad` if it has one, and
     hands autograd none: a matrix as large as all embeddings, which need not be made anew for every call.
@@ -39,23 +42,24 @@ class Vocabulary:
         self._output, self._more_bias, self._dtype = output, bias, dtype
         self._scratch = torch.empty(0)
 
-    def log_probs(self, states: Tensor) -> Tensor:
+    def log_probs(self, states: Tensor, check: Check = go_on) -> Tensor:
         """(m, v) log p(next token) after (m, h) states. Without gradients, good until the next call."""
         if self._output is None or torch.is_grad_enabled() or states.is_cuda:
             return self._logits(states).to(self._dtype).log_softmax(-1)
         logits = self._room(states, self.size)
         weights, biases = torch.split(self._output.weight, _TILE[1]), torch.split(self._bias(self._output), _TILE[1])
         for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
+            check()
             _into(part, states, weight, bias)
         return torch.log_softmax(logits, -1, out=logits)
 
-    def token_log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
+    def token_log_probs(self, states: Tensor, targets: Tensor, check: Check = go_on) -> Tensor:
         """(m,) log p of each of the (m,) targets after its (m, h) state, or (m, j) of j targets each.
 
         No (m, v) tensor is held: the backward pass computes each tile again.
         """
         if targets.ndim == 1:
-            return self.token_log_probs(states, targets[:, None])[:, 0]
+            return self.token_log_probs(states, targets[:, None], check)[:, 0]
         output = self._output
         if output is None:  # the states are logits
 
@@ -66,8 +70,11 @@ class Vocabulary:
         states, bias = states.to(_product_dtype(states)), self._bias(output)
         size = max(1, _TILE[0] // targets.shape[1])
         slices = zip(torch.split(states, size), torch.split(targets, size), strict=True)
-        apply = _TokenLogProbs.apply
-        return torch.cat([apply(self, s, output.weight, bias, t) for s, t in slices])  # type: ignore[no-untyped-call]
+        apply, parts = _TokenLogProbs.apply, []
+        for part, of_part in slices:
+            check()
+            parts.append(apply(self, part, output.weight, bias, of_part))  # type: ignore[no-untyped-call]
+        return torch.cat(parts)
 
     def mean_log_probs(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(m,) mean over all tokens of log sum_k w_k p(token | state k), from (m, k, h) states and (m, k) log weights.
