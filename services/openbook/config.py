@@ -145,6 +145,7 @@ class AnswerDefaults(Section):
     timeout_s: Seconds = 30.0  # time from arrival within which an answer is worth having
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 1.0  # answer if this share of the passages was searched
     max_k: Positive = 100  # more are refused
+    max_work: Positive = 100_000  # k x (300 + n_beams x max_new_tokens); more is refused, which bounds memory
     max_question_chars: Positive = 2000  # longer questions are refused
     max_timeout_s: Seconds = 300.0  # longer ones are cut to this
 
@@ -154,7 +155,7 @@ class AnswerDefaults(Section):
             if getattr(self, name) > limit:
                 raise ValueError(f"{name} must be at most max_{name} = {limit}, got {getattr(self, name)}")
         try:
-            self.generation()
+            self.generation().work(self.k, self.max_work)
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
@@ -187,6 +188,7 @@ class ServingSettings(Section):
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
+    max_work_in_flight: Positive = 600_000  # of them together, as `answer.max_work` counts; what is beyond gets 429
 
 
 class Settings(Section):
@@ -198,6 +200,13 @@ class Settings(Section):
     generator: GeneratorSettings = GeneratorSettings()
     answer: AnswerDefaults = AnswerDefaults()
     serving: ServingSettings = ServingSettings()
+
+    @model_validator(mode="after")
+    def _any_answer_can_be_admitted(self) -> "Settings":
+        if self.answer.max_work > self.serving.max_work_in_flight:
+            limit = f"serving.max_work_in_flight = {self.serving.max_work_in_flight}"
+            raise ValueError(f"answer.max_work must be at most {limit}, got {self.answer.max_work}")
+        return self
 
 
 S = TypeVar("S", bound=Section)

@@ -19,6 +19,8 @@ MAX_SEARCH_PARAMETER = 1 << 20
 """Beyond any index's cells; keeps numbers from the wire far from what overflows in FAISS."""
 MAX_LABELS = 256
 """That an answer can be chosen from: each of them is read by every passage."""
+CONTEXT_TOKENS = 300
+"""What a passage and the question count as: the most that RAG reads of both. 100 words are about 150 tokens."""
 
 
 class Formulation(StrEnum):
@@ -162,6 +164,28 @@ class GenerationSettings:
         _check_range("seed", self.seed, 0, 2**63 - 1)
         if self.labels:
             check_labels(self.labels)
+
+    def work(self, k: int, at_most: int) -> int:
+        """What answering from k passages is predicted to take: k * (CONTEXT_TOKENS + width * max_new_tokens) positions.
+
+        So many keys and values does each layer of the decoder hold at once, in the longest search there may be. Width
+        is the number of labels, 1 for a sample, or else n_beams. Time grows faster, by what scores candidates; it has
+        its limit in the deadline.
+
+        Raises:
+            InvalidRequest: they are more than `at_most`.
+        """
+        name, width = "n_beams", self.n_beams
+        if self.labels:
+            name, width = "labels", len(self.labels)
+        elif self.temperature:
+            name, width = "samples", 1
+        work = k * (CONTEXT_TOKENS + width * self.max_new_tokens)
+        if work > at_most:
+            made_of = f"k x (context tokens + {name} x max_new_tokens)"
+            got = f"{k} x ({CONTEXT_TOKENS} + {width} x {self.max_new_tokens}) = {work}"
+            raise InvalidRequest(f"{made_of} must be at most max_work = {at_most}, got {got}")
+        return work
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -139,10 +139,11 @@ class Pipeline:
         """The best answer, with its evidence.
 
         Raises:
-            InvalidRequest: the question is empty, too long or no text, k is out of its range, or the index knows no
-                such search parameter.
+            InvalidRequest: the question is empty, too long or no text, k is out of its range, the answer would take too
+                much work, or the index knows no such search parameter.
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
+        self.work(retrieval, generation)
         watch = _Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
         with watch.stage("generate"):
@@ -153,6 +154,7 @@ class Pipeline:
         self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
     ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
         """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
+        self.work(retrieval, generation)
         watch = _Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
         yield self._to_retrieval(retrieved, cached, context, watch)
@@ -168,9 +170,16 @@ class Pipeline:
 
     async def retrieve(self, question: str, retrieval: RetrievalSettings, context: Context) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
+        self.work(retrieval)
         watch = _Stopwatch(self._clock)
         _, retrieved, cached = await self._find(question, retrieval, context, watch)
         return self._to_retrieval(retrieved, cached, context, watch)
+
+    def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None) -> int:
+        """`GenerationSettings.work` of an answer, 0 without one. Raises InvalidRequest beyond max_k or max_work."""
+        if not 1 <= retrieval.k <= self._limits.max_k:
+            raise InvalidRequest(f"k must be 1..{self._limits.max_k}, got {retrieval.k}")
+        return generation.work(retrieval.k, self._limits.max_work) if generation else 0
 
     async def aclose(self) -> None:
         """Wait for embeddings still on their way into the cache."""
@@ -180,8 +189,6 @@ class Pipeline:
         self, question: str, settings: RetrievalSettings, context: Context, watch: _Stopwatch
     ) -> tuple[str, Retrieved, bool]:
         question = check_question(question, self._limits.max_question_chars)
-        if not 1 <= settings.k <= self._limits.max_k:
-            raise InvalidRequest(f"k must be 1..{self._limits.max_k}, got {settings.k}")
         query, cached = await self._query(question, context, watch)
         retrieved = await self._retrieve(query, settings, context, watch)
         return question, retrieved, cached

@@ -1,8 +1,11 @@
 """Settings are refused when they are made, by name and limit."""
 
+import re
+
 import pytest
 
-from openbook.core.types import RetrievalSettings
+from openbook.config import AnswerDefaults
+from openbook.core.types import GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest
 
 
@@ -15,3 +18,37 @@ def test_coverage_out_of_range(min_coverage: float) -> None:
 def test_a_search_parameter_out_of_range() -> None:
     with pytest.raises(InvalidRequest, match=r"ef_search must be 1\.\.1048576, got 0"):
         RetrievalSettings(ef_search=0)
+
+
+@pytest.mark.parametrize(
+    ("k", "settings", "work"),
+    [
+        (100, GenerationSettings(), 100 * (300 + 4 * 32)),
+        (5, GenerationSettings(n_beams=32, max_new_tokens=512), 5 * (300 + 32 * 512)),
+        (100, GenerationSettings(n_beams=32, max_new_tokens=512, temperature=1.0), 100 * (300 + 512)),
+        (5, GenerationSettings(n_beams=32, temperature=1.0, labels=("yes", "no", "?")), 5 * (300 + 3 * 32)),
+    ],
+)
+def test_work_that_is_permitted_by_default(k: int, settings: GenerationSettings, work: int) -> None:
+    assert settings.work(k, AnswerDefaults().max_work) == work
+
+
+@pytest.mark.parametrize(
+    ("k", "settings", "name", "got"),
+    [
+        (100, GenerationSettings(n_beams=32, max_new_tokens=512), "n_beams", "100 x (300 + 32 x 512) = 1668400"),
+        (400, GenerationSettings(temperature=1.0), "samples", "400 x (300 + 1 x 32) = 132800"),
+        (
+            100,
+            GenerationSettings(labels=tuple("abcdefghijklmnopqrstuvwxyz")),
+            "labels",
+            "100 x (300 + 26 x 32) = 113200",
+        ),
+    ],
+)
+def test_too_much_work_is_refused_by_all_that_it_is_made_of(
+    k: int, settings: GenerationSettings, name: str, got: str
+) -> None:
+    message = f"k x (context tokens + {name} x max_new_tokens) must be at most max_work = 100000, got {got}"
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
+        settings.work(k, AnswerDefaults().max_work)

@@ -20,11 +20,11 @@ from openbook.cache.memory import MemoryCache
 from openbook.config import Settings, parse
 from openbook.core.context import NEVER, Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
-from openbook.errors import OpenbookError, ShardUnavailable
+from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
-from openbook.serving.endpoint.schemas import AnswerRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.serving.endpoint.service import AnswerService
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
@@ -374,3 +374,46 @@ def test_metrics_count_what_was_asked() -> None:
     before = refused()
     assert request("POST", "/v1/answer", under_test, json={"question": ""}).status_code == 400
     assert refused() == before + 1
+
+
+def test_an_answer_that_takes_too_much_work_is_refused_by_name() -> None:
+    body = {"question": "who", "k": 100, "n_beams": 32, "max_new_tokens": 512}
+    message = "must be at most max_work = 100000, got 100 x (300 + 32 x 512) = 1668400"
+    for path in ("answer", "answer/stream"):
+        response = request("POST", f"/v1/{path}", json=body)
+        assert (response.status_code, message in response.json()["error"]["message"]) == (400, True)
+    refused, context = answer(answer_pb2.AnswerRequest(**body).SerializeToString())
+    assert (refused, context.code) == (None, grpc.StatusCode.INVALID_ARGUMENT)
+    assert message in context.details
+    assert request("POST", "/v1/retrieve", json={"question": "who", "k": 100}).is_success
+
+
+def test_no_more_work_is_admitted_than_the_limit() -> None:
+    under_test = service(parse({"answer": {"k": 2, "max_work": 1500}, "serving": {"max_work_in_flight": 1500}}))
+
+    class Slow(EchoGenerator):
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            begun.set()
+            await go.wait()
+            return await super().generate(question, retrieved, settings, context)
+
+    async def ask(k: int) -> str:
+        return (await under_test.answer(AnswerRequest(question="Warsaw", k=k), Context())).text
+
+    async def main() -> None:
+        first = asyncio.create_task(ask(2))  # 2 x (300 + 4 x 32) = 856
+        await begun.wait()
+        with pytest.raises(Overloaded, match=r"work of 856 is in flight, and 856 more would exceed .* = 1500"):
+            await ask(2)
+        assert len((await under_test.retrieve(RetrieveRequest(question="Warsaw", k=2), Context())).evidence) == 2
+        begun.clear()
+        second = asyncio.create_task(ask(1))  # 428 more
+        await begun.wait()
+        go.set()
+        assert await first == await second == await ask(2) == "Curie was born in Warsaw"
+
+    begun, go = asyncio.Event(), asyncio.Event()
+    under_test._pipeline._generator = Slow()
+    asyncio.run(main())

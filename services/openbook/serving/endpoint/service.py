@@ -22,13 +22,15 @@ Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings)
 
 
 class AnswerService:
-    """Answers through a pipeline, and takes no more than `serving.max_in_flight` questions at once."""
+    """Answers through a pipeline; takes no more at once than `serving.max_in_flight` questions, and than
+    `serving.max_work_in_flight` of their work."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, check_ready: Callable[[], Awaitable[None]]) -> None:
         self._pipeline = pipeline
         self._defaults = settings.answer
         self._max_in_flight = settings.serving.max_in_flight
-        self._n_in_flight = 0
+        self._max_work_in_flight = settings.serving.max_work_in_flight
+        self._n_in_flight = self._work_in_flight = 0
         self._check_ready = check_ready
         self._index_servers = {address: f"index server {n}" for n, address in enumerate(settings.index.addresses)}
 
@@ -41,14 +43,13 @@ class AnswerService:
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
-        with self._admitted("Answer", context):
-            return await self._pipeline.answer(request.question, *self._asked(request), self._in_time(request, context))
+        with self._admitted("Answer", context), self._working(request) as asked:
+            return await self._pipeline.answer(request.question, *asked, self._in_time(request, context))
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._admitted("AnswerStream", context):
-            asked, context = self._asked(request), self._in_time(request, context)
-            events = self._pipeline.stream(request.question, *asked, context)
+        with self._admitted("AnswerStream", context), self._working(request) as asked:
+            events = self._pipeline.stream(request.question, *asked, self._in_time(request, context))
             async with aclosing(events):  # type: ignore[type-var]  # an async generator
                 async for event in events:
                     yield event
@@ -91,8 +92,20 @@ class AnswerService:
             message = message.replace(address, name)
         return type(error)(message)
 
-    def _asked(self, request: AnswerRequest) -> tuple[RetrievalSettings, GenerationSettings]:
-        return _overridden(self._defaults.retrieval(), request), _overridden(self._defaults.generation(), request)
+    @contextmanager
+    def _working(self, request: AnswerRequest) -> Iterator[tuple[RetrievalSettings, GenerationSettings]]:
+        """What is asked for. Its work counts as in flight for as long as the body runs."""
+        retrieval = _overridden(self._defaults.retrieval(), request)
+        generation = _overridden(self._defaults.generation(), request)
+        work = self._pipeline.work(retrieval, generation)
+        if self._work_in_flight + work > self._max_work_in_flight:
+            limit = f"max_work_in_flight = {self._max_work_in_flight}"
+            raise Overloaded(f"work of {self._work_in_flight} is in flight, and {work} more would exceed {limit}")
+        self._work_in_flight += work
+        try:
+            yield retrieval, generation
+        finally:
+            self._work_in_flight -= work
 
     def _in_time(self, request: RetrieveRequest, context: Context) -> Context:
         limit_s = self._defaults.max_timeout_s
