@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import InvalidRequest
@@ -39,7 +40,7 @@ class EchoModel:
     fingerprint = "echo"
 
     def generate(
-        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
     ) -> list[Generation]:
         for question in questions:
             if question.startswith("explode"):
@@ -48,10 +49,13 @@ class EchoModel:
                 raise InvalidRequest("question has 9999 tokens, the generator reads 300")
             while question.startswith("dawdle") and flag(question).exists():
                 time.sleep(0.01)
+            while question.startswith("ponder") and flag(question).exists():
+                check()
+                time.sleep(0.01)
         return [self._echo(each, settings) for each in retrieved]
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
     ) -> Iterator[TokenDelta | Generation]:
         generation = self._echo(retrieved, settings)
         for i, word in enumerate(generation.text.split()):

@@ -285,6 +285,14 @@ def test_the_deadline_holds_although_the_model_dawdles(
     assert (response.status_code, response.json()["error"]["code"]) == (504, "DEADLINE_EXCEEDED")
 
 
+def test_what_came_too_late_keeps_nobody_waiting(channel: grpc.Channel, client: Client, held_up: Path) -> None:
+    asked: dict[str, Any] = {"question": f"ponder telephone {held_up}", "timeout_s": 3.0}
+    with pytest.raises(grpc.RpcError, match="generator") as refused:
+        answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(**asked))
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert client.answer(QUESTION).answer  # although the model would ponder until the test ends
+
+
 def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> None:
     health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status is health_pb2.HealthCheckResponse.SERVING

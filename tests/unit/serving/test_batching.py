@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import pytest
 
 from openbook.core.context import Context
-from openbook.core.deadline import Deadline
+from openbook.core.deadline import Check, Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from openbook.serving.workers.batching import Batcher
 from openbook.testing import ManualClock
@@ -16,20 +16,29 @@ NEVER = Context()
 
 
 class Worker:
-    """A model that doubles numbers and that the test can hold back. Refuses negative numbers, breaks at 13."""
+    """A model that doubles numbers and that the test can hold back. Refuses negative numbers, breaks at 13.
+
+    Looks at its check once, after it was held back.
+    """
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.stopped: list[list[int]] = []
         self.threads: set[int] = set()
         self.begun = threading.Semaphore(0)
         self.go = threading.Event()
         self.go.set()
 
-    def __call__(self, items: Sequence[int]) -> list[int]:
+    def __call__(self, items: Sequence[int], check: Check) -> list[int]:
         self.batches.append(list(items))
         self.threads.add(threading.get_ident())
         self.begun.release()
         self.go.wait()
+        try:
+            check()
+        except Exception:
+            self.stopped.append(list(items))
+            raise
         if 13 in items:
             raise RuntimeError("13")
         for item in items:
@@ -57,10 +66,26 @@ def run(test: Callable[[Worker, Batcher[int, int]], Awaitable[None]], **options:
 
 async def busy(worker: Worker, batcher: Batcher[int, int]) -> asyncio.Task[int]:
     """A task whose item is in the worker and stays there until `worker.go`."""
-    worker.go.clear()
-    first = asyncio.create_task(batcher.submit(0, NEVER))
-    await asyncio.to_thread(worker.begun.acquire)
+    (first,) = await held_back(worker, batcher, 0)
     return first
+
+
+async def held_back(
+    worker: Worker, batcher: Batcher[int, int], *items: int, context: Context = NEVER
+) -> list[asyncio.Task[int]]:
+    """Tasks whose items are one batch, in the worker until `worker.go`."""
+    worker.go.clear()
+    tasks = [asyncio.create_task(batcher.submit(item, context)) for item in items]
+    await asyncio.to_thread(worker.begun.acquire)
+    assert worker.batches[-1] == list(items)
+    return tasks
+
+
+async def gone(*tasks: asyncio.Task[int]) -> None:
+    """Until these callers have gone."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def waiting(batcher: Batcher[int, int], *items: int, context: Context = NEVER) -> list[asyncio.Task[int]]:
@@ -112,8 +137,7 @@ def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
         others = await waiting(batcher, 1, 2)
         with pytest.raises(Overloaded, match="doubler: the queue has room for 2"):
             await batcher.submit(3, NEVER)
-        others[0].cancel()
-        await asyncio.gather(others[0], return_exceptions=True)
+        await gone(others[0])
         again = await waiting(batcher, 4)  # the cancelled one made room
         worker.go.set()
         assert await asyncio.gather(first, others[1], *again) == [0, 4, 8]
@@ -174,7 +198,7 @@ def test_a_broken_model_fails_its_batch_and_serves_the_next() -> None:
 
 def test_as_many_results_as_items() -> None:
     async def main() -> None:
-        batcher: Batcher[int, int] = Batcher(lambda items: [1, 2], name="liar", max_batch=4, max_queue=8)
+        batcher: Batcher[int, int] = Batcher(lambda items, check: [1, 2], name="liar", max_batch=4, max_queue=8)
         with pytest.raises(RuntimeError, match="liar: 1 items went in, 2 results came out"):
             await batcher.submit(1, NEVER)
         await batcher.aclose()
@@ -185,7 +209,7 @@ def test_as_many_results_as_items() -> None:
 def test_batches_run_between_the_steps_of_a_stream() -> None:
     steps: list[int] = []
 
-    def count() -> Iterator[int]:
+    def count(check: Check) -> Iterator[int]:
         for i in range(4):
             steps.append(threading.get_ident())
             yield i
@@ -204,7 +228,7 @@ def test_batches_run_between_the_steps_of_a_stream() -> None:
 def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
     closed = threading.Event()
 
-    def forever() -> Iterator[int]:
+    def forever(check: Check) -> Iterator[int]:
         try:
             while True:
                 yield 1
@@ -221,6 +245,105 @@ def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
         assert await batcher.submit(1, NEVER) == 2
 
     run(test, max_queue=1)
+
+
+def test_a_batch_stops_when_its_last_caller_has_gone() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        callers = await held_back(worker, batcher, 1, 2)
+        await gone(*callers)
+        (other,) = await waiting(batcher, 3)
+        worker.go.set()
+        assert await other == 6
+
+    worker = run(test)
+    assert worker.batches == [[1, 2], [3]]
+    assert worker.stopped == [[1, 2]]
+
+
+def test_a_batch_goes_on_while_one_caller_waits() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first, second = await held_back(worker, batcher, 1, 2)
+        await gone(first)
+        worker.go.set()
+        assert await second == 4
+
+    assert run(test).stopped == []
+
+
+def test_a_batch_stops_at_the_last_deadline_although_the_event_loop_is_behind() -> None:
+    clock = ManualClock()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        late = await held_back(worker, batcher, 1, 2, context=Context(Deadline.after(60, clock)))
+        clock.advance(60)
+        worker.go.set()
+        for task in late:
+            with pytest.raises(DeadlineExceeded, match="before doubler was done"):
+                await task
+
+    assert run(test).stopped == [[1, 2]]
+
+
+def test_beside_a_bad_item_only_what_is_wanted_is_computed_again() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first, bad, third = await held_back(worker, batcher, 1, -1, 3)
+        await gone(third)
+        worker.go.set()
+        assert await first == 2
+        with pytest.raises(InvalidRequest):
+            await bad
+
+    assert run(test).batches == [[1, -1, 3], [1], [-1]]
+
+
+class LongStep:
+    """A stream of one step, which the test can hold back, as it can a `Worker`."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, check: Check) -> Iterator[int]:
+        self.begun.set()
+        self.go.wait()
+        try:
+            check()
+        except Exception:
+            self.stopped.set()
+            raise
+        yield 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_stream_stops_within_a_step_when_its_caller_has_gone_or_is_late(is_late: bool) -> None:
+    clock, step = ManualClock(), LongStep()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        stream = batcher.stream(step, Context(Deadline.after(60, clock)))
+        part = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(step.begun.wait)
+        if is_late:
+            clock.advance(60)
+        else:
+            await gone(part)
+        step.go.set()
+        if is_late:
+            with pytest.raises(DeadlineExceeded, match="before doubler was done"):
+                await part
+        assert await batcher.submit(1, NEVER) == 2  # the worker is free
+        assert step.stopped.is_set()
+
+    run(test)
+
+
+def test_a_stream_waits_for_a_busy_worker_no_longer_than_its_deadline() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        first = await busy(worker, batcher)
+        with pytest.raises(DeadlineExceeded, match="before doubler was done"):
+            await anext(batcher.stream(LongStep(), Context(Deadline.after(0.01, ManualClock()))))
+        worker.go.set()
+        assert await first == 0
+
+    run(test)
 
 
 def test_closing_lets_nobody_wait_for_ever() -> None:

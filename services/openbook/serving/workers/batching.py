@@ -1,7 +1,8 @@
 """Batches for a model: our own loop, which takes what waits whenever the worker is free.
 
 The model runs in one worker thread, never on the event loop. A batch is never closed before the worker can take it: the
-longer the worker was busy, the larger the next batch, up to `max_batch`.
+longer the worker was busy, the larger the next batch, up to `max_batch`. Work that nobody waits for any more is
+stopped where it next calls its check.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from openbook.core.context import Context
-from openbook.core.deadline import Deadline
+from openbook.core.deadline import Check, Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from openbook.telemetry import BATCH_SIZE, QUEUED
 
@@ -25,8 +26,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Part = TypeVar("Part")
 
-Handler = Callable[[Sequence[Item]], Sequence[Result]]
-"""A batch in, as many results out, in order. May raise InvalidRequest if any one item is at fault."""
+Handler = Callable[[Sequence[Item], Check], Sequence[Result]]
+"""A batch in, as many results out, in order. May raise InvalidRequest if any one item is at fault.
+
+To be called between its steps: the check, which raises once the last caller has gone or is late."""
+
+
+class _Unwanted(Exception):
+    """Nobody waits for this work any more. What a check raises; callers never hear it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +42,11 @@ class _Waiting(Generic[Item, Result]):
     key: Hashable
     context: Context
     result: asyncio.Future[Result]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for it. By the clock too: where the event loop is busy, late ones still wait."""
+        return not self.result.done() and self.context.deadline.remaining_s() > 0
 
 
 class Batcher(Generic[Item, Result]):
@@ -64,7 +76,7 @@ class Batcher(Generic[Item, Result]):
         self._queued = QUEUED.labels(name)
 
     async def submit(self, item: Item, context: Context) -> Result:
-        """The item's own result. Cancelling the call takes the item out of the queue.
+        """The item's own result. Cancelling the call takes the item out of the queue, or stops a batch of its own.
 
         Raises:
             Overloaded: the queue is full; nothing was done.
@@ -87,19 +99,26 @@ class Batcher(Generic[Item, Result]):
                 self._queue.remove(waiting)
                 self._queued.set(len(self._queue))
 
-    async def stream(self, parts: Callable[[], Iterator[Part]], context: Context) -> AsyncIterator[Part]:
+    async def stream(self, parts: Callable[[Check], Iterator[Part]], context: Context) -> AsyncIterator[Part]:
         """What `parts` yields, one step at a time in the same worker thread, so that batches run between the steps.
 
-        Raises as `submit`. Closing the iterator closes that of `parts`.
+        Raises as `submit`. Closing the iterator stops the step under way at its next check, and closes that of `parts`.
         """
         context.deadline.check(self._name)
         self._check_room()
+        is_closed = False
+
+        def check() -> None:
+            if is_closed or not context.deadline.remaining_s():
+                raise _Unwanted
+
         self._n_streams += 1
         log.debug("%s streams, request id %s", self._name, context.request_id)
         loop, end = asyncio.get_running_loop(), object()
         iterator: Iterator[Part] | None = None
         try:
-            iterator = await loop.run_in_executor(self._worker, parts)
+            async with in_time(self._name, context.deadline):
+                iterator = await loop.run_in_executor(self._worker, parts, check)
             while True:
                 async with in_time(self._name, context.deadline):
                     part = await loop.run_in_executor(self._worker, next, iterator, end)
@@ -107,6 +126,7 @@ class Batcher(Generic[Item, Result]):
                     return
                 yield part  # type: ignore[misc]  # only `end` is not a Part
         finally:
+            is_closed = True
             self._n_streams -= 1
             # Closed by the worker itself: a step may be running at this moment.
             if iterator is not None and hasattr(iterator, "close"):
@@ -153,7 +173,7 @@ class Batcher(Generic[Item, Result]):
         BATCH_SIZE.labels(self._name).observe(len(batch))
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         try:
-            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, [w.item for w in batch])
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, batch)
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)
@@ -167,8 +187,14 @@ class Batcher(Generic[Item, Result]):
                 if not waiting.result.done():
                     waiting.result.set_result(result)
 
-    def _run(self, items: Sequence[Item]) -> Sequence[Result]:
-        results = self._handler(items)
+    def _run(self, batch: Sequence[_Waiting[Item, Result]]) -> Sequence[Result]:
+        def check() -> None:
+            if not any(waiting.is_wanted for waiting in batch):
+                raise _Unwanted
+
+        check()  # the worker was busy with a stream, or this is one of several that run each alone
+        items = [waiting.item for waiting in batch]
+        results = self._handler(items, check)
         if len(results) != len(items):
             raise RuntimeError(f"{self._name}: {len(items)} items went in, {len(results)} results came out")
         return results
@@ -179,13 +205,14 @@ async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
     """Cancel the body at the deadline.
 
     Raises:
-        DeadlineExceeded: it came before the body's end; the message names the stage.
+        DeadlineExceeded: it came before the body's end, or stopped the work that the body waits for; the message names
+            the stage.
     """
     remaining_s = deadline.remaining_s()
     try:
         async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
             yield
-    except TimeoutError:
+    except (TimeoutError, _Unwanted):
         raise DeadlineExceeded(f"deadline passed before {name} was done") from None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from openbook.config import EncoderSettings
 from openbook.core.context import Context
+from openbook.core.deadline import Check
 from openbook.core.types import Float32
 from openbook.errors import OpenbookError
 from openbook.serving.workers.batching import Batcher
@@ -45,8 +46,9 @@ class LocalEncoder:
         self.fingerprint = model.fingerprint
         self.space = model.space
         self.dimension = model.dimension
+        self._model = model
         self._batcher: Batcher[str, Float32] = Batcher(
-            lambda questions: list(model.encode_questions(questions)),
+            self._encode,
             name="encoder",
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
@@ -60,6 +62,13 @@ class LocalEncoder:
     async def aclose(self) -> None:
         """End the worker thread."""
         await self._batcher.aclose()
+
+    def _encode(self, questions: Sequence[str], check: Check) -> list[Float32]:
+        embeddings = []
+        for question in questions:  # each by itself, as the model does too: its bits do not depend on the others
+            check()
+            embeddings.append(self._model.encode_questions([question])[0])
+        return embeddings
 
 
 class EncoderDeployment:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from openbook.config import GeneratorSettings
 from openbook.core.context import Context
+from openbook.core.deadline import Check
 from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
 from openbook.serving.workers.batching import Batcher
@@ -23,15 +24,15 @@ class GeneratorModel(Protocol):
     @property
     def fingerprint(self) -> str: ...
     def generate(
-        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, /
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check, /
     ) -> list[Generation]:
-        """One generation a question, all under the same settings."""
+        """One generation a question, all under the same settings. Calls `check` between its steps."""
         ...
 
     def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, /
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check, /
     ) -> Iterator[TokenDelta | Generation]:
-        """Tokens as they are decided, the generation last."""
+        """Tokens as they are decided, the generation last. Calls `check` between its steps."""
         ...
 
 
@@ -67,15 +68,15 @@ class LocalGenerator:
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
-        return self._batcher.stream(lambda: self._model.stream(question, retrieved, settings), context)
+        return self._batcher.stream(lambda check: self._model.stream(question, retrieved, settings, check), context)
 
     async def aclose(self) -> None:
         """End the worker thread."""
         await self._batcher.aclose()
 
-    def _generate(self, tasks: Sequence[_Task]) -> list[Generation]:
+    def _generate(self, tasks: Sequence[_Task], check: Check) -> list[Generation]:
         questions, retrieved = [task.question for task in tasks], [task.retrieved for task in tasks]
-        return self._model.generate(questions, retrieved, tasks[0].settings)
+        return self._model.generate(questions, retrieved, tasks[0].settings, check)
 
 
 class GeneratorDeployment:
