@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-loss bench-train identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-loss bench-train bench-stopping identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -51,6 +51,9 @@ bench-train: $(VENV)/.dev  ## A training step beside transformers: time and memo
 
 bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minutes
 	$(BIN)/python benchmarks/bench_decode.py
+
+bench-stopping: $(VENV)/.dev  ## How soon the generator is free when nobody waits any more; a quarter of an hour
+	$(BIN)/python benchmarks/bench_stopping.py
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
