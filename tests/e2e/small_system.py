@@ -34,6 +34,11 @@ def flag(question: str) -> Path:
     return Path(question.split()[-1])
 
 
+def begun(question: str) -> Path:
+    """The file that is there as soon as the model ponders the question."""
+    return flag(question).with_suffix(".begun")
+
+
 class EchoModel:
     """Answers with the best passage, except questions about its own misbehaviour."""
 
@@ -49,14 +54,13 @@ class EchoModel:
                 raise InvalidRequest("question has 9999 tokens, the generator reads 300")
             while question.startswith("dawdle") and flag(question).exists():
                 time.sleep(0.01)
-            while question.startswith("ponder") and flag(question).exists():
-                check()
-                time.sleep(0.01)
+            self._ponder(question, check)
         return [self._echo(each, settings) for each in retrieved]
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
     ) -> Iterator[TokenDelta | Generation]:
+        self._ponder(question, check)
         generation = self._echo(retrieved, settings)
         for i, word in enumerate(generation.text.split()):
             if question.startswith("explode") and i == 2:
@@ -66,6 +70,12 @@ class EchoModel:
             time.sleep(0.01)
             yield TokenDelta(" more", -0.5, generation.log_prior)
         yield generation
+
+    def _ponder(self, question: str, check: Check) -> None:
+        while question.startswith("ponder") and flag(question).exists():
+            begun(question).touch()
+            check()
+            time.sleep(0.01)
 
     def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +24,7 @@ from small_system import (
     QUESTION,
     EchoModel,
     System,
+    begun,
     load_echo,
     load_hash,
     serving_tier,
@@ -36,6 +37,7 @@ from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSetti
 from openbook.core.context import Context
 from openbook.core.types import Formulation, RetrievalSettings
 from openbook.errors import (
+    DeadlineExceeded,
     InvalidModel,
     InvalidRequest,
     OpenbookError,
@@ -285,11 +287,35 @@ def test_the_deadline_holds_although_the_model_dawdles(
     assert (response.status_code, response.json()["error"]["code"]) == (504, "DEADLINE_EXCEEDED")
 
 
-def test_what_came_too_late_keeps_nobody_waiting(channel: grpc.Channel, client: Client, held_up: Path) -> None:
-    asked: dict[str, Any] = {"question": f"ponder telephone {held_up}", "timeout_s": 3.0}
-    with pytest.raises(grpc.RpcError, match="generator") as refused:
-        answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(**asked))
-    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+async def too_late(system: System, question: str) -> None:
+    with pytest.raises(DeadlineExceeded, match="generator"), Client(system.grpc, timeout_s=3.0) as client:
+        await asyncio.to_thread(client.answer, question)
+
+
+async def by_grpc(system: System, question: str) -> None:
+    async with grpc.aio.insecure_channel(system.grpc) as channel:
+        call = answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(question=question))
+        await is_pondered(question)
+        call.cancel()
+
+
+async def by_grpc_stream(system: System, question: str) -> None:
+    async with grpc.aio.insecure_channel(system.grpc) as channel:
+        call = answer_pb2_grpc.AnswerServiceStub(channel).AnswerStream(answer_pb2.AnswerRequest(question=question))
+        await is_pondered(question)
+        call.cancel()
+
+
+async def is_pondered(question: str) -> None:
+    while not begun(question).exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("leave", [too_late, by_grpc, by_grpc_stream])
+def test_the_model_stops_when_its_caller_leaves(
+    leave: Callable[[System, str], Awaitable[None]], system: System, client: Client, held_up: Path
+) -> None:
+    asyncio.run(leave(system, f"ponder telephone {held_up}"))
     assert client.answer(QUESTION).answer  # although the model would ponder until the test ends
 
 
