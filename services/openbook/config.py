@@ -130,7 +130,7 @@ class EncoderSettings(ModelSettings):
 class GeneratorSettings(ModelSettings):
     """The generator."""
 
-    max_tokens_in_flight: Positive = 65_536  # (passages x context tokens) computed at once: bounds memory
+    max_tokens_in_flight: Positive = 65_536  # (passages x tokens of context and answers) at once: bounds memory
 
 
 class AnswerDefaults(Section):

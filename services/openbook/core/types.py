@@ -165,25 +165,25 @@ class GenerationSettings:
         if self.labels:
             check_labels(self.labels)
 
+    @property
+    def width(self) -> int:
+        """How many answers are read side by side: the labels, one sample, or the beams."""
+        return len(self.labels) or (1 if self.temperature else self.n_beams)
+
     def work(self, k: int, at_most: int) -> int:
         """What answering from k passages is predicted to take: k * (CONTEXT_TOKENS + width * max_new_tokens) positions.
 
-        So many keys and values does each layer of the decoder hold at once, in the longest search there may be. Width
-        is the number of labels, 1 for a sample, or else n_beams. Time grows faster, by what scores candidates; it has
-        its limit in the deadline.
+        So many keys and values does each layer of the decoder hold at once, in the longest search there may be. Time
+        grows faster, by what scores candidates; it has its limit in the deadline.
 
         Raises:
             InvalidRequest: they are more than `at_most`.
         """
-        name, width = "n_beams", self.n_beams
-        if self.labels:
-            name, width = "labels", len(self.labels)
-        elif self.temperature:
-            name, width = "samples", 1
-        work = k * (CONTEXT_TOKENS + width * self.max_new_tokens)
+        work = k * (CONTEXT_TOKENS + self.width * self.max_new_tokens)
         if work > at_most:
+            name = "labels" if self.labels else "samples" if self.temperature else "n_beams"
             made_of = f"k x (context tokens + {name} x max_new_tokens)"
-            got = f"{k} x ({CONTEXT_TOKENS} + {width} x {self.max_new_tokens}) = {work}"
+            got = f"{k} x ({CONTEXT_TOKENS} + {self.width} x {self.max_new_tokens}) = {work}"
             raise InvalidRequest(f"{made_of} must be at most max_work = {at_most}, got {got}")
         return work
 

@@ -101,8 +101,8 @@ def generate_several(
             the beam's score; RAG-Sequence at most n_beams per passage, ordered by p(y|x).
         n_answers: 1 or more.
         special: token ids that steer decoding; by default the model's own.
-        max_tokens: so many context tokens (rows x longest) at once, and no fewer than one question's: bounds memory.
-            By default all at once.
+        max_tokens: so many tokens of contexts and answers, rows x (longest + width x max_new_tokens), at once, and no
+            fewer than one question's: bounds memory. By default all at once.
 
     Raises:
         InvalidRequest: shapes do not fit, a question has no passage, or a passage no token.
@@ -112,7 +112,7 @@ def generate_several(
     k = log_prior.shape[1]
     answer = _token if settings.formulation is Formulation.TOKEN else _sequence
     answers: list[list[Decoded]] = []
-    for first, last in _batches(context_mask, log_prior, max_tokens):
+    for first, last in _batches(context_mask, log_prior, max_tokens, settings.width * settings.max_new_tokens):
         rows = slice(first * k, last * k)
         answers += answer(
             reader, context_ids[rows], context_mask[rows].bool(), log_prior[first:last], settings, n_answers
@@ -281,15 +281,16 @@ def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> Float64
     return log_prior
 
 
-def _batches(context_mask: Tensor, log_prior: Float64, max_tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Runs of questions, (first, last + 1), whose contexts hold max_tokens together, padding included."""
+def _batches(mask: Tensor, log_prior: Float64, max_tokens: int | None, n_new: int = 0) -> Iterator[tuple[int, int]]:
+    """Runs of questions, (first, last + 1), that hold max_tokens: contexts with padding, and n_new more for each."""
     n, k = log_prior.shape
-    width = (context_mask != 0).to(torch.uint8).cpu() * torch.arange(1, context_mask.shape[1] + 1)
+    width = (mask != 0).to(torch.uint8).cpu() * torch.arange(1, mask.shape[1] + 1)
     longest = width.amax(1).view(n, k).amax(1).tolist()
     first, length = 0, 0
     for question in range(n):
         length = max(length, longest[question])
-        if max_tokens is not None and question > first and (question + 1 - first) * k * length > max_tokens:
+        n_tokens = (question + 1 - first) * k * (length + n_new)
+        if max_tokens is not None and question > first and n_tokens > max_tokens:
             yield first, question
             first, length = question, longest[question]
     yield first, n

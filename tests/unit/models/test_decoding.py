@@ -419,3 +419,5 @@ def test_questions_are_taken_together_up_to_the_token_budget() -> None:
     assert list(under_test._batches(mask, prior, None)) == [(0, 3)]
     assert list(under_test._batches(mask, prior, 8)) == [(0, 1), (1, 3)]
     assert list(under_test._batches(mask, prior, 1)) == [(0, 1), (1, 2), (2, 3)]
+    assert list(under_test._batches(mask, prior, 40)) == [(0, 2), (2, 3)]
+    assert list(under_test._batches(mask, prior, 40, n_new=10)) == [(0, 1), (1, 2), (2, 3)]
