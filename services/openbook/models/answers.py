@@ -31,9 +31,7 @@ def answer_log_probs(reader: Seq2Seq, contexts: Contexts, answers: Sequence[Sequ
     targets = _padded([tuple(following) for following in tree.values()], reader.special.pad).to(device)  # (m, j)
 
     size = max(1, reader.tokens_at_once // inputs.numel())
-    portions = torch.split(
-        inputs, max(1, reader.tokens_at_once // inputs.shape[1])
-    )  # several where one row is too much
+    portions = torch.split(inputs, max(1, reader.tokens_at_once // inputs.shape[1]))  # one, unless a row is too much
     log_p = []
     for first in range(0, len(contexts.hidden), size):
         some = contexts.take(slice(first, first + size))

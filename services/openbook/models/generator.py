@@ -73,7 +73,7 @@ class RagGenerator:
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
     ) -> Iterator[TokenDelta | Generation]:
-        """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. As `generate`.
+        """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. Else as `generate`.
 
         The texts of the tokens, joined, are the text of the generation; where tokens know no capitals, that of the
         generation has them as the passages do.

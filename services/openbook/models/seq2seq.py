@@ -85,7 +85,7 @@ class Contexts:
     def take(self, rows: Tensor | slice) -> "Contexts":
         """Some of the rows: views for a slice, a copy for indices."""
         cross = DynamicCache()
-        cross.layers = [copy.copy(layer) for layer in self.cross.layers]  # made of tensors, it would copy them
+        cross.layers = [copy.copy(layer) for layer in self.cross.layers]  # given tensors, it would copy them
         for layer in cross.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
         return Contexts(self.hidden[rows], None if self.mask is None else self.mask[rows], cross)

@@ -29,7 +29,7 @@ Part = TypeVar("Part")
 Handler = Callable[[Sequence[Item], Check], Sequence[Result]]
 """A batch in, as many results out, in order. May raise InvalidRequest if any one item is at fault.
 
-To be called between its steps: the check, which raises once the last caller has gone or is late."""
+Calls its check between its steps, which raises once the last caller has gone or is late."""
 
 
 class _Unwanted(Exception):
