@@ -332,6 +332,26 @@ def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:
     assert response.json()["error"]["message"] == "shard 1 does not answer"
 
 
+def test_callers_do_not_hear_where_index_servers_listen_and_the_log_does(caplog: pytest.LogCaptureFixture) -> None:
+    settings = parse({"index": {"addresses": ["10.0.0.1:700", "10.0.0.1:7001"]}})
+
+    async def gone() -> None:
+        raise ShardUnavailable("10.0.0.1:7001: nobody answers; 10.0.0.1:700: neither")
+
+    under_test = service(settings, check_ready=gone)
+    said = request("GET", "/healthz", under_test).json()["error"]["message"]
+    assert said == "index server 1: nobody answers; index server 0: neither"
+
+    async def search(*asked: Any) -> Any:
+        await gone()
+
+    under_test._pipeline._retriever.search = search  # type: ignore[method-assign]
+    with caplog.at_level("INFO"):
+        response = request("POST", "/v1/retrieve", under_test, json={"question": "who"})
+    assert response.json()["error"]["message"] == said
+    assert "10.0.0.1:7001: nobody answers" in caplog.text
+
+
 def test_the_requests_timeout_is_cut_to_the_limit() -> None:
     seen: list[float] = []
 

@@ -32,7 +32,8 @@ class AnswerService:
         self._max_work_in_flight = settings.serving.max_work_in_flight
         self._n_in_flight = self._work_in_flight = 0
         self._check_ready = check_ready
-        self._index_servers = {address: f"index server {n}" for n, address in enumerate(settings.index.addresses)}
+        names = ((address, f"index server {n}") for n, address in enumerate(settings.index.addresses))
+        self._index_servers = sorted(names, key=lambda named: -len(named[0]))  # one may be the beginning of another
 
     async def check_ready(self) -> None:
         """Raises the OpenbookError that keeps us from answering, if one does."""
@@ -88,7 +89,7 @@ class AnswerService:
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""
         message = str(error)
-        for address, name in self._index_servers.items():
+        for address, name in self._index_servers:
             message = message.replace(address, name)
         return type(error)(message)
 
