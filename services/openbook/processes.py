@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 STOP_TIMEOUT_S = 10.0
@@ -43,16 +43,22 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on at this moment.
+    """A port of loopback that nobody listens on at this moment: see `free_ports`."""
+    return free_ports(1)
+
+
+def free_ports(n: int) -> int:
+    """The first of n ports in a row that nobody listens on at this moment, here or for others.
 
     Out of a range from which neither the system nor Ray hands any out: whoever is to listen there may take seconds to
     begin, and meanwhile Ray opens dozens of others.
     """
     while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        first = 20_000 + secrets.randbelow(10_000 - n)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + n):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
 
 
 def is_loopback(host: str) -> bool:

@@ -1,12 +1,15 @@
 """What `openbook up` hands to Serve."""
 
+import socket
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import cloudpickle
 
-from openbook.config import Settings, parse
+from openbook.config import ServingSettings, Settings, parse
+from openbook.processes import free_ports
 from openbook.serving.launch import run
 
 
@@ -27,3 +30,22 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arrived == settings
     assert arrived.index.admin_token is not None
     assert arrived.index.admin_token.get_secret_value() == "correct-horse-battery"
+
+
+def test_systems_on_one_machine_share_no_ports(tmp_path: Path) -> None:
+    """Serve's gRPC ports can be listened on by several: each would get some of the other's questions."""
+    flags = [run.serve_flags(ServingSettings(), tmp_path) for _ in range(2)]
+    for kind in ("HTTP", "GRPC"):
+        firsts = {int(each[f"RAY_SERVE_DIRECT_INGRESS_MIN_{kind}_PORT"]) for each in flags}
+        assert len(firsts) == 2
+        assert all(20_000 <= first < 30_000 for first in firsts)
+
+
+def test_ports_in_a_row_are_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        first = free_ports(100)
+        assert taken.getsockname()[1] not in range(first, first + 100)
+        for port in range(first, first + 100):
+            with socket.socket() as probe:
+                probe.bind(("", port))

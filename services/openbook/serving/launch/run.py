@@ -16,13 +16,14 @@ from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.files import temporary_folder
-from openbook.processes import free_port, is_loopback
+from openbook.processes import free_port, free_ports, is_loopback
 
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+N_REPLICA_PORTS = 64
 EVERYWHERE = ("0.0.0.0", "::")
 
 GUARDS = {
@@ -139,10 +140,20 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         **GUARDS,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+        **_replica_ports("HTTP"),
+        **_replica_ports("GRPC"),
         # HAProxy reaches replicas where Ray says that they are, and they listen where the endpoint does.
         **({} if is_loopback(serving.host) or serving.host in EVERYWHERE else local_ray.ON_ALL_INTERFACES),
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
     }
+
+
+def _replica_ports(protocol: str) -> dict[str, str]:
+    """Ports of our own. By default all systems of a machine take the same; and Serve's gRPC ports can be shared, so that
+    one would answer what another was asked.
+    """
+    first, name = free_ports(N_REPLICA_PORTS), f"RAY_SERVE_DIRECT_INGRESS_{{}}_{protocol}_PORT"
+    return {name.format("MIN"): str(first), name.format("MAX"): str(first + N_REPLICA_PORTS - 1)}
 
 
 def _starter(folder: Path) -> Path:
