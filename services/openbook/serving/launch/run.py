@@ -149,8 +149,8 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
 
 
 def _replica_ports(protocol: str) -> dict[str, str]:
-    """Ports of our own. By default all systems of a machine take the same, and Serve lets gRPC ports be shared: one system
-    would answer what another was asked.
+    """Ports of our own. By default all systems of a machine take the same, and Serve lets gRPC ports be shared: one
+    system would answer what another was asked.
     """
     first, name = free_ports(N_REPLICA_PORTS), f"RAY_SERVE_DIRECT_INGRESS_{{}}_{protocol}_PORT"
     return {name.format("MIN"): str(first), name.format("MAX"): str(first + N_REPLICA_PORTS - 1)}
