@@ -1,9 +1,9 @@
 """Searches that wait together are searched together: one FAISS call for all that ask the same of the same snapshot."""
 
+import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
@@ -14,10 +14,12 @@ from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
+from openbook.index.server.failed import CANCELLED, Failed, explain
+from openbook.index.server.turns import Turns
 from openbook.index.shard import engine
 from openbook.index.shard.shard import Shard
 
-Outcome = Hits | Exception
+Outcome = Hits | Failed
 Later = Callable[[], None] | None
 """What is still to be done once all of a batch have heard; the same of several of them only once."""
 
@@ -26,7 +28,11 @@ Later = Callable[[], None] | None
 class Ticket:
     """By which the caller of something under way can let go of it."""
 
+    caller: Hashable = None
+    """Whose turns it takes: a stream, or a connection of gRPC's."""
     cancelled: bool = False
+    size_bytes: int = 0
+    """Of the reply, once it is known; before, about."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,58 +45,109 @@ class PendingSearch:
     parameters: SearchParameters
     context: Context
     done: Callable[[Outcome], Later] = field(repr=False)
-    """Told once what came of it, in the searching thread: must be quick and must not raise."""
+    """Told once what came of it, mostly in the searching thread: must be quick and must not raise."""
     ticket: Ticket = field(default_factory=Ticket)
+    begin: int = 0
+    end: int | None = None
+    """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
+    found: list[Hits] = field(default_factory=list)
+    """Of the rows before `begin`."""
+    is_over: bool = False
 
     def goes_with(self, other: "PendingSearch") -> bool:
         """Whether one FAISS call can answer both as it would answer each."""
         return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
 
+    def hear(self, hits: Hits) -> Later:
+        """Take the hits of the rows that were searched, and tell of all once there are no more."""
+        self.found.append(hits)
+        self.begin += len(hits.ids)
+        return self._tell(_joined(self.found)) if self.begin == len(self.queries) else None
+
+    def fail(self, error: Exception) -> Later:
+        """Tell of it, unless nobody wants to know."""
+        return self._tell(CANCELLED if self.ticket.cancelled else explain("Search", self.context.request_id, error))
+
+    def _tell(self, outcome: Outcome) -> Later:
+        self.is_over = True
+        return self.done(outcome)
+
+
+PART_ROWS = 16
+"""Searched at once where callers share a server: everyone waits for the FAISS call that is under way, and fewer rows
+would cost more each."""
+SHARED_S = 10.0
+"""How long a server counts as shared after it was another caller's turn: he may come again at any moment."""
+
 
 class SearchQueue:
-    """What waits, first come, first served. Pure: no lock, no clock, no search."""
+    """What waits, by turns. Pure: no lock, no clock, no search."""
 
     def __init__(self, max_rows: int, max_batch: int) -> None:
         self._max_rows = max_rows
         self._max_batch = max_batch
-        self._waiting: deque[PendingSearch] = deque()
-        self.n_rows = 0
+        self._turns: Turns[PendingSearch] = Turns(max_rows)
+        self._latest: Hashable = None  # whose turn it was
+        self._shared_until = -math.inf
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._turns)
 
-    def put(self, search: PendingSearch) -> None:
-        """Join the queue; whoever finds it empty may, whatever their size.
+    @property
+    def n_rows(self) -> int:
+        """That wait."""
+        return self._turns.size
+
+    def put(self, search: PendingSearch) -> list[PendingSearch]:
+        """Join the queue; whoever finds it empty may, whatever their size. Returns those who lost their places to it,
+        the newest of whom most rows wait.
 
         Raises:
             Overloaded: there is no place.
         """
-        n_rows = self.n_rows + len(search.queries)
-        if self._waiting and n_rows > self._max_rows:
-            raise Overloaded(f"at most {self._max_rows} query rows may wait, {self.n_rows} do: try again later")
-        self._waiting.append(search)
-        self.n_rows = n_rows
+        refused = self._turns.put(search.ticket.caller, search, len(search.queries))
+        if search in refused:
+            raise self.overloaded()
+        return refused
+
+    def overloaded(self) -> Overloaded:
+        """Why there is no place."""
+        return Overloaded(f"at most {self._max_rows} query rows may wait, {self.n_rows} do: try again later")
 
     def take(self, now: float) -> tuple[list[PendingSearch], list[PendingSearch]]:
         """The next batch, of at most `max_batch` rows or one search, and those dropped as late or no longer wanted.
 
-        The batch is the oldest search and all that go with it; what does not keeps its place.
+        The batch is the search whose turn it is and all that go with it; what does not keeps its place. While callers
+        share the server it has at most PART_ROWS rows, and a larger search goes in parts, alone.
         """
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
-        staying: deque[PendingSearch] = deque()
-        n_rows = 0
-        for search in self._waiting:
-            if search.ticket.cancelled or search.context.deadline.due <= now:
+        n_rows = max_rows = 0
+        for search in self._turns.in_order(PART_ROWS):
+            n_left = len(search.queries) - search.begin
+            if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
                 dropped.append(search)
-            elif not batch or (search.goes_with(batch[0]) and n_rows + len(search.queries) <= self._max_batch):
+            elif not batch:
+                max_rows = PART_ROWS if self._is_shared(search.ticket.caller, now) else max(self._max_batch, n_left)
                 batch.append(search)
-                n_rows += len(search.queries)
-            else:
-                staying.append(search)
-        self._waiting = staying
-        self.n_rows = sum(len(search.queries) for search in staying)
-        return batch, dropped
+                n_rows = n_left
+            elif search.goes_with(batch[0]) and n_rows + n_left <= max_rows:
+                batch.append(search)
+                n_rows += n_left
+            if batch and n_rows >= max_rows:
+                break
+        for search in dropped:
+            self._turns.remove(search)
+        for search in batch:
+            search.end = min(len(search.queries), search.begin + max_rows)
+            self._turns.give(search, search.end - search.begin)
+        return batch, [search for search in dropped if not search.is_over]
+
+    def _is_shared(self, caller: Hashable, now: float) -> bool:
+        if self._turns.n_callers > 1 or self._latest not in (None, caller):
+            self._shared_until = now + SHARED_S
+        self._latest = caller
+        return now < self._shared_until
 
 
 SHORT_S = 5e-3
@@ -122,7 +179,9 @@ class Coalescer:
         with self._lock:
             if self._closed:
                 raise ShardUnavailable("this server is stopping")
-            self._queue.put(search)
+            refused = self._queue.put(search)
+        if refused:
+            finish(*(each.fail(self._queue.overloaded()) for each in refused))
 
     def go(self, in_thread: bool = True) -> None:
         """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
@@ -156,7 +215,7 @@ class Coalescer:
             batch, dropped = self._queue.take(self._clock())
         try:
             late = "deadline passed before it was this search's turn"
-            finish(*(search.done(DeadlineExceeded(late)) for search in dropped))
+            finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))
             if batch:
                 began = perf_counter()
                 search_together(batch)
@@ -177,19 +236,26 @@ def finish(*later: Later) -> None:
 def search_together(batch: Sequence[PendingSearch]) -> None:
     """Search once for searches that go together, and tell each its part."""
     first = batch[0]
-    queries = first.queries if len(batch) == 1 else np.concatenate([search.queries for search in batch])
-    outcome: Outcome
+    parts = [search.queries[search.begin : search.end] for search in batch]
+    queries = parts[0] if len(parts) == 1 else np.concatenate(parts)
     try:
         latest = max((search.context.deadline for search in batch), key=lambda deadline: deadline.due)
-        outcome = first.shard.search_checked(queries, first.k, first.parameters, latest)
+        hits = first.shard.search_checked(queries, first.k, first.parameters, latest)
     except Exception as error:
-        outcome = error
-    row, later = 0, []
-    for search in batch:
-        end = row + len(search.queries)
-        later.append(search.done(_rows(outcome, row, end) if isinstance(outcome, Hits) else outcome))
-        row = end
+        later = [search.fail(error) for search in batch]
+    else:
+        row, later = 0, []
+        for search, part in zip(batch, parts, strict=True):
+            later.append(search.hear(_rows(hits, row, row + len(part))))
+            row += len(part)
     finish(*later)
+
+
+def _joined(parts: Sequence[Hits]) -> Hits:
+    if len(parts) == 1:
+        return parts[0]
+    ids, scores = np.concatenate([hits.ids for hits in parts]), np.concatenate([hits.scores for hits in parts])
+    return Hits(ids, scores, parts[0].snapshot_id)
 
 
 def _rows(hits: Hits, start: int, end: int) -> Hits:

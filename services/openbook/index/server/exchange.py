@@ -1,18 +1,23 @@
 """One stream of calls: they are read in a thread of their own, and answered in whatever order they are done."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
+from time import monotonic
 from typing import Protocol
 
 import grpc
 
 from openbook import wire
-from openbook.core.context import MAX_CHARS, Context
-from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
+from openbook.core.context import Context
+from openbook.errors import Overloaded
 from openbook.index.server.coalesce import Later, Ticket, finish
+from openbook.index.server.failed import explain
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2
 
@@ -20,23 +25,37 @@ log = logging.getLogger(__name__)
 
 MAX_UNSENT = 1024
 """Calls of one stream that were begun and whose replies the client has not taken; no more are read until it has."""
+MAX_UNSENT_BYTES = 16 << 20
+"""Of these replies together."""
+HIT_BYTES = 12
+PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
 MakeReply = Callable[[], index_pb2.Reply]
-"""Makes the reply, its number not yet set; raises what went wrong. Runs in the sending thread."""
+"""Makes the reply, its number not yet set. Runs in the sending thread."""
+Answer = Callable[[MakeReply, int], Later]
+"""Hears how to answer a call, and how many bytes that are; once, from any thread."""
 Asked = tuple[index_pb2.Call, bytes | memoryview]
 """A call, and the numbers of its queries, which may have come beside it."""
-Begin = Callable[[Asked, Context, Ticket, Callable[[MakeReply], Later]], None]
-"""Starts the work of a call. The function given hears how to answer it, once, from any thread. Raises OpenbookError."""
+Begin = Callable[[Asked, Context, Ticket, Answer], None]
+"""Starts the work of a call. Raises OpenbookError."""
 
 
 class Sender(Protocol):
-    """Sends replies of one connection from whatever thread made them, without waiting."""
+    """Sends replies of one connection from whatever thread made them."""
 
     def put(self, reply: index_pb2.Reply) -> bool:
         """Have it sent by the next `flush`, or say that it must be sent by who may wait."""
 
-    def flush(self) -> None:
-        """Send what was put. Does not raise."""
+    def flush(self) -> bool:
+        """Send what was put, without waiting; or say that somebody must `send` the rest. Does not raise."""
+
+    def send(self, *replies: index_pb2.Reply) -> None:
+        """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
+
+
+class _Signal(Enum):
+    OVER = auto()  # no more calls are begun
+    UNSENT = auto()  # the sender has replies left over
 
 
 class CallStream:
@@ -49,6 +68,8 @@ class CallStream:
         sender: for replies that need not go through `replies`.
     """
 
+    _callers = count()
+
     def __init__(
         self,
         calls: Iterator[Asked],
@@ -60,81 +81,111 @@ class CallStream:
         self._begin = begin
         self._begun = begun
         self._sender = sender
+        self._caller = next(self._callers)  # and not the stream, which would live as long as its turns are remembered
         self._unfinished: dict[int, Ticket] = {}
-        self._due: SimpleQueue[tuple[int, Ticket, Callable[[], index_pb2.Reply]] | None] = SimpleQueue()
-        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore of C, where `threading` has one of Python
-        for _ in range(MAX_UNSENT):
-            self._places.put(None)
+        self._due: SimpleQueue[tuple[int, Ticket, MakeReply] | _Signal] = SimpleQueue()
+        self._room = _Room()
         self._over = False
+        self._used_at = monotonic()
+
+    @property
+    def idle_since(self) -> float:
+        """When the last call was answered; infinity while one is under way, or its reply."""
+        return math.inf if self._unfinished else self._used_at
 
     def replies(self) -> Iterator[index_pb2.Reply]:
         """Those still to be sent, until the client ended its side and has every answer, the connection broke, or `end`
         was called.
+
+        Raises:
+            Overloaded: there is no thread for it.
         """
-        threading.Thread(target=self._read, name="exchange", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, name="exchange", daemon=True).start()
+        except RuntimeError as error:
+            raise Overloaded(f"there is no thread for one more stream: {error}") from None
         try:
             while not self._over or self._unfinished:
                 item = self._due.get()
-                if item is None:
+                if item is _Signal.OVER:
                     self._over = True
-                    continue
-                self._places.put(None)
-                number, ticket, make = item
-                if self._unfinished.get(number) is ticket:  # or it was cancelled
-                    reply = make()
-                    del item, make, self._unfinished[number]
-                    yield reply
+                elif item is _Signal.UNSENT:
+                    if self._sender is not None:
+                        self._sender.send()
+                else:
+                    number, ticket, make = item
+                    if self._unfinished.get(number) is ticket:  # or it was cancelled
+                        self._used_at = math.inf
+                        self._unfinished.pop(number, None)
+                        yield make()
+                    self._answered(ticket)
+                    del make
+                del item
         finally:
             self._cancel_all()
-            self._places.put(None)  # the reader may wait for one
+            self._room.open()  # the reader may wait for it
 
     def end(self) -> None:
         """Begin no more calls, answer those that were."""
-        self._due.put(None)
+        self._due.put(_Signal.OVER)
 
     def _read(self) -> None:
         try:
             for asked in self._calls:
+                if self._over:
+                    break
                 call = asked[0]
                 kind = call.WhichOneof("request")
                 if kind == "cancel":
                     self._cancel(call.number)
                     continue
-                self._places.get()
                 self._start(asked, (kind or "call").capitalize())
                 self._begun()
-                if self._over:
-                    break
-        except (grpc.RpcError, OSError):  # the connection is gone, and with it whoever waited
+                self._room.wait()
+        except (grpc.RpcError, OSError) as error:  # the connection is gone, and with it whoever waited
+            error.__traceback__ = None  # gRPC keeps it, and it would keep this stream
             self._cancel_all()
         finally:
-            self._due.put(None)
+            self._due.put(_Signal.OVER)
 
     def _start(self, asked: Asked, method: str) -> None:
         call = asked[0]
-        number, ticket, request_id = call.number, Ticket(), call.context.request_id
+        number, request_id = call.number, call.context.request_id
+        ticket = Ticket(self._caller, size_bytes=_expected_bytes(call))
+        self._room.change(1, ticket.size_bytes)
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
-        def answer(how: MakeReply) -> Later:
-            make: Callable[[], index_pb2.Reply] = partial(_reply, number, method, request_id, how)
+        def answer(how: MakeReply, size_bytes: int) -> Later:
+            make: MakeReply = partial(_reply, number, method, request_id, how)
             if self._sender is not None and self._unfinished.get(number) is ticket:
                 reply = make()
                 if self._sender.put(reply):
-                    self._places.put(None)
                     self._unfinished.pop(number, None)
+                    self._answered(ticket)
                     if self._over:
-                        self._due.put(None)  # whoever waits for the last answer looks again
-                    return self._sender.flush
+                        self._due.put(_Signal.OVER)  # whoever waits for the last answer looks again
+                    return self._flush
                 make = lambda: reply  # noqa: E731
+            self._room.change(0, size_bytes - ticket.size_bytes)
+            ticket.size_bytes = size_bytes
             self._due.put((number, ticket, make))
             return None
 
         try:
-            if self._over:
-                raise ShardUnavailable("this server is stopping")
             self._begin(asked, wire.context_of_call(call), ticket, answer)
         except Exception as error:
-            finish(answer(failing(error)))
+            failed = explain(method, request_id, error)
+        else:
+            return
+        finish(answer(failed.reply, 0))
+
+    def _flush(self) -> None:
+        if self._sender is not None and not self._sender.flush():
+            self._due.put(_Signal.UNSENT)
+
+    def _answered(self, ticket: Ticket) -> None:
+        self._room.change(-1, -ticket.size_bytes)
+        self._used_at = monotonic()
 
     def _cancel(self, number: int) -> None:
         ticket = self._unfinished.pop(number, None)
@@ -147,34 +198,59 @@ class CallStream:
             self._cancel(number)
 
 
-def failing(error: Exception) -> MakeReply:
-    """The answer that is an error."""
+class _Room:
+    """For the calls of a stream that were begun and the replies to them, until they are sent."""
 
-    def answer() -> index_pb2.Reply:
-        raise error
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_calls = self._size_bytes = 0
+        self._waiting = False
+        self._more: SimpleQueue[None] = SimpleQueue()
 
-    return answer
+    def change(self, n_calls: int, size_bytes: int) -> None:
+        """So many more."""
+        with self._lock:
+            self._n_calls += n_calls
+            self._size_bytes += size_bytes
+            found = self._waiting and not self._is_full()
+            if found:
+                self._waiting = False
+        if found:
+            self._more.put(None)
+
+    def wait(self) -> None:
+        """Wait until there is room."""
+        if not self._is_full():
+            return
+        with self._lock:
+            self._waiting = self._is_full()
+            if not self._waiting:
+                return
+        self._more.get()
+
+    def open(self) -> None:
+        """Nobody need wait any more."""
+        self._more.put(None)
+
+    def _is_full(self) -> bool:
+        return self._n_calls >= MAX_UNSENT or self._size_bytes >= MAX_UNSENT_BYTES
 
 
-def explain(method: str, request_id: str, error: Exception) -> tuple[str, str]:
-    """The gRPC code and the message of what went wrong; what nobody foresaw goes into the log as a whole."""
-    if isinstance(error, OpenbookError):
-        # A flood of calls must not become a flood of lines.
-        level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-        log.log(level, "%s failed, request id %a: %s: %s", method, request_id[:MAX_CHARS], error.grpc_code, error)
-        return error.grpc_code, str(error)
-    log.error("%s failed, request id %a", method, request_id[:MAX_CHARS], exc_info=error)
-    return "INTERNAL", f"internal error in {method}; the server's log says more"
+def _expected_bytes(call: index_pb2.Call) -> int:
+    """Of the reply: of hits exactly, of passages about."""
+    if call.HasField("search"):
+        return HIT_BYTES * call.search.queries.rows * call.search.k
+    return len(call.fetch.ids) * (PASSAGE_BYTES + VECTOR_BYTES * call.fetch.with_vectors)
 
 
 def _reply(number: int, method: str, request_id: str, make: MakeReply) -> index_pb2.Reply:
     try:
         reply = make()
     except Exception as error:
-        code, message = explain(method, request_id, error)
-        reply = index_pb2.Reply(failure=index_pb2.Failure(code=code, message=message))
-    else:
+        reply = explain(method, request_id, error).reply()
+    code = reply.failure.code or "OK"
+    if code == "OK":
         log.debug("%s answered, request id %s", method, request_id)
-    requests(method, reply.failure.code or "OK").inc()
+    requests(method, code).inc()
     reply.number = number
     return reply

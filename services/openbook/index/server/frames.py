@@ -4,11 +4,13 @@ import hmac
 import logging
 import secrets
 import select
+import selectors
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -18,56 +20,71 @@ from google.protobuf.message import DecodeError
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.index.connection import HEADER, KEY_BYTES, frame, tune
 from openbook.index.server.exchange import Asked, CallStream, Sender
+from openbook.index.server.failed import Failed
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
+"""Within which a newcomer must have shown the key."""
+MAX_NEWCOMERS = 128
 READ_AHEAD = 1 << 16
 ACCEPT_AGAIN_S = 0.1
 
 
-class Admit(Protocol):
-    """Makes the calls of a connection a stream. Raises OpenbookError where it is one too many."""
+class Streams(Protocol):
+    """Who answers the calls of connections."""
 
-    def __call__(
-        self, calls: Iterator[Asked], has_more: Callable[[], bool], sender: Sender
-    ) -> AbstractContextManager[CallStream]: ...
+    def admit(self, calls: Iterator[Asked], has_more: Callable[[], bool], sender: Sender) -> CallStream:
+        """Make the calls of a connection a stream. Raises OpenbookError where it is one too many."""
+
+    def leave(self, stream: CallStream) -> None:
+        """It is over."""
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    """A connection that has not shown the whole key."""
+
+    due: float
+    key: bytes = b""
 
 
 class FrameServer:
     """Answers all connections to some listening sockets.
 
+    One thread takes connections and their keys; only those that know the key, and have a place, get threads.
+
     Args:
         listeners: taken over.
-        admit: see `Admit`.
+        streams: see `Streams`.
         max_bytes: of a call, payload included.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], admit: Admit, max_bytes: int) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], streams: Streams, max_bytes: int) -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
         self._listeners = listeners
-        self._admit = admit
+        self._streams = streams
         self._max_bytes = max_bytes
         self._stopped = threading.Event()
+        self._newcomers: dict[socket.socket, _Newcomer] = {}  # the oldest first
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._accepting = [
-            threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True)
-            for listener in listeners
-        ]
+        self._accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
 
     def start(self) -> None:
         """Take connections from now on."""
-        for thread in self._accepting:
-            thread.start()
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._accepting.start()
 
     def refuse(self) -> None:
         """Take no more connections."""
         self._stopped.set()
-        for listener, thread in zip(self._listeners, self._accepting, strict=True):
-            _hang_up(listener)  # or `accept` would not notice
-            if thread.ident is not None:
-                thread.join()
+        for listener in self._listeners:
+            _hang_up(listener)  # or the accepting thread would not notice
+        if self._accepting.ident is not None:
+            self._accepting.join()
+        for listener in self._listeners:
             listener.close()
 
     def stop(self, grace_s: float) -> None:
@@ -79,54 +96,121 @@ class FrameServer:
             _hang_up(connection)
             thread.join()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._stopped.is_set():
-            try:
-                connection, _ = listener.accept()
-            except OSError as error:
-                if not self._stopped.wait(ACCEPT_AGAIN_S):
-                    log.warning("cannot take a connection: %s", error)
-                continue
-            thread = threading.Thread(target=self._serve, args=(connection,), name="frames", daemon=True)
-            self._connections[connection] = thread
-            thread.start()
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for listener in self._listeners:
+                selector.register(listener, selectors.EVENT_READ)
+            while True:
+                due = next((newcomer.due for newcomer in self._newcomers.values()), None)
+                ready = selector.select(None if due is None else max(0.0, due - monotonic()))
+                if self._stopped.is_set():
+                    break
+                for key, _ in ready:
+                    connection = key.fileobj
+                    if not isinstance(connection, socket.socket):
+                        continue
+                    if connection in self._listeners:
+                        self._take_from(connection, selector)
+                    elif connection in self._newcomers:  # or it had to go for another one
+                        self._read_key(connection, selector)
+                now = monotonic()
+                for connection in [each for each, newcomer in self._newcomers.items() if newcomer.due <= now]:
+                    self._turn_away(connection, selector)
+            for connection in list(self._newcomers):
+                self._turn_away(connection, selector)
+
+    def _take_from(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return  # it is gone again
+        except OSError as error:
+            if not self._stopped.wait(ACCEPT_AGAIN_S):
+                log.warning("cannot take a connection: %s", error)
+            return
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ)
+        self._newcomers[connection] = _Newcomer(monotonic() + GREETING_S)
+        if len(self._newcomers) > MAX_NEWCOMERS:
+            self._turn_away(next(iter(self._newcomers)), selector)
+
+    def _turn_away(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._settle(connection, selector)
+        _close(connection)
+
+    def _settle(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        """It is no newcomer any more."""
+        del self._newcomers[connection]
+        selector.unregister(connection)
+
+    def _read_key(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        newcomer = self._newcomers[connection]
+        try:
+            more = connection.recv(KEY_BYTES - len(newcomer.key))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        newcomer.key += more
+        if more and len(newcomer.key) < KEY_BYTES:
+            return
+        if hmac.compare_digest(newcomer.key, self.key):
+            self._settle(connection, selector)
+            self._serve(connection)
+        else:
+            self._turn_away(connection, selector)
 
     def _serve(self, connection: socket.socket) -> None:
+        """Have its calls answered, or tell why not. Does not wait."""
+        connection.setblocking(True)
+        reader, writer, refused = _Reader(connection), _Writer(connection), list[Failed]()
         try:
             tune(connection)
-            connection.settimeout(GREETING_S)
-            reader = _Reader(connection)
-            key = reader.take(KEY_BYTES)
-            if key is not None and hmac.compare_digest(key, self.key):
-                connection.settimeout(None)
-                self._answer(reader, _Writer(connection))
-        except OSError:
-            pass  # the client is gone, or never said who it is
-        finally:
-            _hang_up(connection)
-            del self._connections[connection]
-            connection.close()
-
-    def _answer(self, reader: "_Reader", writer: "_Writer") -> None:
-        refused: list[OpenbookError] = []
+            stream = self._streams.admit(self._calls(reader, refused), reader.has_more, writer)
+        except (OpenbookError, OSError) as error:
+            if isinstance(error, OpenbookError):
+                writer.put(Failed(error.grpc_code, str(error)).reply())
+                writer.flush()
+            _close(connection)
+            return
+        arguments = connection, stream, writer, refused
+        thread = threading.Thread(target=self._answer, args=arguments, name="frames", daemon=True)
+        self._connections[connection] = thread
         try:
-            with self._admit(self._calls(reader, refused), reader.has_more, writer) as stream:
-                writer.send(index_pb2.Reply())
-                for reply in stream.replies():
-                    writer.send(reply)
-                writer.send()
-        except OpenbookError as error:
-            refused.append(error)
-        for reason in refused:
-            writer.send(index_pb2.Reply(failure=index_pb2.Failure(code=reason.grpc_code, message=str(reason))))
+            thread.start()
+        except RuntimeError as error:
+            log.warning("cannot serve a connection: %s", error)
+            self._part(connection, stream)
 
-    def _calls(self, reader: "_Reader", refused: list[OpenbookError]) -> Iterator[Asked]:
+    def _answer(
+        self, connection: socket.socket, stream: CallStream, writer: "_Writer", refused: Sequence[Failed]
+    ) -> None:
+        try:
+            writer.send(index_pb2.Reply())
+            for reply in stream.replies():
+                writer.send(reply)
+                del reply  # which the next may take long to follow
+            writer.send(*(reason.reply() for reason in refused))
+        except OpenbookError as error:
+            writer.put(Failed(error.grpc_code, str(error)).reply())
+            writer.flush()
+        except OSError:
+            pass  # the client is gone
+        finally:
+            self._part(connection, stream)
+
+    def _part(self, connection: socket.socket, stream: CallStream) -> None:
+        self._streams.leave(stream)
+        del self._connections[connection]
+        _close(connection)
+
+    def _calls(self, reader: "_Reader", refused: list[Failed]) -> Iterator[Asked]:
         """Until the client ends its side, or sends what is no call: then `refused` has the reason."""
         while header := reader.take(HEADER.size):
             n_message, n_payload = HEADER.unpack(header)
             if n_message + n_payload > self._max_bytes:
                 size = n_message + n_payload
-                refused.append(InvalidRequest(f"a call must have at most {self._max_bytes} bytes, got {size}"))
+                refused.append(_invalid(f"a call must have at most {self._max_bytes} bytes, got {size}"))
                 return
             message, payload = reader.take(n_message), reader.take(n_payload)
             if message is None or payload is None:
@@ -134,7 +218,7 @@ class FrameServer:
             try:
                 call = index_pb2.Call.FromString(bytes(message))
             except DecodeError:
-                refused.append(InvalidRequest(f"{n_message} bytes are no call"))
+                refused.append(_invalid(f"{n_message} bytes are no call"))
                 return
             yield call, payload if n_payload else call.search.queries.data
 
@@ -179,44 +263,60 @@ class _Writer:
         self._connection = connection
         self._turn = threading.Lock()
         self._unsent: deque[bytes] = deque()
+        self._full = False
+        """Whether the client takes no more, so that whoever may wait sends the rest."""
 
     def send(self, *replies: index_pb2.Reply) -> None:
         """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
-        with self._turn:
-            self._connection.sendall(b"".join((*self._taken(), *map(_bytes_of, replies))))
-        self.flush()
+        parts = [_bytes_of(reply) for reply in replies]
+        while True:
+            with self._turn:
+                self._connection.sendall(b"".join((*self._taken(), *parts)))
+                self._full = False
+            if self.flush():
+                return
+            parts = []
 
     def put(self, reply: index_pb2.Reply) -> bool:
         """Have it sent by the next `flush`; not while the client takes no more."""
-        if self._turn.locked():
+        if self._full or self._turn.locked():
             return False
         self._unsent.append(_bytes_of(reply))
         return True
 
-    def flush(self) -> None:
-        """Send what was put, in one piece. Whoever is sending does so when he is done."""
-        while self._unsent and self._turn.acquire(blocking=False):
-            rest = b"".join(self._taken())
-            with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
-                rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
-            if rest:
-                threading.Thread(target=self._finish, args=(rest,), name="frames", daemon=True).start()
-            else:
+    def flush(self) -> bool:
+        """Send what was put, in one piece, as far as there is place for it; False when somebody must `send` the rest.
+        Whoever is sending does so when he is done.
+        """
+        while self._unsent and not self._full and self._turn.acquire(blocking=False):
+            try:
+                rest = b"".join(self._taken())
+                with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
+                    rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+                if rest:
+                    self._unsent.appendleft(rest)
+                    self._full = True
+                    return False
+            finally:
                 self._turn.release()
+        return True
 
     def _taken(self) -> list[bytes]:
         """What was put, which is then no longer here. Only for who has the turn."""
         return [self._unsent.popleft() for _ in range(len(self._unsent))]
 
-    def _finish(self, rest: bytes) -> None:
-        with suppress(OSError):
-            self._connection.sendall(rest)
-        self._turn.release()
-        self.flush()
-
 
 def _bytes_of(reply: index_pb2.Reply) -> bytes:
     return b"".join(frame(reply.SerializeToString()))
+
+
+def _invalid(why: str) -> Failed:
+    return Failed(InvalidRequest.grpc_code, why)
+
+
+def _close(connection: socket.socket) -> None:
+    _hang_up(connection)
+    connection.close()
 
 
 def _hang_up(connection: socket.socket) -> None:

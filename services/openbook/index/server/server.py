@@ -6,8 +6,8 @@ import logging
 import signal
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 
 import grpc
@@ -22,18 +22,21 @@ from openbook.index.server.admin import IndexAdminService, Publishing
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.frames import FrameServer
 from openbook.index.server.service import IndexService
+from openbook.index.server.threads import CallThreads, Fetches, Patience
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-N_WORKERS = 16  # unary calls at once, streams apart; searches take turns anyhow
+N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
 N_FETCHERS = 4
-MAX_FETCHES = 1024
+MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 1.0
+PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
+EXCHANGE = f"/{index_pb2.DESCRIPTOR.services_by_name['IndexService'].full_name}/Exchange"  # has its own limit
 SERVICES = tuple(service.full_name for service in index_pb2.DESCRIPTOR.services_by_name.values())
 
 
@@ -52,10 +55,10 @@ class IndexServer:
         self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s, settings.min_recall_at_10)
         self.held = self._publishing.held
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
-        self._fetches = ThreadPoolExecutor(N_FETCHERS, thread_name_prefix="fetch")
-        self._service = IndexService(self.held, self._searches, self._fetches, MAX_FETCHES, settings.max_streams)
+        self._fetches = Fetches(N_FETCHERS, MAX_FETCHED_IDS)
+        self._service = IndexService(self.held, self._searches, self._fetches, settings.max_streams)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
-        self._workers = ThreadPoolExecutor(n_workers, thread_name_prefix="index")
+        self._workers = CallThreads(n_workers, n_spared=N_WORKERS // 2)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._health = health.HealthServicer()
@@ -63,6 +66,7 @@ class IndexServer:
         self._frames: FrameServer | None = None
         self._server = grpc.server(
             self._workers,
+            interceptors=[Patience(self._workers, EXCHANGE)],
             maximum_concurrent_rpcs=n_workers + MAX_WAITING_CALLS,
             options=(
                 ("grpc.so_reuseport", 0),  # or a second server would silently take half of the calls
@@ -104,10 +108,12 @@ class IndexServer:
                 self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise _why_not(self._settings.host, self.port) from None
+        self._fetches.start()
+        self._workers.start()
         if self._settings.frame_port is not None and not self._settings.tls:
             listener = _listen(self._settings.host, self._settings.frame_port)
             here = listen_here()
-            self._frames = FrameServer([listener, here] if here else [listener], self._service.admit, self._max_bytes)
+            self._frames = FrameServer([listener, here] if here else [listener], self._service, self._max_bytes)
             self._service.frames = index_pb2.Frames(port=listener.getsockname()[1], key=self._frames.key)
             if here is not None:
                 self._service.frames.name = here.getsockname()[1:].decode()
@@ -122,6 +128,7 @@ class IndexServer:
         self._health.enter_graceful_shutdown()
         self._stopped.set()
         stopped = self._server.stop(grace_s)
+        self._workers.cancel_waiting(monotonic())
         if self._frames is not None:
             self._frames.refuse()
         self._service.end_streams()
@@ -129,7 +136,7 @@ class IndexServer:
             self._frames.stop(grace_s)
         stopped.wait()
         self._searches.close()
-        self._fetches.shutdown()
+        self._fetches.stop()
         self._workers.shutdown()
 
     def _open(self, folder: Path, gently: bool) -> Shard:
@@ -155,6 +162,7 @@ class IndexServer:
         while not self._stopped.wait(DRAIN_INTERVAL_S):
             for snapshot_id in self.held.drain():
                 log.info("let go of snapshot %s", snapshot_id)
+            self._workers.cancel_waiting(monotonic() - PATIENCE_S)
 
     def __enter__(self) -> "IndexServer":
         self.start()

@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import Future
+from time import monotonic
 from typing import NoReturn, TypeVar
 
 import grpc
@@ -14,44 +14,54 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
-from openbook.index.server.exchange import Asked, CallStream, MakeReply, Sender, explain, failing
+from openbook.index.server.exchange import Answer, Asked, CallStream, Sender
+from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.threads import Fetches
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 Response = TypeVar("Response")
+T = TypeVar("T")
+
+IDLE_S = 1.0
+"""A stream on which nothing was under way for so long makes room for another one: its client opens a new one."""
 
 
 class IndexService(index_pb2_grpc.IndexServiceServicer):
     """Serves the snapshots held of one shard. See index.proto for what the calls do and which codes they fail with."""
 
-    def __init__(
-        self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Executor, max_fetches: int, max_streams: int
-    ) -> None:
+    def __init__(self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Fetches, max_streams: int) -> None:
         self._held = held
         self._searches = searches
         self._fetches = fetches
-        self._fetch_places = threading.BoundedSemaphore(max_fetches)
         self._max_streams = max_streams
         self._streams: set[CallStream] = set()
+        self._admitting = threading.Lock()
         self.frames: index_pb2.Frames | None = None
         """How to reach this server without gRPC."""
         self._stopping = False
 
     def Search(self, request: index_pb2.SearchRequest, context: grpc.ServicerContext) -> index_pb2.SearchResponse:  # noqa: N802
-        def search(asked: Context) -> index_pb2.SearchResponse:
-            outcome: Future[Outcome] = Future()
-            ticket = Ticket()
-            context.add_callback(lambda: setattr(ticket, "cancelled", True))
-            self._begin_search(request, request.queries.data, asked, ticket, outcome.set_result)
-            self._searches.go()
-            return self._search_response(outcome.result())
+        def search(asked: Context) -> index_pb2.SearchResponse | Failed:
+            def begin(ticket: Ticket, done: Callable[[Outcome], None]) -> None:
+                self._begin_search(request, request.queries.data, asked, ticket, done)
+                self._searches.go()
+
+            outcome = _outcome(context, begin)
+            return self._search_response(outcome) if isinstance(outcome, Hits) else outcome
 
         return respond("Search", context, search)
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
-        return respond("Fetch", context, lambda _: self._fetch(request))
+        def fetch(asked: Context) -> index_pb2.FetchResponse | Failed:
+            def begin(ticket: Ticket, done: Callable[[index_pb2.FetchResponse | Failed], None]) -> None:
+                self._begin_fetch(request, asked, ticket, done)
+
+            return _outcome(context, begin)
+
+        return respond("Fetch", context, fetch)
 
     def Info(self, request: index_pb2.InfoRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
         def asked(_: Context) -> index_pb2.InfoResponse:
@@ -65,38 +75,47 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     def Exchange(  # noqa: N802
         self, request_iterator: Iterator[index_pb2.Call], context: grpc.ServicerContext
     ) -> Iterator[index_pb2.Reply]:
+        failed = None
         try:
-            calls = ((call, call.search.queries.data) for call in request_iterator)
-            with self.admit(calls) as stream:
+            stream = self.admit((call, call.search.queries.data) for call in request_iterator)
+            try:
                 yield from stream.replies()
+            finally:
+                self.leave(stream)
         except Overloaded as error:
-            abort("Exchange", context, error.grpc_code, str(error))
+            failed = Failed(error.grpc_code, str(error))
         if self._stopping:
-            abort("Exchange", context, "UNAVAILABLE", "this server is stopping")
+            failed = Failed("UNAVAILABLE", "this server is stopping")
+        if failed:
+            abort("Exchange", context, *failed)
 
-    @contextmanager
     def admit(
-        self,
-        calls: Iterator[Asked],
-        has_more: Callable[[], bool] = lambda: True,
-        sender: Sender | None = None,
-    ) -> Iterator[CallStream]:
-        """A stream of calls, gRPC's or another: see `CallStream`.
+        self, calls: Iterator[Asked], has_more: Callable[[], bool] = lambda: True, sender: Sender | None = None
+    ) -> CallStream:
+        """A stream of calls until it takes its `leave`, gRPC's or another: see `CallStream`. Where there are too many,
+        that which is idle for longest ends.
 
         Whoever reads it may search by himself when it has no more of them.
 
         Raises:
-            Overloaded: there are too many streams already.
+            Overloaded: there are too many, and none is idle.
         """
-        if len(self._streams) >= self._max_streams:
-            raise Overloaded(f"at most {self._max_streams} streams at once")
         stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), sender)
-        self._streams.add(stream)
+        with self._admitting:
+            if len(self._streams) >= self._max_streams:
+                idle = min(self._streams, key=lambda each: each.idle_since)
+                if monotonic() - idle.idle_since < IDLE_S:
+                    raise Overloaded(f"at most {self._max_streams} streams at once")
+                self._streams.discard(idle)
+                idle.end()
+            self._streams.add(stream)
         if self._stopping:
             stream.end()
-        try:
-            yield stream
-        finally:
+        return stream
+
+    def leave(self, stream: CallStream) -> None:
+        """It is over."""
+        with self._admitting:
             self._streams.discard(stream)
 
     def end_streams(self) -> None:
@@ -105,14 +124,26 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         for stream in list(self._streams):
             stream.end()
 
-    def _begin(self, asked: Asked, context: Context, ticket: Ticket, done: Callable[[MakeReply], Later]) -> None:
+    def _begin(self, asked: Asked, context: Context, ticket: Ticket, answer: Answer) -> None:
         """Start one call of a stream."""
         call, data = asked
         kind = call.WhichOneof("request")
+
+        def found(outcome: Outcome) -> Later:
+            if isinstance(outcome, Failed):
+                return answer(outcome.reply, 0)
+            size_bytes = outcome.ids.nbytes + outcome.scores.nbytes
+            return answer(lambda: index_pb2.Reply(search=self._search_response(outcome)), size_bytes)
+
+        def fetched(outcome: index_pb2.FetchResponse | Failed) -> Later:
+            if isinstance(outcome, Failed):
+                return answer(outcome.reply, 0)
+            return answer(lambda: index_pb2.Reply(fetch=outcome), outcome.ByteSize())
+
         if kind == "search":
-            self._begin_search(call.search, data, context, ticket, lambda outcome: done(lambda: self._found(outcome)))
+            self._begin_search(call.search, data, context, ticket, found)
         elif kind == "fetch":
-            self._begin_fetch(call.fetch, context, ticket, done)
+            self._begin_fetch(call.fetch, context, ticket, fetched)
         else:
             raise InvalidRequest("a call must be a search, a fetch or a cancel, got none of them")
 
@@ -140,33 +171,32 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._held.release(snapshot_id)
             raise
 
-    def _found(self, outcome: Outcome) -> index_pb2.Reply:
-        return index_pb2.Reply(search=self._search_response(outcome))
-
-    def _search_response(self, outcome: Outcome) -> index_pb2.SearchResponse:
-        if not isinstance(outcome, Hits):
-            raise outcome
-        response = wire.hits_to_wire(outcome)
+    def _search_response(self, hits: Hits) -> index_pb2.SearchResponse:
+        response = wire.hits_to_wire(hits)
         response.current_snapshot_id = self._held.current_id
         return response
 
     def _begin_fetch(
-        self, request: index_pb2.FetchRequest, context: Context, ticket: Ticket, done: Callable[[MakeReply], Later]
+        self,
+        request: index_pb2.FetchRequest,
+        context: Context,
+        ticket: Ticket,
+        done: Callable[[index_pb2.FetchResponse | Failed], Later],
     ) -> None:
-        if not self._fetch_places.acquire(blocking=False):
-            raise Overloaded("too many fetches wait: try again later")
-
-        def work() -> None:
+        def fetch() -> None:
+            outcome: index_pb2.FetchResponse | Failed = CANCELLED
             try:
                 context.deadline.check("the fetch began")
-                response = index_pb2.FetchResponse() if ticket.cancelled else self._fetch(request)
-                finish(done(lambda: index_pb2.Reply(fetch=response)))
+                if not ticket.cancelled:
+                    outcome = self._fetch(request)
             except Exception as error:
-                finish(done(failing(error)))
-            finally:
-                self._fetch_places.release()
+                outcome = explain("Fetch", context.request_id, error)
+            finish(done(outcome))
 
-        self._fetches.submit(work)
+        def refuse(error: Overloaded) -> None:
+            finish(done(explain("Fetch", context.request_id, error)))
+
+        self._fetches.submit(ticket.caller, len(request.ids), fetch, refuse)
 
     def _fetch(self, request: index_pb2.FetchRequest) -> index_pb2.FetchResponse:
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
@@ -220,16 +250,28 @@ def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
     )
 
 
-def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response]) -> Response:
+def _outcome(context: grpc.ServicerContext, begin: Callable[[Ticket, Callable[[T], None]], None]) -> T:
+    """What becomes of something that is begun for one call of gRPC's."""
+    outcome: Future[T] = Future()
+    ticket = Ticket(context.peer())
+    context.add_callback(lambda: setattr(ticket, "cancelled", True))
+    begin(ticket, outcome.set_result)
+    return outcome.result()
+
+
+def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response | Failed]) -> Response:
     """Do the work in time, or end the call with the code of what went wrong."""
     remaining_s: float | None = context.time_remaining()
     headers = dict(context.invocation_metadata())
+    response: Response | Failed
     try:
         asked = wire.context_of_headers(headers, NEVER if remaining_s is None else Deadline.after(remaining_s))
         asked.deadline.check(f"{method} began")
         response = work(asked)
     except Exception as error:
-        abort(method, context, *explain(method, str(headers.get("x-request-id", "")), error))
+        response = explain(method, str(headers.get("x-request-id", "")), error)
+    if isinstance(response, Failed):
+        abort(method, context, *response)
     requests(method, "OK").inc()
     return response
 

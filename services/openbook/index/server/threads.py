@@ -1,0 +1,199 @@
+"""The threads that calls run in. Who is silent holds none of them for long, and who asks for much gets his share."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar
+
+import grpc
+
+from openbook.errors import Overloaded, StartupError
+from openbook.index.server.turns import Turns
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads(ThreadPoolExecutor):
+    """All of which are there from the start: what needs one never has to wait until it can be made."""
+
+    def __init__(self, n_threads: int, name: str) -> None:
+        super().__init__(n_threads, thread_name_prefix=name)
+        self.n_threads = n_threads
+
+    def start(self) -> None:
+        """Start them. Raises StartupError where there may not be so many."""
+        everyone = threading.Barrier(self.n_threads + 1)
+        try:
+            for _ in range(self.n_threads):
+                super().submit(everyone.wait)
+        except RuntimeError as error:
+            everyone.abort()
+            raise StartupError(f"cannot start {self.n_threads} threads: {error}") from None
+        everyone.wait()
+
+
+class CallThreads(Threads):
+    """Of gRPC's calls. Where none is free for one that came, who waits longest for his client is cancelled.
+
+    Args:
+        n_threads: in all.
+        n_spared: of those who wait, the latest, whose clients may be about to speak.
+    """
+
+    def __init__(self, n_threads: int, n_spared: int) -> None:
+        super().__init__(n_threads, "index")
+        self._n_spared = n_spared
+        self._lock = threading.Lock()
+        self._n_calls = 0  # begun and not ended, or waiting for a thread
+        self._n_leaving = 0  # of them, cancelled
+        self._waiting: dict[grpc.ServicerContext, float] = {}  # since when, the longest first
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        with self._lock:
+            self._n_calls += 1
+            self._make_room()
+        future = super().submit(work, *args, **kwargs)
+        future.add_done_callback(self._ended)
+        return future
+
+    @contextmanager
+    def waiting(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """While a call waits for its client, who may be silent for ever."""
+        with self._lock:
+            self._waiting[context] = monotonic()
+            self._make_room()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting.pop(context, None) is None:
+                    self._n_leaving -= 1
+
+    def cancel_waiting(self, since: float) -> None:
+        """Those who have waited since then or longer."""
+        with self._lock:
+            for context in [context for context, began in self._waiting.items() if began <= since]:
+                self._cancel(context)
+
+    def _make_room(self) -> None:
+        while len(self._waiting) > self._n_spared and self._n_calls - self._n_leaving > self.n_threads:
+            self._cancel(next(iter(self._waiting)))
+
+    def _cancel(self, context: grpc.ServicerContext) -> None:
+        del self._waiting[context]
+        self._n_leaving += 1
+        context.cancel()  # which wakes its thread
+
+    def _ended(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._n_calls -= 1
+
+
+class Patience(grpc.ServerInterceptor):
+    """Has calls wait for their messages where they can be cancelled, and read them in their own threads.
+
+    Calls that are answered with a stream are not served: each would take a thread. That is `Health.Watch`, whose
+    clients are to go on without it.
+
+    Args:
+        threads: which calls run in.
+        apart: methods that wait as they like.
+    """
+
+    def __init__(self, threads: CallThreads, *apart: str) -> None:
+        self._threads = threads
+        self._apart = apart
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if handler is None or handler_call_details.method in self._apart:
+            return handler
+        if handler.unary_unary:
+
+            def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+                request = self._next(messages, context, handler.request_deserializer)
+                if request is None:
+                    context.abort(grpc.StatusCode.UNIMPLEMENTED, "a call must send one message, got none")
+                return handler.unary_unary(request, context)
+
+            return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+        if handler.stream_stream:
+
+            def many(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+                requests = iter(lambda: self._next(messages, context, handler.request_deserializer), None)
+                for response in handler.stream_stream(requests, context):
+                    with self._threads.waiting(context):  # until the client has room for it
+                        yield response
+
+            return grpc.stream_stream_rpc_method_handler(many, None, handler.response_serializer)
+        return None
+
+    def _next(self, messages: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[bytes], T]) -> T | None:
+        """The client's next message; none when there are no more."""
+        gone = False
+        with self._threads.waiting(context):
+            try:
+                message = next(messages, None)
+            except grpc.RpcError as error:
+                error.__traceback__ = None  # gRPC keeps it, and it would keep all that stands here
+                gone = True
+        if gone:
+            context.abort(grpc.StatusCode.CANCELLED, "no message came")
+        try:
+            return None if message is None else read(message)
+        except Exception:  # whatever is no message
+            context.abort(grpc.StatusCode.INTERNAL, "a message cannot be read")
+            raise
+
+
+@dataclass(eq=False, slots=True)
+class _Fetch:
+    run: Callable[[], None]
+    refuse: Callable[[Overloaded], None]
+
+
+class Fetches:
+    """Fetches in a few threads, by turns.
+
+    Args:
+        n_threads: in all.
+        max_ids: of all fetches that wait.
+    """
+
+    def __init__(self, n_threads: int, max_ids: int) -> None:
+        self._max_ids = max_ids
+        self._turns: Turns[_Fetch] = Turns(max_ids)
+        self._lock = threading.Lock()
+        self._threads = Threads(n_threads, "fetch")
+
+    def start(self) -> None:
+        """Raises StartupError."""
+        self._threads.start()
+
+    def submit(
+        self, caller: Hashable, n_ids: int, run: Callable[[], None], refuse: Callable[[Overloaded], None]
+    ) -> None:
+        """Have it `run` when it is its turn, or refuse it, or those of another caller who has far more waiting."""
+        fetch = _Fetch(run, refuse)
+        with self._lock:
+            refused = self._turns.put(caller, fetch, max(1, n_ids))
+            n_waiting = self._turns.size
+        for each in refused:
+            each.refuse(Overloaded(f"at most {self._max_ids} ids may wait to be fetched, {n_waiting} do"))
+        self._threads.submit(self._run_next)
+
+    def stop(self) -> None:
+        """Run those that wait, and end the threads."""
+        self._threads.shutdown()
+
+    def _run_next(self) -> None:
+        with self._lock:
+            fetch = next(self._turns.in_order(self._max_ids), None)
+            if fetch is None:
+                return  # it was refused
+            self._turns.give(fetch)
+        fetch.run()

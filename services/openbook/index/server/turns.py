@@ -1,0 +1,111 @@
+"""Whose turn it is among those who wait, so that whoever asks for much takes no time from whoever asks for little."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Account(Generic[Item]):
+    """Of one caller."""
+
+    given: float  # the sizes of what it was given
+    size: int = 0  # of all that waits
+    waiting: dict[Item, int] = field(default_factory=dict)  # sizes, the oldest first
+
+
+class Turns(Generic[Item]):
+    """What waits, handed out by fair queueing (Demers, Keshav and Shenker, 1989). Pure: no lock, no clock.
+
+    Next is what would leave its caller with the least in its account; what one caller asked for keeps its order. Who
+    comes back begins where an equal share of all has got to: so it neither saves up turns nor waits until all others
+    have had one.
+
+    Args:
+        max_size: of all that waits.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._accounts: dict[Hashable, _Account[Item]] = {}  # of those who wait, or have had more than their share
+        self._account_of: dict[Item, _Account[Item]] = {}
+        self._begun: set[Item] = set()  # given in part
+        self._share = 0.0
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._account_of)
+
+    @property
+    def n_callers(self) -> int:
+        """Who wait."""
+        return sum(bool(account.waiting) for account in self._accounts.values())
+
+    def put(self, caller: Hashable, item: Item, size: int) -> list[Item]:
+        """Let it wait, and return what must no longer, for want of place: the newest of who has most waiting. That may
+        be this very item. Where nothing waits there is place for any size.
+        """
+        account = self._accounts.setdefault(caller, _Account(self._share))
+        account.given = max(account.given, self._share)
+        account.waiting[item] = size
+        account.size += size
+        self._account_of[item] = account
+        self.size += size
+        refused = self._excess(item) if self.size > self._max_size and len(self) > 1 else []
+        for each in refused:
+            self.remove(each)
+        return refused
+
+    def in_order(self, at_once: int) -> Iterator[Item]:
+        """All that waits by whose turn it is, if of nothing more than `at_once` is given at a time."""
+        accounts = (_in_order(account, at_once) for account in self._accounts.values())
+        return map(itemgetter(1), merge(*accounts, key=itemgetter(0)))
+
+    def give(self, item: Item, size: int | None = None) -> None:
+        """All of it, or so much, waits no longer, for it is its turn."""
+        account = self._account_of[item]
+        size = account.waiting[item] if size is None else size
+        account.given += size
+        self._share += size / len(self._accounts)
+        account.waiting[item] -= size
+        account.size -= size
+        self.size -= size
+        self._begun.add(item)
+        if not account.waiting[item]:
+            self.remove(item)
+
+    def remove(self, item: Item) -> None:
+        """It waits no longer."""
+        account = self._account_of.pop(item)
+        size = account.waiting.pop(item)
+        account.size -= size
+        self.size -= size
+        self._begun.discard(item)
+        for caller in [c for c, each in self._accounts.items() if not each.waiting and each.given <= self._share]:
+            del self._accounts[caller]
+
+    def _excess(self, newcomer: Item) -> list[Item]:
+        accounts = [account for account in self._accounts.values() if account.waiting]
+        sizes = [account.size for account in accounts]
+        gone = set(self._begun)
+        refused = []
+        while sum(sizes) > self._max_size:
+            most = max(range(len(accounts)), key=sizes.__getitem__)
+            item = next((each for each in reversed(accounts[most].waiting) if each not in gone), newcomer)
+            if item is newcomer:
+                return [newcomer]
+            gone.add(item)
+            refused.append(item)
+            sizes[most] -= accounts[most].waiting[item]
+        return refused
+
+
+def _in_order(account: _Account[Item], at_once: int) -> Iterator[tuple[float, Item]]:
+    given = account.given
+    for item, size in account.waiting.items():
+        given += min(size, at_once)
+        yield given, item
