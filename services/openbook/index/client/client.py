@@ -134,15 +134,27 @@ class IndexClient:
         await self._closing()
 
     async def _ask(self, call: index_pb2.Call, timeout_s: float, queries: Float32 | None = None) -> index_pb2.Reply:
+        due = monotonic() + timeout_s
+        call.timeout_s = timeout_s
+        stream = self._usable()
+        try:
+            reply = await stream.ask(call, queries)
+        except ShardUnavailable:
+            # The server may have ended the stream to make room, just before the call came. To ask twice does no harm.
+            if not stream.broken or stream.was_closed or monotonic() >= due:
+                raise
+            call.timeout_s = due - monotonic()
+            reply = await self._usable().ask(call, queries)
+        if reply.HasField("failure"):
+            raise from_grpc_code(reply.failure.code, f"{self.address}: {reply.failure.message}")
+        return reply
+
+    def _usable(self) -> Stream:
         if self._stream is None or self._stream.broken:
             self._stream = GrpcStream(self.address, self._stub.Exchange())
         if isinstance(self._stream, GrpcStream) and self._hurrying is None and monotonic() >= self._hurry_at:
             self._hurrying = asyncio.create_task(self._hurry())
-        call.timeout_s = timeout_s
-        reply = await self._stream.ask(call, queries)
-        if reply.HasField("failure"):
-            raise from_grpc_code(reply.failure.code, f"{self.address}: {reply.failure.message}")
-        return reply
+        return self._stream
 
     async def _hurry(self) -> None:
         """Go on without gRPC, if the server offers it. What is under way is answered where it was asked."""

@@ -12,7 +12,7 @@ from grpc import aio
 
 from openbook import wire
 from openbook.core.types import Float32
-from openbook.errors import ShardUnavailable
+from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.connection import HEADER, connect_here, frame, tune
 from openbook.v1 import index_pb2
 
@@ -22,12 +22,19 @@ class Stream(ABC):
 
     def __init__(self, address: str) -> None:
         self.broken = False
+        self.was_closed = False
+        """By us, and not by the server or on the way."""
         self._address = address
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[index_pb2.Reply]] = {}
 
     async def ask(self, call: index_pb2.Call, queries: Float32 | None = None) -> index_pb2.Reply:
-        """The reply to a call, whose queries' numbers come beside it. Raises ShardUnavailable when the stream ends."""
+        """The reply to a call, whose queries' numbers come beside it.
+
+        Raises:
+            ShardUnavailable: the stream ends.
+            Overloaded: it has no place at the server.
+        """
         number = call.number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._send(call, queries)
@@ -46,9 +53,14 @@ class Stream(ABC):
             await asyncio.wait(self._waiting.values())
             await asyncio.sleep(0)  # those who waited take their leave
 
-    @abstractmethod
     async def close(self) -> None:
         """End it; whoever waits hears ShardUnavailable."""
+        self.was_closed |= not self.broken
+        self._break("the connection was closed")
+        await self._end()
+
+    @abstractmethod
+    async def _end(self) -> None: ...
 
     @abstractmethod
     def _send(self, call: index_pb2.Call, queries: Float32 | None) -> None: ...
@@ -58,12 +70,12 @@ class Stream(ABC):
         if future is not None and not future.done():
             future.set_result(reply)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, code: str = ShardUnavailable.grpc_code) -> None:
         """Everyone who waits hears why, if it is not broken yet."""
         self.broken = True
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ShardUnavailable(f"{self._address}: {why}"))
+                future.set_exception(_error(code, f"{self._address}: {why}"))
 
 
 class GrpcStream(Stream):
@@ -76,8 +88,7 @@ class GrpcStream(Stream):
         self._more = asyncio.Event()
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
-    async def close(self) -> None:
-        self._break("the connection was closed")
+    async def _end(self) -> None:
         self._exchange.cancel()
         for task in self._tasks:
             task.cancel()
@@ -105,14 +116,15 @@ class GrpcStream(Stream):
             pass  # the reader knows why
 
     async def _read(self) -> None:
-        why = "the server ended the stream"
+        why, code = "the server ended the stream", ShardUnavailable.grpc_code
         try:
             async for reply in self._exchange:
                 self._replied(reply)
         except aio.AioRpcError as error:
-            why = f"{error.code().name}: {error.details()}"
+            code = error.code().name
+            why = f"{code}: {error.details()}"
         finally:
-            self._break(why)
+            self._break(why, code)
             self._more.set()
 
 
@@ -152,8 +164,7 @@ class FrameStream(Stream, asyncio.Protocol):
         del stream._waiting[0]
         return stream
 
-    async def close(self) -> None:
-        self._break("the connection was closed")
+    async def _end(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -189,10 +200,15 @@ class FrameStream(Stream, asyncio.Protocol):
                 break
             reply = index_pb2.Reply.FromString(bytes(received[start:end]))
             if reply.number == 0 and reply.HasField("failure"):
-                self._break(f"{reply.failure.code}: {reply.failure.message}")
+                self._break(f"{reply.failure.code}: {reply.failure.message}", reply.failure.code)
             self._replied(reply)
             at = end
         del received[:at]
 
     def connection_lost(self, exc: Exception | None) -> None:  # the name is asyncio's
         self._break(f"the connection broke: {exc}" if exc else "the server ended the stream")
+
+
+def _error(code: str, message: str) -> OpenbookError:
+    """Of those who wait on a stream that ended."""
+    return (Overloaded if code == Overloaded.grpc_code else ShardUnavailable)(message)
