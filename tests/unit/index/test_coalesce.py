@@ -9,15 +9,28 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.server.coalesce import Later, Outcome, PendingSearch, SearchQueue, search_together
+from openbook.index.server.coalesce import (
+    PART_ROWS,
+    SHARED_S,
+    Later,
+    Outcome,
+    PendingSearch,
+    SearchQueue,
+    Ticket,
+    search_together,
+)
+from openbook.index.server.failed import Failed
 
 HERE, THERE = object(), object()
 
 
-def search(n: int = 1, k: int = 5, shard: Any = HERE, due: float = 100.0, wide: bool = False) -> PendingSearch:
+def search(
+    n: int = 1, k: int = 5, shard: Any = HERE, due: float = 100.0, wide: bool = False, caller: str = ""
+) -> PendingSearch:
     parameters = SearchParameters(nprobe=9) if wide else AS_BUILT
     context = Context(Deadline(due))
-    return PendingSearch(shard, np.zeros((n, 2), np.float32), k, parameters, context, lambda outcome: None)
+    queries = np.zeros((n, 2), np.float32)
+    return PendingSearch(shard, queries, k, parameters, context, lambda outcome: None, Ticket(caller))
 
 
 def queue(*searches: PendingSearch, max_rows: int = 100, max_batch: int = 64) -> SearchQueue:
@@ -60,7 +73,7 @@ def test_the_queue_is_bounded_in_rows() -> None:
     with pytest.raises(Overloaded, match="at most 100 query rows may wait, 100 do"):
         waiting.put(search(1))
     waiting.take(0)
-    waiting.put(search(1))
+    assert waiting.put(search(1)) == []
     assert len(queue(search(101))) == 1  # an empty queue takes whatever one request may hold
 
 
@@ -78,6 +91,70 @@ def test_nobody_is_lost_or_answered_twice(asked: list[tuple[int, int, bool, int]
         assert all((each.context.deadline.due <= 1.0) == (each in dropped) for each in (*batch, *dropped))
         seen += [*batch, *dropped]
     assert sorted(map(id, seen)) == sorted(map(id, searches))
+
+
+def test_who_pipelines_much_is_searched_for_in_parts_and_others_come_between() -> None:
+    floods = [search(256, caller="flood") for _ in range(8)]
+    waiting = queue(*floods, max_rows=4096, max_batch=1024)
+    small = search(caller="small")
+    waiting.put(small)
+    assert waiting.take(0) == ([small], [])
+    assert waiting.take(0) == ([floods[0]], [])
+    assert floods[0].end == PART_ROWS
+    floods[0].begin = PART_ROWS  # as if it had been searched for
+    another = search(3, caller="another")
+    waiting.put(another)
+    assert waiting.take(1) == ([another], [])
+    assert waiting.take(1) == ([floods[0]], [])
+    assert floods[0].end == 2 * PART_ROWS
+    assert waiting.n_rows == 8 * 256 - 2 * PART_ROWS
+
+
+def test_small_searches_of_several_callers_go_together() -> None:
+    searches = [search(caller=str(i)) for i in range(2 * PART_ROWS)]
+    waiting = queue(*searches)
+    assert waiting.take(0) == (searches[:PART_ROWS], [])
+    assert waiting.take(0) == (searches[PART_ROWS:], [])
+
+
+def test_who_is_alone_is_not_cut_unless_another_came_a_moment_ago() -> None:
+    waiting = queue(search(200, caller="a"), max_batch=1024)
+    assert waiting.take(0)[0][0].end == 200
+    waiting.put(search(caller="b"))
+    waiting.take(0)
+    waiting.put(search(200, caller="a"))
+    assert waiting.take(SHARED_S)[0][0].end == PART_ROWS
+    waiting = queue(search(200, caller="a"), max_batch=1024)
+    waiting.take(0)
+    waiting.put(search(200, caller="a"))
+    assert waiting.take(0)[0][0].end == 200
+
+
+def test_a_full_queue_refuses_who_has_most_in_it() -> None:
+    floods = [search(32, caller="flood") for _ in range(3)]
+    waiting = queue(*floods, max_rows=100)
+    assert waiting.put(search(5, caller="small")) == [floods[2]]
+    with pytest.raises(Overloaded, match="at most 100 query rows may wait, 69 do"):
+        waiting.put(search(32, caller="flood"))
+
+
+def test_what_failed_in_part_or_was_cancelled_is_told_once_and_searched_no_more() -> None:
+    told: list[Outcome] = []
+
+    class Broken:
+        def search_checked(self, *_: object) -> Hits:
+            raise ZeroDivisionError
+
+    broken = search(3 * PART_ROWS, shard=Broken(), caller="a")
+    broken.done = told.append
+    waiting = queue(broken, search(caller="b"))
+    for _ in range(2):
+        batch, _ = waiting.take(0)
+        if broken in batch:
+            search_together(batch)
+    assert [outcome.code for outcome in told if isinstance(outcome, Failed)] == ["INTERNAL"]
+    assert waiting.take(0) == ([], [])
+    assert not waiting
 
 
 class Counting:
@@ -115,3 +192,20 @@ def test_each_hears_of_its_own_and_what_is_left_is_done_once_all_have_heard() ->
         ]
     )
     assert told == [("a", [1, 2]), ("b", [3]), ("c", [4]), ("d", [5, 6]), "here", "there"]
+
+
+@pytest.mark.parametrize("n_rows", [1, PART_ROWS, 5 * PART_ROWS + 3])
+def test_parts_are_put_together_as_if_they_had_been_searched_at_once(n_rows: int) -> None:
+    told: list[Outcome] = []
+    queries = np.arange(2 * n_rows, dtype=np.float32).reshape(-1, 2)
+    search = PendingSearch(Counting(), queries, 1, AS_BUILT, Context(), told.append, Ticket("a"))  # type: ignore[arg-type]
+    waiting = queue(search)
+    waiting.put(PendingSearch(THERE, queries[:1], 1, AS_BUILT, Context(), told.append, Ticket("b")))  # type: ignore[arg-type]
+    while waiting:
+        batch, _ = waiting.take(0)
+        if search in batch:
+            search_together(batch)
+    (hits,) = told
+    assert isinstance(hits, Hits)
+    np.testing.assert_array_equal(hits.scores, queries[:, :1])
+    np.testing.assert_array_equal(hits.ids, queries[:, :1])

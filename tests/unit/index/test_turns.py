@@ -1,0 +1,132 @@
+from collections import Counter, defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.index.server.turns import Turns
+
+AT_ONCE = 16
+
+
+def give_next(turns: Turns[str]) -> str:
+    item = next(turns.in_order(AT_ONCE))
+    turns.give(item)
+    return item
+
+
+def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
+    turns: Turns[str] = Turns(1000)
+    for i in range(9):
+        turns.put("much", f"much {i}", 1)
+    for i in range(3):
+        turns.put("little", f"little {i}", 1)
+    given = [give_next(turns) for _ in range(6)]
+    assert sorted(given) == ["little 0", "little 1", "little 2", "much 0", "much 1", "much 2"]
+
+
+def test_a_turn_is_measured_by_the_size_of_what_is_given() -> None:
+    turns: Turns[str] = Turns(1000)
+    for i in range(9):
+        turns.put("large", f"large {i}", 8)
+        turns.put("small", f"small {i}", 2)
+    given = [give_next(turns).split()[0] for _ in range(10)]
+    assert Counter(given) == {"small": 8, "large": 2}
+
+
+def test_who_comes_late_neither_waits_for_all_others_nor_has_saved_up_turns() -> None:
+    turns: Turns[str] = Turns(10_000)
+    for caller in range(10):
+        for i in range(20):
+            turns.put(caller, f"{caller} {i}", 16)
+    for _ in range(34):
+        give_next(turns)
+    for i in range(20):
+        turns.put("late", f"late {i}", 16)
+    given = [give_next(turns) for _ in range(22)]
+    assert 1 <= sum(item.startswith("late") for item in given) <= 3
+    turns.put("small", "small", 1)
+    assert give_next(turns) == "small"
+
+
+def test_something_large_is_given_in_parts_and_others_come_between() -> None:
+    turns: Turns[str] = Turns(1000)
+    turns.put("much", "much", 100)
+    assert next(turns.in_order(AT_ONCE)) == "much"
+    turns.give("much", AT_ONCE)
+    turns.put("little", "little", 1)
+    assert list(turns.in_order(AT_ONCE)) == ["little", "much"]
+    assert turns.size == 100 - AT_ONCE + 1
+
+
+def test_where_there_is_no_place_the_newest_of_who_has_most_must_go() -> None:
+    turns: Turns[str] = Turns(10)
+    assert turns.put("much", "a", 4) == []
+    assert turns.put("much", "b", 4) == []
+    assert turns.put("some", "c", 2) == []
+    assert turns.put("little", "d", 1) == ["b"]
+    assert turns.put("much", "e", 8) == ["e"]
+    assert turns.put("other", "f", 100) == ["f"]
+    assert sorted(turns.in_order(AT_ONCE)) == ["a", "c", "d"]
+    turns.give("a", 1)
+    assert turns.put("little", "g", 5) == ["g"]  # it would have most, for what was begun stays
+    assert turns.size == 6
+
+
+def test_where_nothing_waits_there_is_place_for_anything() -> None:
+    turns: Turns[str] = Turns(10)
+    assert turns.put("anyone", "a", 100) == []
+    assert give_next(turns) == "a"
+    assert not turns
+
+
+ACTIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=60)  # caller and size; size 0: give
+
+
+@given(ACTIONS)
+def test_nothing_is_lost_or_given_twice_and_each_caller_keeps_his_order(actions: list[tuple[int, int]]) -> None:
+    turns: Turns[int] = Turns(60)
+    put: defaultdict[int, list[int]] = defaultdict(list)
+    out: defaultdict[int, list[int]] = defaultdict(list)
+    refused: set[int] = set()
+    sizes: dict[int, int] = {}
+    caller_of: dict[int, int] = {}
+
+    def give() -> None:
+        for item in turns.in_order(AT_ONCE):
+            part = min(AT_ONCE, sizes[item])
+            sizes[item] -= part
+            turns.give(item, part)
+            if not sizes[item]:
+                out[caller_of[item]].append(item)
+            return
+
+    for item, (caller, size) in enumerate(actions):
+        if not size:
+            give()
+            continue
+        put[caller].append(item)
+        sizes[item], caller_of[item] = size, caller
+        gone = turns.put(caller, item, size)
+        refused.update(gone)
+        assert turns.size <= 60 or len(turns) == 1
+        assert turns.size == sum(size for item, size in sizes.items() if item not in refused)
+    while turns:
+        give()
+    for caller, items in put.items():
+        assert out[caller] == [item for item in items if item not in refused]
+    assert turns.size == 0
+    assert not turns._accounts or all(account.given > turns._share for account in turns._accounts.values())
+
+
+@given(st.lists(st.integers(1, AT_ONCE), min_size=2, max_size=6), st.integers(1, 60))
+def test_shares_of_those_who_always_wait_differ_by_no_more_than_a_turn_each(sizes: list[int], n: int) -> None:
+    turns: Turns[tuple[int, int]] = Turns(1 << 30)
+    given_to = Counter(dict.fromkeys(range(len(sizes)), 0))
+    for caller, size in enumerate(sizes):
+        for i in range(1000):
+            turns.put(caller, (caller, i), size)
+    for _ in range(n):
+        caller, i = next(turns.in_order(AT_ONCE))
+        turns.give((caller, i))
+        given_to[caller] += sizes[caller]
+    assert max(given_to.values()) - min(given_to.values()) <= 2 * AT_ONCE
