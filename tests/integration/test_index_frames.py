@@ -1,17 +1,18 @@
 """Connections without gRPC: the same calls, the same replies, and nothing that a stranger sends does harm."""
 
 import asyncio
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import trustme
 import uvloop
+from frame_connection import TIMEOUT_S, Connection, connected, search
 from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
@@ -22,12 +23,10 @@ from openbook.core.types import Float32, Hits, RetrievalSettings
 from openbook.errors import PortInUse, ShardUnavailable
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.stream import FrameStream, GrpcStream
-from openbook.index.connection import HEADER, frame
+from openbook.index.connection import HEADER
 from openbook.index.server.server import IndexServer
 from openbook.index.shard import engine
 from openbook.v1 import index_pb2
-
-TIMEOUT_S = 60.0
 
 
 async def found_by(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, str]:
@@ -45,35 +44,6 @@ def server(snapshot: Path) -> Iterator[IndexServer]:
         yield server
 
 
-class Connection:
-    """What a client in another language would write."""
-
-    over = "TCP"
-
-    def __init__(self, server: IndexServer, key: bytes | None = None) -> None:
-        frames = server._service.frames
-        assert frames is not None
-        if self.over == "TCP":
-            self.socket = socket.create_connection(("127.0.0.1", frames.port), timeout=TIMEOUT_S)
-        else:
-            self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.settimeout(TIMEOUT_S)
-            self.socket.connect(f"\0{frames.name}")
-        self.socket.sendall(frames.key if key is None else key)
-        self._file = self.socket.makefile("rb")
-
-    def send(self, call: index_pb2.Call, payload: bytes = b"") -> None:
-        self.socket.sendall(b"".join(frame(call.SerializeToString(), payload)))
-
-    def reply(self) -> index_pb2.Reply | None:
-        header = self._file.read(HEADER.size)
-        if not header:
-            return None
-        n_message, n_payload = HEADER.unpack(header)
-        assert n_payload == 0
-        return index_pb2.Reply.FromString(self._file.read(n_message))
-
-
 @pytest.fixture(autouse=True, params=["TCP", "Unix"])
 def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How connections are made, those of clients too."""
@@ -81,21 +51,6 @@ def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "TCP":  # as if the server were on another machine
         monkeypatch.setattr("openbook.index.client.stream.connect_here", lambda name: None)
     return str(request.param)
-
-
-@contextmanager
-def connected(server: IndexServer, key: bytes | None = None) -> Iterator[Connection]:
-    connection = Connection(server, key)
-    try:
-        yield connection
-    finally:
-        connection.socket.close()
-        connection._file.close()
-
-
-def search(number: int, rows: int = 1, **queries: object) -> index_pb2.Call:
-    matrix = SimpleNamespace(rows=rows, columns=D, **queries)
-    return index_pb2.Call(number=number, search=index_pb2.SearchRequest(queries=vars(matrix), k=3))
 
 
 def test_numbers_beside_the_message_and_in_it_are_the_same_question(server: IndexServer) -> None:
@@ -198,7 +153,8 @@ def check_slow_reader(server: IndexServer) -> None:
     assert sorted(answered.number for answered in replies if answered) == list(range(1, n_sent + 1))
 
 
-def test_one_connection_too_many_is_told_so(snapshot: Path) -> None:
+def test_one_connection_too_many_is_told_so(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.index.server.service.IDLE_S", math.inf)
     settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
     with IndexServer(settings) as server, connected(server) as first:
         assert first.reply() == index_pb2.Reply()

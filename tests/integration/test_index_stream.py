@@ -1,5 +1,6 @@
 """The hot path: many calls on one long-lived stream, each with its own fate."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -193,7 +194,8 @@ def admitted(server: IndexServer) -> Stream:
             return stream
 
 
-def test_too_many_streams_are_refused(snapshot: Path) -> None:
+def test_too_many_streams_are_refused(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.index.server.service.IDLE_S", math.inf)
     settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
     with IndexServer(settings) as server, Stream(server) as stream:
         stream.search(1, QUERIES[:1])
