@@ -73,9 +73,13 @@ class PendingSearch:
         return self.done(outcome)
 
 
-PART_ROWS = 16
-"""Searched at once where callers share a server: everyone waits for the FAISS call that is under way, and fewer rows
-would cost more each."""
+FLAT_PART_ROWS = 16
+PART_ROWS = 4
+"""Searched at once where callers share a server, for everyone waits for the FAISS call that is under way: so few that
+one more costs about what it costs by itself. A Flat index reads all its vectors for one row, and hardly longer for 16.
+"""
+PART_HITS = 2000
+"""Of these rows together, as exact scores cost too."""
 SHARED_S = 10.0
 """How long a server counts as shared after it was another caller's turn: he may come again at any moment."""
 
@@ -83,9 +87,12 @@ SHARED_S = 10.0
 class SearchQueue:
     """What waits, by turns. Pure: no lock, no clock, no search."""
 
-    def __init__(self, max_rows: int, max_batch: int) -> None:
+    def __init__(
+        self, max_rows: int, max_batch: int, part_rows: Callable[[PendingSearch], int] = lambda _: PART_ROWS
+    ) -> None:
         self._max_rows = max_rows
         self._max_batch = max_batch
+        self._part_rows = part_rows
         self._turns: Turns[PendingSearch] = Turns(max_rows)
         self._latest: Hashable = None  # whose turn it was
         self._shared_until = -math.inf
@@ -118,17 +125,18 @@ class SearchQueue:
         """The next batch, of at most `max_batch` rows or one search, and those dropped as late or no longer wanted.
 
         The batch is the search whose turn it is and all that go with it; what does not keeps its place. While callers
-        share the server it has at most PART_ROWS rows, and a larger search goes in parts, alone.
+        share the server it has at most `part_rows` of that search, and a larger one goes in parts, alone.
         """
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
         n_rows = max_rows = 0
-        for search in self._turns.in_order(PART_ROWS):
+        for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
             if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
                 dropped.append(search)
             elif not batch:
-                max_rows = PART_ROWS if self._is_shared(search.ticket.caller, now) else max(self._max_batch, n_left)
+                is_shared = self._is_shared(search.ticket.caller, now)
+                max_rows = self._part_rows(search) if is_shared else max(self._max_batch, n_left)
                 batch.append(search)
                 n_rows = n_left
             elif search.goes_with(batch[0]) and n_rows + n_left <= max_rows:
@@ -150,6 +158,13 @@ class SearchQueue:
         return now < self._shared_until
 
 
+def part_rows(search: PendingSearch) -> int:
+    """See PART_ROWS and PART_HITS."""
+    shard = search.shard
+    reads_all = shard.is_exact and not shard.manifest.shards[shard.number].has_scan
+    return max(1, min(FLAT_PART_ROWS if reads_all else PART_ROWS, PART_HITS // search.k))
+
+
 SHORT_S = 5e-3
 """A search that takes no longer is done by the thread that read it: handing it over takes a tenth of a millisecond."""
 
@@ -158,7 +173,7 @@ class Coalescer:
     """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one."""
 
     def __init__(self, max_rows: int, max_batch: int, clock: Clock = time.monotonic) -> None:
-        self._queue = SearchQueue(max_rows, max_batch)
+        self._queue = SearchQueue(max_rows, max_batch, part_rows)
         self._lock = threading.Lock()
         self._clock = clock
         self._searching = False

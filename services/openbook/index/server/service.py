@@ -17,7 +17,7 @@ from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSea
 from openbook.index.server.exchange import Answer, Asked, CallStream, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
-from openbook.index.server.threads import Fetches
+from openbook.index.server.threads import PART_IDS, Fetches
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -183,12 +183,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         ticket: Ticket,
         done: Callable[[index_pb2.FetchResponse | Failed], Later],
     ) -> None:
-        def fetch() -> None:
+        def parts() -> Iterator[None]:
             outcome: index_pb2.FetchResponse | Failed = CANCELLED
             try:
-                context.deadline.check("the fetch began")
-                if not ticket.cancelled:
-                    outcome = self._fetch(request)
+                for outcome in self._fetch(request):
+                    context.deadline.check("the fetch was done")
+                    if ticket.cancelled:
+                        outcome = CANCELLED
+                        break
+                    yield
             except Exception as error:
                 outcome = explain("Fetch", context.request_id, error)
             finish(done(outcome))
@@ -196,19 +199,21 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def refuse(error: Overloaded) -> None:
             finish(done(explain("Fetch", context.request_id, error)))
 
-        self._fetches.submit(ticket.caller, len(request.ids), fetch, refuse)
+        self._fetches.submit(ticket.caller, len(request.ids), parts(), refuse)
 
-    def _fetch(self, request: index_pb2.FetchRequest) -> index_pb2.FetchResponse:
+    def _fetch(self, request: index_pb2.FetchRequest) -> Iterator[index_pb2.FetchResponse]:
+        """The response as it grows."""
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
         try:
             if len(request.ids) > shard.max_rows:
                 raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {len(request.ids)}")
-            passages = shard.fetch(request.ids)
-            return index_pb2.FetchResponse(
-                passages=map(wire.passage_to_wire, passages),
-                vectors=wire.matrix_to_wire(shard.fetch_vectors(request.ids)) if request.with_vectors else None,
-                snapshot_id=snapshot_id,
-            )
+            response = index_pb2.FetchResponse(snapshot_id=snapshot_id)
+            yield response
+            for start in range(0, len(request.ids), PART_IDS):
+                response.passages.extend(map(wire.passage_to_wire, shard.fetch(request.ids[start : start + PART_IDS])))
+                yield response
+            if request.with_vectors:
+                response.vectors.CopyFrom(wire.matrix_to_wire(shard.fetch_vectors(request.ids)))
         finally:
             self._held.release(snapshot_id)
 

@@ -1,0 +1,327 @@
+"""What a good caller of an index server sees while others attack it, and what is left of them afterwards.
+
+    python benchmarks/bench_attacks.py [--factory IVF256,SQ8] [--passages 50000] [--seconds 4] [--rounds 3]
+
+One server, one good caller through IndexClient, and the attackers in a process of their own, at the lowest priority of
+the operating system: they stand for other machines. Quiet and attacked in turn, within one run. Prints a table for each
+attack, then threads, descriptors and memory of the server before and after all of them, and one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import grpc
+import numpy as np
+
+from openbook.config import IndexServerSettings
+from openbook.core.context import Context
+from openbook.core.types import Float32, Passage, RetrievalSettings
+from openbook.errors import OpenbookError
+from openbook.index.building.build import build_snapshot
+from openbook.index.client.client import IndexClient
+from openbook.index.connection import frame
+from openbook.v1 import index_pb2, index_pb2_grpc
+
+K = 10
+D = 768
+TIMEOUT_S = 10.0
+WARM_S = 1.0
+TEXT = " ".join(["words"] * 100)
+SERVICE = "/openbook.v1.IndexService"
+METHODS = (f"{SERVICE}/Info", f"{SERVICE}/Search", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+
+
+# The attacks: each goes on until it is told to stop
+
+
+def idle_calls(address: str, frames: index_pb2.Frames) -> None:
+    """300 calls whose message never comes, begun anew as they are cancelled."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait()
+        yield b""
+
+    channels = [grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),)) for _ in range(4)]
+    calls: list[Any] = []
+    while True:
+        calls = [call for call in calls if not call.done()]
+        n_new = min(300 - len(calls), 20)
+        calls += [channels[i % 4].stream_stream(METHODS[i % 3])(nothing()) for i in range(n_new)]
+        time.sleep(0.01)
+
+
+def leave_refused(address: str, frames: index_pb2.Frames) -> None:
+    """Pipeline until refused, and leave, again and again."""
+    call = index_pb2.Call(search={"queries": {"rows": 256, "columns": D}, "k": 1000})
+    data = np.ones((256, D), np.float32).tobytes()
+    while True:
+        connection = connect(frames)
+        with suppress(OSError):
+            connection.settimeout(0.5)
+            for call.number in range(1, 100):
+                connection.sendall(b"".join(frame(call.SerializeToString(), data)))
+        connection.close()
+
+
+def idle_connections(address: str, frames: index_pb2.Frames) -> None:
+    """64 connections with the key and as many newcomers without, begun anew ten times a second."""
+    known: list[socket.socket] = []
+    strangers: list[socket.socket] = []
+    while True:
+        known, strangers = known[-58:], strangers[-58:]  # what is dropped is closed
+        for _ in range(6):
+            known.append(connect(frames))
+            strangers.append(socket.create_connection(("127.0.0.1", frames.port)))
+        time.sleep(0.1)
+
+
+def pipelined_searches(address: str, frames: index_pb2.Frames) -> None:
+    """256 rows each, as many as the server reads."""
+    queries = np.random.default_rng(1).standard_normal((256, D)).astype(np.float32)
+    pipeline(frames, index_pb2.Call(search={"queries": {"rows": 256, "columns": D}, "k": K}), queries.tobytes())
+
+
+def small_searches(address: str, frames: index_pb2.Frames) -> None:
+    """Of one row each, as many as the server reads."""
+    query = np.random.default_rng(1).standard_normal((1, D)).astype(np.float32)
+    pipeline(frames, index_pb2.Call(search={"queries": {"rows": 1, "columns": D}, "k": K}), query.tobytes())
+
+
+def fetches(address: str, frames: index_pb2.Frames) -> None:
+    """Of 1024 passages with vectors, as many as the server reads."""
+    pipeline(frames, index_pb2.Call(fetch=index_pb2.FetchRequest(ids=range(1024), with_vectors=True)), b"")
+
+
+def unread_fetches(address: str, frames: index_pb2.Frames) -> None:
+    """The same, and the replies are never read, on connections that begin anew."""
+    call = index_pb2.Call(fetch=index_pb2.FetchRequest(ids=range(1024), with_vectors=True))
+    while True:
+        connection = connect(frames)
+        connection.settimeout(0.5)
+        with suppress(OSError):
+            for call.number in range(1, 2000):
+                connection.sendall(b"".join(frame(call.SerializeToString())))
+        connection.close()
+
+
+ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
+    "idle calls": idle_calls,
+    "refused, then gone": leave_refused,
+    "idle connections": idle_connections,
+    "searches of 256": pipelined_searches,
+    "searches of 1": small_searches,
+    "fetches": fetches,
+    "fetches, unread": unread_fetches,
+}
+
+
+def connect(frames: index_pb2.Frames) -> socket.socket:
+    """A connection that has shown the key; a Unix socket, as clients on the same machine have."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"\0{frames.name}")
+    connection.sendall(frames.key)
+    return connection
+
+
+def pipeline(frames: index_pb2.Frames, call: index_pb2.Call, data: bytes) -> None:
+    """Send a call again and again, and read whatever comes."""
+    connection = connect(frames)
+
+    def read() -> None:
+        buffer = bytearray(1 << 20)
+        while connection.recv_into(buffer):
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        for call.number in range(1, 1 << 30):
+            connection.sendall(b"".join(frame(call.SerializeToString(), data)))
+
+
+def attack(name: str, address: str) -> None:
+    """Attack until killed."""
+    os.nice(19)
+    with grpc.insecure_channel(address) as channel:
+        frames = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=TIMEOUT_S).frames
+    print("attacking", flush=True)
+    while True:
+        with suppress(OSError):  # the server ended a connection: begin anew
+            ATTACKS[name](address, frames)
+
+
+# The good caller, and the measuring
+
+
+def serve(snapshot: Path) -> None:
+    """The server, in this process."""
+    from openbook.index.server import server
+
+    server.run(IndexServerSettings(snapshot=snapshot))
+
+
+@contextmanager
+def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """This script in a process of its own."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.send_signal(signal.SIGKILL)
+
+
+def state_of(pid: int) -> dict[str, float]:
+    """Threads, descriptors and MB of memory of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    n_descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return {
+        "threads": int(status["Threads"]),
+        "descriptors": n_descriptors,
+        "memory MB": int(status["VmRSS"].split()[0]) / 1024,
+    }
+
+
+class GoodCaller:
+    """Asks one question after the other: a search, and now and then a fetch of what was found."""
+
+    def __init__(self, address: str, queries: Float32) -> None:
+        self._client = IndexClient(address)
+        self._queries = queries
+        self._n = 0
+
+    async def ask(self, seconds: float) -> tuple[list[float], list[float], int]:
+        """How long each search and each fetch took, in seconds, and how many failed."""
+        searches: list[float] = []
+        fetches: list[float] = []
+        n_failed = 0
+        until = monotonic() + seconds
+        while monotonic() < until:
+            self._n += 1
+            at = self._n % len(self._queries)
+            try:
+                begun = monotonic()
+                settings = RetrievalSettings(k=K)
+                hits, _ = await self._client.search(self._queries[at : at + 1], settings, "", Context(), TIMEOUT_S)
+                searches.append(monotonic() - begun)
+                begun = monotonic()
+                await self._client.fetch(hits.ids[0, :5].tolist(), "", False, Context(), TIMEOUT_S)
+                fetches.append(monotonic() - begun)
+            except OpenbookError as error:
+                print("failed:", error, file=sys.stderr)
+                n_failed += 1
+            await asyncio.sleep(0.002)
+        return searches, fetches, n_failed
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._client.close()
+
+
+def summary(latencies: Sequence[float]) -> dict[str, float]:
+    """In milliseconds."""
+    p50, p99 = np.percentile(latencies, [50, 99]) * 1000 if latencies else (np.nan, np.nan)
+    return {"n": len(latencies), "p50": float(p50), "p99": float(p99)}
+
+
+async def compare(
+    address: str, pid: int, queries: Float32, names: Sequence[str], n_rounds: int, seconds: float
+) -> dict[str, Any]:
+    caller = GoodCaller(address, queries)
+    await caller.ask(2 * WARM_S)
+    before = state_of(pid)
+    results: dict[str, Any] = {}
+    print(f"\n{'attack':22}{'':10}{'n':>7}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}{'p99 ratio':>11}")
+    for name in names:
+        found: dict[str, tuple[list[float], list[float], list[int]]] = {
+            key: ([], [], []) for key in ("quiet", "attacked")
+        }
+        for _ in range(n_rounds):
+            for key, (searches, fetched, failed) in found.items():
+                if key == "attacked":
+                    with process("--attack", name, "--address", address) as attacker:
+                        assert attacker.stdout is not None
+                        await asyncio.to_thread(attacker.stdout.readline)
+                        await caller.ask(WARM_S)
+                        more = await caller.ask(seconds)
+                else:
+                    await caller.ask(WARM_S)
+                    more = await caller.ask(seconds)
+                searches += more[0]
+                fetched += more[1]
+                failed.append(more[2])
+        results[name] = {}
+        for i, kind in enumerate(("search", "fetch")):
+            rows: dict[str, dict[str, float]] = {}
+            for key, each in found.items():
+                rows[key] = summary(each[i]) | {"failed": sum(each[2])}
+                ratio = rows[key]["p99"] / rows["quiet"]["p99"]
+                rows[key]["p99 ratio"] = ratio
+                row = rows[key]
+                print(
+                    f"{name if key == 'quiet' and not i else '':22}{kind if key == 'quiet' else '  attacked':10}"
+                    f"{row['n']:7}{row['p50']:9.2f}{row['p99']:9.2f}{row['failed']:8}{ratio:11.2f}",
+                    flush=True,
+                )
+            results[name][kind] = rows
+    await asyncio.sleep(12)  # what idles has had its time
+    await caller.ask(WARM_S)
+    after = state_of(pid)
+    print("\n" + "\n".join(f"{key:12}{before[key]:9.0f} before{after[key]:9.0f} after" for key in before))
+    await caller.close()
+    return {"attacks": results, "before": before, "after": after}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--factory", default="IVF256,SQ8")
+    parser.add_argument("--passages", type=int, default=50_000)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(ATTACKS))
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve)
+    elif args.attack:
+        attack(args.attack, args.address)
+    else:
+        random = np.random.default_rng(0)
+        centres = random.standard_normal((200, D))
+        vectors = centres[random.integers(0, 200, args.passages)] + 0.5 * random.standard_normal((args.passages, D))
+        queries = (centres[random.integers(0, 200, 500)] + 0.5 * random.standard_normal((500, D))).astype(np.float32)
+        passages = [Passage(i, f"doc-{i}", "title", TEXT) for i in range(args.passages)]
+        with tempfile.TemporaryDirectory() as folder:
+            snapshot = Path(folder) / "snapshot"
+            build_snapshot(passages, vectors.astype(np.float32), snapshot, 1, args.factory, "bench", "bench")
+            with process("--serve", snapshot) as server:
+                assert server.stdout is not None
+                address = server.stdout.readline().strip()
+                found = asyncio.run(compare(address, server.pid, queries, args.only, args.rounds, args.seconds))
+        about = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        options = {"factory": args.factory, "passages": args.passages, "seconds": args.seconds, "rounds": args.rounds}
+        print(json.dumps({"bench": "attacks", **found, **options, **about}))
+
+
+if __name__ == "__main__":
+    main()
