@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
-from openbook.index.connection import HEADER, KEY_BYTES, frame, tune
+from openbook.index.connection import HEADER, KEY_BYTES, tune
 from openbook.index.server.exchange import Asked, CallStream, Sender
 from openbook.index.server.failed import Failed
 from openbook.v1 import index_pb2
@@ -262,7 +262,7 @@ class _Writer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._turn = threading.Lock()
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
         self._full = False
         """Whether the client takes no more, so that whoever may wait sends the rest."""
 
@@ -290,7 +290,7 @@ class _Writer:
         """
         while self._unsent and not self._full and self._turn.acquire(blocking=False):
             try:
-                rest = b"".join(self._taken())
+                rest = memoryview(b"".join(self._taken()))
                 with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
                     rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
                 if rest:
@@ -301,13 +301,14 @@ class _Writer:
                 self._turn.release()
         return True
 
-    def _taken(self) -> list[bytes]:
+    def _taken(self) -> list[bytes | memoryview]:
         """What was put, which is then no longer here. Only for who has the turn."""
         return [self._unsent.popleft() for _ in range(len(self._unsent))]
 
 
 def _bytes_of(reply: index_pb2.Reply) -> bytes:
-    return b"".join(frame(reply.SerializeToString()))
+    message = reply.SerializeToString()
+    return HEADER.pack(len(message), 0) + message
 
 
 def _invalid(why: str) -> Failed:

@@ -31,7 +31,7 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 log = logging.getLogger(__name__)
 
 N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
-N_FETCHERS = 4
+N_FETCHERS = 2  # nearly all that fetching does holds Python's lock
 MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 1.0
