@@ -117,17 +117,20 @@ def test_small_searches_of_several_callers_go_together() -> None:
     assert waiting.take(0) == (searches[PART_ROWS:], [])
 
 
-def test_who_is_alone_is_not_cut_unless_another_came_a_moment_ago() -> None:
-    waiting = queue(search(200, caller="a"), max_batch=1024)
-    assert waiting.take(0)[0][0].end == 200
-    waiting.put(search(caller="b"))
-    waiting.take(0)
-    waiting.put(search(200, caller="a"))
-    assert waiting.take(SHARED_S)[0][0].end == PART_ROWS
-    waiting = queue(search(200, caller="a"), max_batch=1024)
-    waiting.take(0)
-    waiting.put(search(200, caller="a"))
-    assert waiting.take(0)[0][0].end == 200
+def test_who_is_alone_is_not_cut_unless_another_comes_between() -> None:
+    waiting = queue(max_batch=1024)
+
+    def cut(caller: str, now: float) -> int | None:
+        waiting.put(search(200, caller=caller))
+        (taken,), _ = waiting.take(now)
+        while waiting:
+            waiting.take(now)
+        return taken.end
+
+    assert cut("a", 0) == cut("a", 0) == 200
+    assert cut("b", 0) == cut("b", 0) == 200  # as a client that goes on with another stream
+    assert cut("a", 0) == cut("a", SHARED_S - 1) == PART_ROWS
+    assert cut("a", SHARED_S) == 200
 
 
 def test_a_full_queue_refuses_who_has_most_in_it() -> None:

@@ -80,8 +80,8 @@ one more costs about what it costs by itself. A Flat index reads all its vectors
 """
 PART_HITS = 2000
 """Of these rows together, as exact scores cost too."""
-SHARED_S = 10.0
-"""How long a server counts as shared after it was another caller's turn: he may come again at any moment."""
+SHARED_S = 3.0
+"""How long a server counts as shared after two callers asked in turn: either may come again at any moment."""
 
 
 class SearchQueue:
@@ -95,6 +95,7 @@ class SearchQueue:
         self._part_rows = part_rows
         self._turns: Turns[PendingSearch] = Turns(max_rows)
         self._latest: Hashable = None  # whose turn it was
+        self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
 
     def __len__(self) -> int:
@@ -152,9 +153,12 @@ class SearchQueue:
         return batch, [search for search in dropped if not search.is_over]
 
     def _is_shared(self, caller: Hashable, now: float) -> bool:
-        if self._turns.n_callers > 1 or self._latest not in (None, caller):
+        if caller != self._latest:
+            if caller == self._former:
+                self._shared_until = now + SHARED_S
+            self._former, self._latest = self._latest, caller
+        if self._turns.n_callers > 1:
             self._shared_until = now + SHARED_S
-        self._latest = caller
         return now < self._shared_until
 
 

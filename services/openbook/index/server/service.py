@@ -187,14 +187,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         done: Callable[[Failed | None], Later],
     ) -> None:
         def parts() -> Iterator[None]:
-            failed = None
+            failed = CANCELLED if ticket.cancelled else None
             try:
-                for _ in self._fetch(request, response):
+                context.deadline.check("the fetch began")
+                for _ in () if failed else self._fetch(request, response):
+                    yield
                     context.deadline.check("the fetch was done")
                     if ticket.cancelled:
                         failed = CANCELLED
                         break
-                    yield
             except Exception as error:
                 failed = explain("Fetch", context.request_id, error)
             finish(done(failed))
@@ -211,10 +212,10 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             if len(request.ids) > shard.max_rows:
                 raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {len(request.ids)}")
             response.snapshot_id = snapshot_id
-            yield
             for start in range(0, len(request.ids), PART_IDS):
+                if start:
+                    yield
                 response.passages.extend(map(wire.passage_to_wire, shard.fetch(request.ids[start : start + PART_IDS])))
-                yield
             if request.with_vectors:
                 vectors = shard.fetch_vectors(request.ids)
                 response.vectors.rows, response.vectors.columns = vectors.shape

@@ -36,21 +36,22 @@ class Turns(Generic[Item]):
         self._begun: set[Item] = set()  # given in part
         self._share = 0.0
         self.size = 0
+        self.n_callers = 0
+        """Who wait."""
 
     def __len__(self) -> int:
         return len(self._account_of)
-
-    @property
-    def n_callers(self) -> int:
-        """Who wait."""
-        return sum(bool(account.waiting) for account in self._accounts.values())
 
     def put(self, caller: Hashable, item: Item, size: int) -> list[Item]:
         """Let it wait, and return what must no longer, for want of place: the newest of who has most waiting. That may
         be this very item. Where nothing waits there is place for any size.
         """
-        account = self._accounts.setdefault(caller, _Account(self._share))
-        account.given = max(account.given, self._share)
+        account = self._accounts.get(caller)
+        if account is None:
+            account = self._accounts[caller] = _Account(self._share)
+        elif account.given < self._share:
+            account.given = self._share
+        self.n_callers += not account.waiting
         account.waiting[item] = size
         account.size += size
         self._account_of[item] = account
@@ -62,6 +63,8 @@ class Turns(Generic[Item]):
 
     def in_order(self, at_once: int) -> Iterator[Item]:
         """All that waits by whose turn it is, if of nothing more than `at_once` is given at a time."""
+        if len(self._account_of) == 1:
+            return iter(list(self._account_of))
         accounts = (_in_order(account, at_once) for account in self._accounts.values())
         return map(itemgetter(1), merge(*accounts, key=itemgetter(0)))
 
@@ -85,7 +88,10 @@ class Turns(Generic[Item]):
         account.size -= size
         self.size -= size
         self._begun.discard(item)
-        for caller in [c for c, each in self._accounts.items() if not each.waiting and each.given <= self._share]:
+        if account.waiting:
+            return
+        self.n_callers -= 1
+        for caller in [c for c, each in self._accounts.items() if each.given <= self._share and not each.waiting]:
             del self._accounts[caller]
 
     def _excess(self, newcomer: Item) -> list[Item]:
