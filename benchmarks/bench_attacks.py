@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -42,6 +42,7 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 
 K = 10
 D = 768
+KINDS = ("search", "fetch", "info")
 TIMEOUT_S = 10.0
 WARM_S = 1.0
 TEXT = " ".join(["words"] * 100)
@@ -49,7 +50,14 @@ SERVICE = "/openbook.v1.IndexService"
 METHODS = (f"{SERVICE}/Info", f"{SERVICE}/Search", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
 
 
-# The attacks: each goes on until it is told to stop
+# The attacks: each goes on until it is killed
+
+
+def none(address: str, frames: index_pb2.Frames) -> None:
+    """No attack, and a process as busy as an attacker."""
+    numbers = np.ones((500, 500), np.float32)
+    while True:
+        numbers = np.tanh(numbers @ numbers)
 
 
 def idle_calls(address: str, frames: index_pb2.Frames) -> None:
@@ -124,6 +132,7 @@ def unread_fetches(address: str, frames: index_pb2.Frames) -> None:
 
 
 ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
+    "none, a busy process": none,
     "idle calls": idle_calls,
     "refused, then gone": leave_refused,
     "idle connections": idle_connections,
@@ -201,35 +210,36 @@ def state_of(pid: int) -> dict[str, float]:
 
 
 class GoodCaller:
-    """Asks one question after the other: a search, and now and then a fetch of what was found."""
+    """Asks one question after the other: a search, and a fetch of what was found; and, without a stream, for Info."""
 
     def __init__(self, address: str, queries: Float32) -> None:
         self._client = IndexClient(address)
         self._queries = queries
         self._n = 0
 
-    async def ask(self, seconds: float) -> tuple[list[float], list[float], int]:
-        """How long each search and each fetch took, in seconds, and how many failed."""
-        searches: list[float] = []
-        fetches: list[float] = []
+    async def ask(self, seconds: float) -> tuple[dict[str, list[float]], int]:
+        """How long each call of a kind took, in seconds, and how many failed."""
+        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
         n_failed = 0
         until = monotonic() + seconds
         while monotonic() < until:
             self._n += 1
             at = self._n % len(self._queries)
+            query, settings = self._queries[at : at + 1], RetrievalSettings(k=K)
             try:
                 begun = monotonic()
-                settings = RetrievalSettings(k=K)
-                hits, _ = await self._client.search(self._queries[at : at + 1], settings, "", Context(), TIMEOUT_S)
-                searches.append(monotonic() - begun)
+                hits, _ = await self._client.search(query, settings, "", Context(), TIMEOUT_S)
+                found["search"].append(monotonic() - begun)
                 begun = monotonic()
                 await self._client.fetch(hits.ids[0, :5].tolist(), "", False, Context(), TIMEOUT_S)
-                fetches.append(monotonic() - begun)
-            except OpenbookError as error:
-                print("failed:", error, file=sys.stderr)
+                found["fetch"].append(monotonic() - begun)
+                begun = monotonic()
+                await self._client.info(TIMEOUT_S)
+                found["info"].append(monotonic() - begun)
+            except OpenbookError:
                 n_failed += 1
             await asyncio.sleep(0.002)
-        return searches, fetches, n_failed
+        return found, n_failed
 
     async def close(self) -> None:
         """Let go of the connection."""
@@ -251,37 +261,32 @@ async def compare(
     results: dict[str, Any] = {}
     print(f"\n{'attack':22}{'':10}{'n':>7}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}{'p99 ratio':>11}")
     for name in names:
-        found: dict[str, tuple[list[float], list[float], list[int]]] = {
-            key: ([], [], []) for key in ("quiet", "attacked")
-        }
+        found: dict[str, dict[str, list[float]]] = {key: {kind: [] for kind in KINDS} for key in ("quiet", "attacked")}
+        failed = dict.fromkeys(found, 0)
         for _ in range(n_rounds):
-            for key, (searches, fetched, failed) in found.items():
-                if key == "attacked":
-                    with process("--attack", name, "--address", address) as attacker:
+            for key, latencies in found.items():
+                with ExitStack() as stack:
+                    if key == "attacked":
+                        attacker = stack.enter_context(process("--attack", name, "--address", address))
                         assert attacker.stdout is not None
                         await asyncio.to_thread(attacker.stdout.readline)
-                        await caller.ask(WARM_S)
-                        more = await caller.ask(seconds)
-                else:
                     await caller.ask(WARM_S)
-                    more = await caller.ask(seconds)
-                searches += more[0]
-                fetched += more[1]
-                failed.append(more[2])
-        results[name] = {}
-        for i, kind in enumerate(("search", "fetch")):
-            rows: dict[str, dict[str, float]] = {}
-            for key, each in found.items():
-                rows[key] = summary(each[i]) | {"failed": sum(each[2])}
-                ratio = rows[key]["p99"] / rows["quiet"]["p99"]
-                rows[key]["p99 ratio"] = ratio
-                row = rows[key]
+                    more, n_failed = await caller.ask(seconds)
+                for kind, each in more.items():
+                    latencies[kind] += each
+                failed[key] += n_failed
+        results[name] = {"failed": failed}
+        for kind in KINDS:
+            quiet, attacked = summary(found["quiet"][kind]), summary(found["attacked"][kind])
+            attacked["p99 ratio"] = quiet["p99 ratio"] = attacked["p99"] / quiet["p99"]
+            results[name][kind] = {"quiet": quiet, "attacked": attacked}
+            for key, row in results[name][kind].items():
+                first = name if (key, kind) == ("quiet", KINDS[0]) else ""
+                second, ratio = (kind, "") if key == "quiet" else ("  attacked", f"{row['p99 ratio']:.2f}")
                 print(
-                    f"{name if key == 'quiet' and not i else '':22}{kind if key == 'quiet' else '  attacked':10}"
-                    f"{row['n']:7}{row['p50']:9.2f}{row['p99']:9.2f}{row['failed']:8}{ratio:11.2f}",
+                    f"{first:22}{second:10}{row['n']:7}{row['p50']:9.2f}{row['p99']:9.2f}{failed[key]:8}{ratio:>11}",
                     flush=True,
                 )
-            results[name][kind] = rows
     await asyncio.sleep(12)  # what idles has had its time
     await caller.ask(WARM_S)
     after = state_of(pid)

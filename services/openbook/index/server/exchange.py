@@ -8,7 +8,7 @@ from enum import Enum, auto
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 import grpc
@@ -27,6 +27,8 @@ MAX_UNSENT = 1024
 """Calls of one stream that were begun and whose replies the client has not taken; no more are read until it has."""
 MAX_UNSENT_BYTES = 16 << 20
 """Of these replies together."""
+REFUSED_S = 2e-3
+"""In which no more is read of a stream after a call of it had no place: to refuse a flood costs what others need."""
 HIT_BYTES = 12
 PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
@@ -178,6 +180,8 @@ class CallStream:
         else:
             return
         finish(answer(failed.reply, 0))
+        if failed.code == Overloaded.grpc_code:
+            sleep(REFUSED_S)
 
     def _flush(self) -> None:
         if self._sender is not None and not self._sender.flush():
