@@ -3,24 +3,22 @@
 import hmac
 import logging
 import secrets
-import select
 import selectors
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.index.connection import HEADER, KEY_BYTES, tune
 from openbook.index.server.exchange import Asked, CallStream, Sender
 from openbook.index.server.failed import Failed
+from openbook.index.server.sockets import Reader, Writer
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 GREETING_S = 5.0
 """Within which a newcomer must have shown the key."""
 MAX_NEWCOMERS = 128
-READ_AHEAD = 1 << 16
 ACCEPT_AGAIN_S = 0.1
 
 
@@ -163,7 +160,7 @@ class FrameServer:
     def _serve(self, connection: socket.socket) -> None:
         """Have its calls answered, or tell why not. Does not wait."""
         connection.setblocking(True)
-        reader, writer, refused = _Reader(connection), _Writer(connection), list[Failed]()
+        reader, writer, refused = Reader(connection), Writer(connection), list[Failed]()
         try:
             tune(connection)
             stream = self._streams.admit(self._calls(reader, refused), reader.has_more, writer)
@@ -182,9 +179,7 @@ class FrameServer:
             log.warning("cannot serve a connection: %s", error)
             self._part(connection, stream)
 
-    def _answer(
-        self, connection: socket.socket, stream: CallStream, writer: "_Writer", refused: Sequence[Failed]
-    ) -> None:
+    def _answer(self, connection: socket.socket, stream: CallStream, writer: Writer, refused: Sequence[Failed]) -> None:
         try:
             writer.send(index_pb2.Reply())
             for reply in stream.replies():
@@ -204,7 +199,7 @@ class FrameServer:
         del self._connections[connection]
         _close(connection)
 
-    def _calls(self, reader: "_Reader", refused: list[Failed]) -> Iterator[Asked]:
+    def _calls(self, reader: Reader, refused: list[Failed]) -> Iterator[Asked]:
         """Until the client ends its side, or sends what is no call: then `refused` has the reason."""
         while header := reader.take(HEADER.size):
             n_message, n_payload = HEADER.unpack(header)
@@ -221,94 +216,6 @@ class FrameServer:
                 refused.append(_invalid(f"{n_message} bytes are no call"))
                 return
             yield call, payload if n_payload else call.search.queries.data
-
-
-class _Reader:
-    """What comes over a connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = memoryview(bytearray(READ_AHEAD))
-        self._start = self._end = 0  # of what was read ahead
-        self._arrived = select.poll()
-        self._arrived.register(connection, select.POLLIN)
-
-    def take(self, n: int) -> bytes | memoryview | None:
-        """Wait for so many bytes; None if the end came before."""
-        if self._start == self._end and 0 < n < READ_AHEAD:
-            self._start, self._end = 0, self._connection.recv_into(self._buffer)
-        end = self._start + n
-        if end <= self._end:
-            found, self._start = bytes(self._buffer[self._start : end]), end
-            return found
-        whole, at = np.empty(n, np.uint8).data, self._end - self._start
-        whole[:at] = self._buffer[self._start : self._end]
-        self._start = self._end
-        while at < n:
-            n_more = self._connection.recv_into(whole[at:])
-            if n_more == 0:
-                return None
-            at += n_more
-        return whole
-
-    def has_more(self) -> bool:
-        """Whether something came that was not asked for yet, if only the end. Does not wait."""
-        return self._start < self._end or bool(self._arrived.poll(0))
-
-
-class _Writer:
-    """Replies over a connection, from several threads."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._turn = threading.Lock()
-        self._unsent: deque[bytes | memoryview] = deque()
-        self._full = False
-        """Whether the client takes no more, so that whoever may wait sends the rest."""
-
-    def send(self, *replies: index_pb2.Reply) -> None:
-        """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
-        parts = [_bytes_of(reply) for reply in replies]
-        while True:
-            with self._turn:
-                self._connection.sendall(b"".join((*self._taken(), *parts)))
-                self._full = False
-            if self.flush():
-                return
-            parts = []
-
-    def put(self, reply: index_pb2.Reply) -> bool:
-        """Have it sent by the next `flush`; not while the client takes no more."""
-        if self._full or self._turn.locked():
-            return False
-        self._unsent.append(_bytes_of(reply))
-        return True
-
-    def flush(self) -> bool:
-        """Send what was put, in one piece, as far as there is place for it; False when somebody must `send` the rest.
-        Whoever is sending does so when he is done.
-        """
-        while self._unsent and not self._full and self._turn.acquire(blocking=False):
-            try:
-                rest = memoryview(b"".join(self._taken()))
-                with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
-                    rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
-                if rest:
-                    self._unsent.appendleft(rest)
-                    self._full = True
-                    return False
-            finally:
-                self._turn.release()
-        return True
-
-    def _taken(self) -> list[bytes | memoryview]:
-        """What was put, which is then no longer here. Only for who has the turn."""
-        return [self._unsent.popleft() for _ in range(len(self._unsent))]
-
-
-def _bytes_of(reply: index_pb2.Reply) -> bytes:
-    message = reply.SerializeToString()
-    return HEADER.pack(len(message), 0) + message
 
 
 def _invalid(why: str) -> Failed:

@@ -1,0 +1,102 @@
+"""The two directions of a connection without gRPC."""
+
+import select
+import socket
+import threading
+from collections import deque
+from contextlib import suppress
+
+import numpy as np
+
+from openbook.index.connection import HEADER
+from openbook.v1 import index_pb2
+
+READ_AHEAD = 1 << 16
+
+
+class Reader:
+    """What comes over a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(READ_AHEAD))
+        self._start = self._end = 0  # of what was read ahead
+        self._arrived = select.poll()
+        self._arrived.register(connection, select.POLLIN)
+
+    def take(self, n: int) -> bytes | memoryview | None:
+        """Wait for so many bytes; None if the end came before."""
+        if self._start == self._end and 0 < n < READ_AHEAD:
+            self._start, self._end = 0, self._connection.recv_into(self._buffer)
+        end = self._start + n
+        if end <= self._end:
+            found, self._start = bytes(self._buffer[self._start : end]), end
+            return found
+        whole, at = np.empty(n, np.uint8).data, self._end - self._start
+        whole[:at] = self._buffer[self._start : self._end]
+        self._start = self._end
+        while at < n:
+            n_more = self._connection.recv_into(whole[at:])
+            if n_more == 0:
+                return None
+            at += n_more
+        return whole
+
+    def has_more(self) -> bool:
+        """Whether something came that was not asked for yet, if only the end. Does not wait."""
+        return self._start < self._end or bool(self._arrived.poll(0))
+
+
+class Writer:
+    """Replies over a connection, from several threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._turn = threading.Lock()
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._full = False
+        """Whether the client takes no more, so that whoever may wait sends the rest."""
+
+    def send(self, *replies: index_pb2.Reply) -> None:
+        """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
+        parts = [_bytes_of(reply) for reply in replies]
+        while True:
+            with self._turn:
+                self._connection.sendall(b"".join((*self._taken(), *parts)))
+                self._full = False
+            if self.flush():
+                return
+            parts = []
+
+    def put(self, reply: index_pb2.Reply) -> bool:
+        """Have it sent by the next `flush`; not while the client takes no more."""
+        if self._full or self._turn.locked():
+            return False
+        self._unsent.append(_bytes_of(reply))
+        return True
+
+    def flush(self) -> bool:
+        """Send what was put, in one piece, as far as there is place for it; False when somebody must `send` the rest.
+        Whoever is sending does so when he is done.
+        """
+        while self._unsent and not self._full and self._turn.acquire(blocking=False):
+            try:
+                rest = memoryview(b"".join(self._taken()))
+                with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
+                    rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+                if rest:
+                    self._unsent.appendleft(rest)
+                    self._full = True
+                    return False
+            finally:
+                self._turn.release()
+        return True
+
+    def _taken(self) -> list[bytes | memoryview]:
+        """What was put, which is then no longer here. Only for who has the turn."""
+        return [self._unsent.popleft() for _ in range(len(self._unsent))]
+
+
+def _bytes_of(reply: index_pb2.Reply) -> bytes:
+    message = reply.SerializeToString()
+    return HEADER.pack(len(message), 0) + message
