@@ -421,6 +421,23 @@ def test_fetches_of_one_who_asks_for_many_keep_nobody_waiting(snapshot: Path, mo
     assert fetched.index(1) <= 8  # as many as are under way, and those that they may overtake
 
 
+def test_who_calls_without_end_leaves_threads_to_others(snapshot: Path) -> None:
+    request = index_pb2.SearchRequest(queries=wire.matrix_to_wire(VECTORS[:1]), k=3)
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=8))
+    with server, channel_to(server, None) as many, channel_to(server, None) as other:
+        with engine._ONE_AT_A_TIME:
+            search = index_pb2_grpc.IndexServiceStub(many).Search.future  # type: ignore[attr-defined]
+            calls = [search(request, timeout=TIMEOUT_S) for _ in range(90)]
+            wait_until(lambda: server._server._state.active_rpc_count >= 8)  # type: ignore[attr-defined]
+            stub = index_pb2_grpc.IndexServiceStub(other)
+            for _ in range(3):
+                assert stub.Info(index_pb2.InfoRequest(), timeout=SOON_S).n_passages == N
+            one = stub.Search.future(request, timeout=TIMEOUT_S)  # type: ignore[attr-defined]
+        assert one.result().rows == 1
+        codes = [call.code() for call in calls]
+    assert {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED} <= set(codes)
+
+
 def test_searches_of_one_who_pipelines_keep_nobody_waiting_and_nobody_else_is_refused(
     snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,3 +473,17 @@ def test_searches_of_one_who_pipelines_keep_nobody_waiting_and_nobody_else_is_re
     assert searched[:3].count(1) == 1
     assert max(searched) <= 64
     assert len([reply for reply in replies if reply is not None and reply.search.rows == 256]) >= 1
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_left_of_calls_that_were_answered_or_cancelled(snapshot: Path) -> None:
+    def contexts() -> int:
+        return sum(type(each).__name__ == "_Context" for each in gc.get_objects())
+
+    with IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2)) as server:
+        before = contexts()
+        with channel_to(server, None) as channel:
+            check_calls(channel)
+        with idle_calls(server, None, 60):
+            pass
+        wait_until(lambda: contexts() == before)

@@ -36,7 +36,7 @@ N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
 N_FETCHERS = 2  # nearly all that fetching does holds Python's lock
 MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
-DRAIN_INTERVAL_S = 1.0
+DRAIN_INTERVAL_S = 0.05
 SWITCH_S = 5e-4  # a tenth of Python's own: whoever is asked for little waits behind those who are asked for much
 PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
@@ -62,9 +62,9 @@ class IndexServer:
         self.held = self._publishing.held
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
         self._fetches = Fetches(N_FETCHERS, MAX_FETCHED_IDS)
-        self._service = IndexService(self.held, self._searches, self._fetches, settings.max_streams)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
         self._workers = CallThreads(n_workers, n_spared=N_WORKERS // 2)
+        self._service = IndexService(self.held, self._searches, self._fetches, self._workers, settings.max_streams)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._health = health.HealthServicer()

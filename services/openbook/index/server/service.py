@@ -17,7 +17,7 @@ from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSea
 from openbook.index.server.exchange import Answer, Asked, CallStream, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
-from openbook.index.server.threads import PART_IDS, Fetches
+from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -32,10 +32,13 @@ IDLE_S = 1.0
 class IndexService(index_pb2_grpc.IndexServiceServicer):
     """Serves the snapshots held of one shard. See index.proto for what the calls do and which codes they fail with."""
 
-    def __init__(self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Fetches, max_streams: int) -> None:
+    def __init__(
+        self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Fetches, threads: CallThreads, max_streams: int
+    ) -> None:
         self._held = held
         self._searches = searches
         self._fetches = fetches
+        self._threads = threads
         self._max_streams = max_streams
         self._streams: set[CallStream] = set()
         self._admitting = threading.Lock()
@@ -49,7 +52,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 self._begin_search(request, request.queries.data, asked, ticket, done)
                 self._searches.go()
 
-            outcome = _outcome(context, begin)
+            outcome = self._outcome(context, begin)
             return self._search_response(outcome) if isinstance(outcome, Hits) else outcome
 
         return respond("Search", context, search)
@@ -61,7 +64,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             def begin(ticket: Ticket, done: Callable[[Failed | None], None]) -> None:
                 self._begin_fetch(request, response, asked, ticket, done)
 
-            return _outcome(context, begin) or response
+            return self._outcome(context, begin) or response
 
         return respond("Fetch", context, fetch)
 
@@ -81,7 +84,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         try:
             stream = self.admit((call, call.search.queries.data) for call in request_iterator)
             try:
-                yield from stream.replies()
+                with self._threads.working(stream):
+                    yield from stream.replies()
             finally:
                 self.leave(stream)
         except Overloaded as error:
@@ -125,6 +129,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._stopping = True
         for stream in list(self._streams):
             stream.end()
+
+    def _outcome(self, context: grpc.ServicerContext, begin: Callable[[Ticket, Callable[[T], None]], None]) -> T:
+        """What becomes of something that is begun for one call of gRPC's. Raises Overloaded."""
+        outcome: Future[T] = Future()
+        ticket = Ticket(context.peer())
+        context.add_callback(lambda: setattr(ticket, "cancelled", True))
+        with self._threads.working(ticket.caller):
+            begin(ticket, outcome.set_result)
+            return outcome.result()
 
     def _begin(self, asked: Asked, context: Context, ticket: Ticket, answer: Answer) -> None:
         """Start one call of a stream."""
@@ -259,15 +272,6 @@ def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
         created_at=manifest.created_at,
         recall=manifest.recall.by_k() if manifest.recall else {},
     )
-
-
-def _outcome(context: grpc.ServicerContext, begin: Callable[[Ticket, Callable[[T], None]], None]) -> T:
-    """What becomes of something that is begun for one call of gRPC's."""
-    outcome: Future[T] = Future()
-    ticket = Ticket(context.peer())
-    context.add_callback(lambda: setattr(ticket, "cancelled", True))
-    begin(ticket, outcome.set_result)
-    return outcome.result()
 
 
 def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response | Failed]) -> Response:

@@ -1,6 +1,7 @@
 """The threads that calls run in. Who is silent holds none of them for long, and who asks for much gets his share."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from openbook.index.server.turns import Turns
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SPARED_S = 0.02
+"""In which a message that was sent with its call arrives, however busy the process is."""
 PART_IDS = 32
 """Fetched at once: some tenths of a millisecond in which no other thread can do much."""
 END = object()
@@ -45,7 +48,7 @@ class CallThreads(Threads):
 
     Args:
         n_threads: in all.
-        n_spared: of those who wait, the latest, whose clients may be about to speak.
+        n_spared: of those who wait, the latest, whose clients may be about to speak; as may all for SPARED_S.
     """
 
     def __init__(self, n_threads: int, n_spared: int) -> None:
@@ -53,8 +56,9 @@ class CallThreads(Threads):
         self._n_spared = n_spared
         self._lock = threading.Lock()
         self._n_calls = 0  # begun and not ended, or waiting for a thread
-        self._n_leaving = 0  # of them, cancelled
-        self._waiting: dict[grpc.ServicerContext, float] = {}  # since when, the longest first
+        self._leaving: set[object] = set()  # those of them that were cancelled
+        self._waiting: dict[object, tuple[float, grpc.ServicerContext]] = {}  # since when, the longest first
+        self._working: Counter[Hashable] = Counter()  # calls of each caller that hold a thread until they are answered
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
@@ -65,31 +69,61 @@ class CallThreads(Threads):
         return future
 
     @contextmanager
-    def waiting(self, context: grpc.ServicerContext) -> Iterator[None]:
+    def waiting(self, call: object, context: grpc.ServicerContext) -> Iterator[None]:
         """While a call waits for its client, who may be silent for ever."""
         with self._lock:
-            self._waiting[context] = monotonic()
+            self._waiting[call] = monotonic(), context
             self._make_room()
         try:
             yield
         finally:
             with self._lock:
-                if self._waiting.pop(context, None) is None:
-                    self._n_leaving -= 1
+                self._waiting.pop(call, None)
+                self._leaving.discard(call)
+
+    def heard(self, call: object) -> None:
+        """Its client spoke, though its thread may not have noticed yet."""
+        with self._lock:
+            self._waiting.pop(call, None)
+
+    @contextmanager
+    def working(self, caller: Hashable) -> Iterator[None]:
+        """While a call of a caller holds a thread. One caller may hold as many as he leaves free.
+
+        Raises:
+            Overloaded: he holds so many.
+        """
+        with self._lock:
+            n_held = self._working[caller]
+            if n_held and n_held >= self.n_threads - self._working.total() - len(self._waiting):
+                raise Overloaded(f"{n_held} calls of this connection are under way, and there is no thread for more")
+            self._working[caller] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working[caller] -= 1
+                if not self._working[caller]:
+                    del self._working[caller]
 
     def cancel_waiting(self, since: float) -> None:
-        """Those who have waited since then or longer."""
+        """Those who have waited since then or longer, and those who are in the way of others."""
         with self._lock:
-            for context in [context for context, began in self._waiting.items() if began <= since]:
-                self._cancel(context)
+            for call in [call for call, (began, _) in self._waiting.items() if began <= since]:
+                self._cancel(call)
+            self._make_room()
 
     def _make_room(self) -> None:
-        while len(self._waiting) > self._n_spared and self._n_calls - self._n_leaving > self.n_threads:
-            self._cancel(next(iter(self._waiting)))
+        spared = monotonic() - SPARED_S
+        while len(self._waiting) > self._n_spared and self._n_calls - len(self._leaving) > self.n_threads:
+            longest, (began, _) = next(iter(self._waiting.items()))
+            if began > spared:
+                break
+            self._cancel(longest)
 
-    def _cancel(self, context: grpc.ServicerContext) -> None:
-        del self._waiting[context]
-        self._n_leaving += 1
+    def _cancel(self, call: object) -> None:
+        _, context = self._waiting.pop(call)
+        self._leaving.add(call)
         context.cancel()  # which wakes its thread
 
     def _ended(self, _: Future[Any]) -> None:
@@ -116,30 +150,39 @@ class Patience(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None or handler_call_details.method in self._apart:
             return handler
+        call = object()  # and not its context, which would hold itself
+
+        def heard(message: bytes) -> bytes:
+            """In gRPC's own thread, long before that of the call if there are many."""
+            self._threads.heard(call)
+            return message
+
         if handler.unary_unary:
 
             def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-                request = self._next(messages, context, handler.request_deserializer)
+                request = self._next(call, messages, context, handler.request_deserializer)
                 if request is None:
                     context.abort(grpc.StatusCode.UNIMPLEMENTED, "a call must send one message, got none")
                 return handler.unary_unary(request, context)
 
-            return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+            return grpc.stream_unary_rpc_method_handler(one, heard, handler.response_serializer)
         if handler.stream_stream:
 
             def many(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-                requests = iter(lambda: self._next(messages, context, handler.request_deserializer), None)
+                requests = iter(lambda: self._next(call, messages, context, handler.request_deserializer), None)
                 for response in handler.stream_stream(requests, context):
-                    with self._threads.waiting(context):  # until the client has room for it
+                    with self._threads.waiting(call, context):  # until the client has room for it
                         yield response
 
-            return grpc.stream_stream_rpc_method_handler(many, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(many, heard, handler.response_serializer)
         return None
 
-    def _next(self, messages: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[bytes], T]) -> T | None:
+    def _next(
+        self, call: object, messages: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[bytes], T]
+    ) -> T | None:
         """The client's next message; none when there are no more."""
         gone = False
-        with self._threads.waiting(context):
+        with self._threads.waiting(call, context):
             try:
                 message = next(messages, None)
             except grpc.RpcError as error:
