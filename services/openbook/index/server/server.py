@@ -41,7 +41,7 @@ SWITCH_S = 5e-4  # a tenth of Python's own: whoever is asked for little waits be
 PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
 # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h. To give back every reply at once would cost time.
-MALLOC_OPTIONS = {-1: 8 << 20, -3: 32 << 20, -8: 4}
+MALLOC_OPTIONS = {-1: 4 << 20, -3: 32 << 20, -8: 4}
 EXCHANGE = f"/{index_pb2.DESCRIPTOR.services_by_name['IndexService'].full_name}/Exchange"  # has its own limit
 SERVICES = tuple(service.full_name for service in index_pb2.DESCRIPTOR.services_by_name.values())
 
