@@ -55,6 +55,10 @@ bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minut
 bench-stopping: $(VENV)/.dev  ## How soon the generator is free when nobody waits any more; a quarter of an hour
 	$(BIN)/python benchmarks/bench_stopping.py
 
+bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
+	$(BIN)/python benchmarks/bench_slow_senders.py
+	$(BIN)/python benchmarks/bench_attacks.py
+
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
 

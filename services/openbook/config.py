@@ -55,8 +55,8 @@ class IndexServerSettings(Section):
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
     max_k: Positive = 1000  # hits in one request
     max_rows: Positive = 1024  # queries in one request
-    max_queued_rows: Positive = 4096  # queries waiting; one more is refused
-    max_streams: Positive = 64  # connections of clients; one more is refused
+    max_queued_rows: Positive = 4096  # queries waiting; beyond it the newest of who has most waiting is refused
+    max_streams: Positive = 64  # connections of clients; one more takes the place of an idle one, or is refused
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     # with none, only servers on loopback can be published to
