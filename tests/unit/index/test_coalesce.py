@@ -110,27 +110,33 @@ def test_who_pipelines_much_is_searched_for_in_parts_and_others_come_between() -
     assert waiting.n_rows == 8 * 256 - 2 * PART_ROWS
 
 
-def test_small_searches_of_several_callers_go_together() -> None:
-    searches = [search(caller=str(i)) for i in range(2 * PART_ROWS)]
-    waiting = queue(*searches)
-    assert waiting.take(0) == (searches[:PART_ROWS], [])
-    assert waiting.take(0) == (searches[PART_ROWS:], [])
+@pytest.mark.parametrize("n_rows", [1, 60])
+def test_searches_of_callers_who_ask_for_like_much_go_together(n_rows: int) -> None:
+    searches = [search(n_rows, caller=str(i)) for i in range(4 * PART_ROWS)]
+    waiting = queue(*searches, max_rows=4096, max_batch=1024)
+    assert waiting.take(0) == (searches, [])
+    assert all(each.end == n_rows for each in searches)
 
 
-def test_who_is_alone_is_not_cut_unless_another_comes_between() -> None:
+def test_who_is_alone_is_not_cut_unless_one_who_asks_for_less_comes_between() -> None:
     waiting = queue(max_batch=1024)
 
-    def cut(caller: str, now: float) -> int | None:
-        waiting.put(search(200, caller=caller))
-        (taken,), _ = waiting.take(now)
+    def cut(caller: str, now: float, n_rows: int = 200) -> int | None:
+        asked = search(n_rows, caller=caller)
+        waiting.put(asked)
+        ends = []
         while waiting:
-            waiting.take(now)
-        return taken.end
+            assert waiting.take(now) == ([asked], [])
+            ends.append(asked.end)
+            asked.begin = asked.end or 0  # as if it had been searched for
+        assert ends[-1] == n_rows
+        return ends[0]
 
     assert cut("a", 0) == cut("a", 0) == 200
-    assert cut("b", 0) == cut("b", 0) == 200  # as a client that goes on with another stream
-    assert cut("a", 0) == cut("a", SHARED_S - 1) == PART_ROWS
+    assert cut("b", 0, 5) == cut("b", 0, 5) == 5  # as a client that goes on with another stream
+    assert cut("a", 0) == cut("a", SHARED_S - 1) == 5
     assert cut("a", SHARED_S) == 200
+    assert cut("b", SHARED_S) == cut("a", SHARED_S) == 200  # who asks for no less is no reason
 
 
 def test_a_full_queue_refuses_who_has_most_in_it() -> None:

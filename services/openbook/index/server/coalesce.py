@@ -97,6 +97,7 @@ class SearchQueue:
         self._latest: Hashable = None  # whose turn it was
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
+        self._asked: dict[Hashable, tuple[float, int]] = {}  # of each caller: when it was his turn, and rows he had
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -126,29 +127,37 @@ class SearchQueue:
         """The next batch, of at most `max_batch` rows or one search, and those dropped as late or no longer wanted.
 
         The batch is the search whose turn it is and all that go with it; what does not keeps its place. While callers
-        share the server it has at most `part_rows` of that search, and a larger one goes in parts, alone.
+        share the server, those who have more waiting than another asks for, and than `part_rows`, get no more of it
+        together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that.
         """
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
-        n_rows = max_rows = 0
+        n_rows = n_heavy = 0
+        light = math.inf  # who has more rows waiting is heavy
         for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
             if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
                 dropped.append(search)
-            elif not batch:
-                is_shared = self._is_shared(search.ticket.caller, now)
-                max_rows = self._part_rows(search) if is_shared else max(self._max_batch, n_left)
-                batch.append(search)
-                n_rows = n_left
-            elif search.goes_with(batch[0]) and n_rows + n_left <= max_rows:
-                batch.append(search)
-                n_rows += n_left
-            if batch and n_rows >= max_rows:
+                continue
+            if not batch and self._is_shared(search.ticket.caller, now):
+                light = max(self._part_rows(search), self._least_asked(now))
+            is_heavy = self._turns.waiting(search.ticket.caller) > light
+            if not batch:
+                n_left = int(min(n_left, light))
+            elif is_heavy and n_heavy + n_left > light:
+                break  # who has little waiting comes before
+            elif not search.goes_with(batch[0]) or n_rows + n_left > self._max_batch:
+                continue
+            batch.append(search)
+            search.end = search.begin + n_left
+            n_rows += n_left
+            n_heavy += n_left if is_heavy else 0
+            if n_rows >= self._max_batch:
                 break
         for search in dropped:
             self._turns.remove(search)
         for search in batch:
-            search.end = min(len(search.queries), search.begin + max_rows)
+            assert search.end is not None
             self._turns.give(search, search.end - search.begin)
         return batch, [search for search in dropped if not search.is_over]
 
@@ -159,7 +168,16 @@ class SearchQueue:
             self._former, self._latest = self._latest, caller
         if self._turns.n_callers > 1:
             self._shared_until = now + SHARED_S
-        return now < self._shared_until
+        is_shared = now < self._shared_until
+        if not is_shared:
+            self._asked.clear()
+        self._asked[caller] = now, self._turns.waiting(caller)
+        return is_shared
+
+    def _least_asked(self, now: float) -> int:
+        """Rows that the least demanding of the latest callers had waiting when it was their turn."""
+        self._asked = {caller: asked for caller, asked in self._asked.items() if asked[0] > now - SHARED_S}
+        return min(n_rows for _, n_rows in self._asked.values())
 
 
 def part_rows(search: PendingSearch) -> int:

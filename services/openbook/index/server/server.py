@@ -33,11 +33,11 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 log = logging.getLogger(__name__)
 
 N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
-N_FETCHERS = 2  # nearly all that fetching does holds Python's lock
+N_FETCHERS = 1  # nearly all that fetching does holds Python's lock
 MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 0.05
-SWITCH_S = 5e-4  # a tenth of Python's own: whoever is asked for little waits behind those who are asked for much
+SWITCH_S = 1e-4  # a fiftieth of Python's own: whoever is asked for little waits behind those who are asked for much
 PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
 # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h. To give back every reply at once would cost time.

@@ -42,6 +42,11 @@ class Turns(Generic[Item]):
     def __len__(self) -> int:
         return len(self._account_of)
 
+    def waiting(self, caller: Hashable) -> int:
+        """The size of all that waits of one caller."""
+        account = self._accounts.get(caller)
+        return account.size if account else 0
+
     def put(self, caller: Hashable, item: Item, size: int) -> list[Item]:
         """Let it wait, and return what must no longer, for want of place: the newest of who has most waiting. That may
         be this very item. Where nothing waits there is place for any size.
