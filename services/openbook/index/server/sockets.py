@@ -47,6 +47,9 @@ class Reader:
         return self._start < self._end or bool(self._arrived.poll(0))
 
 
+PIECE_BYTES = 1 << 18
+
+
 class Writer:
     """Replies over a connection, from several threads."""
 
@@ -59,14 +62,14 @@ class Writer:
 
     def send(self, *replies: index_pb2.Reply) -> None:
         """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
-        parts = [_bytes_of(reply) for reply in replies]
+        self._unsent.extend(map(_bytes_of, replies))
         while True:
             with self._turn:
-                self._connection.sendall(b"".join((*self._taken(), *parts)))
+                while piece := self._piece():
+                    self._connection.sendall(piece)
                 self._full = False
             if self.flush():
                 return
-            parts = []
 
     def put(self, reply: index_pb2.Reply) -> bool:
         """Have it sent by the next `flush`; not while the client takes no more."""
@@ -76,12 +79,12 @@ class Writer:
         return True
 
     def flush(self) -> bool:
-        """Send what was put, in one piece, as far as there is place for it; False when somebody must `send` the rest.
+        """Send what was put, as far as there is place for it; False when somebody must `send` the rest.
         Whoever is sending does so when he is done.
         """
         while self._unsent and not self._full and self._turn.acquire(blocking=False):
             try:
-                rest = memoryview(b"".join(self._taken()))
+                rest = memoryview(self._piece())
                 with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
                     rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
                 if rest:
@@ -92,9 +95,16 @@ class Writer:
                 self._turn.release()
         return True
 
-    def _taken(self) -> list[bytes | memoryview]:
-        """What was put, which is then no longer here. Only for who has the turn."""
-        return [self._unsent.popleft() for _ in range(len(self._unsent))]
+    def _piece(self) -> bytes | memoryview:
+        """What to send next, which is then no longer here: small replies as one, so that they cost one call of the
+        system, large ones alone, for nobody else can do anything while they are copied. Only for who has the turn.
+        """
+        piece = [self._unsent.popleft()] if self._unsent else []
+        size = sum(map(len, piece))
+        while self._unsent and size + len(self._unsent[0]) <= PIECE_BYTES:
+            piece.append(self._unsent.popleft())
+            size += len(piece[-1])
+        return piece[0] if len(piece) == 1 else b"".join(piece)
 
 
 def _bytes_of(reply: index_pb2.Reply) -> bytes:
