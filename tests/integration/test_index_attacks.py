@@ -17,13 +17,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import trustme
+from certificates import tls_files
 from frame_connection import TIMEOUT_S, Connection, connected, search
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
-from openbook.config import ClientTls, IndexServerSettings, ServerTls
+from openbook.config import IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.types import Passage, RetrievalSettings
 from openbook.index.client.client import IndexClient, channel_credentials
@@ -57,16 +57,8 @@ def settings(request: pytest.FixtureRequest, snapshot: Path, tmp_path: Path) -> 
     """And the credentials of clients."""
     if request.param == "plain":
         return IndexServerSettings(snapshot=snapshot, max_streams=2), None
-    ca = trustme.CA()
-    certificate = ca.issue_cert("127.0.0.1")
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
-    return (
-        IndexServerSettings(snapshot=snapshot, max_streams=2, tls=tls),
-        channel_credentials(ClientTls(ca=tmp_path / "ca.pem")),
-    )
+    server, client = tls_files(tmp_path)
+    return IndexServerSettings(snapshot=snapshot, max_streams=2, tls=server), channel_credentials(client)
 
 
 def channel_to(server: IndexServer, credentials: Any) -> grpc.Channel:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trustme
 import uvloop
+from certificates import tls_files
 from frame_connection import TIMEOUT_S, Connection, connected, search
 from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
-from openbook.config import ClientTls, IndexServerSettings, ServerTls
+from openbook.config import ClientTls, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, RetrievalSettings
@@ -206,13 +206,8 @@ def test_a_port_that_is_taken_is_named(snapshot: Path) -> None:
 def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
     snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ca = trustme.CA()
-    certificate = ca.issue_cert("127.0.0.1")
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
-    encrypted = IndexServerSettings(snapshot=snapshot, tls=tls), ClientTls(ca=tmp_path / "ca.pem")
+    tls, client_tls = tls_files(tmp_path)
+    encrypted = IndexServerSettings(snapshot=snapshot, tls=tls), client_tls
     without = IndexServerSettings(snapshot=snapshot, frame_port=None), None
     unreachable = IndexServerSettings(snapshot=snapshot), None
 

@@ -12,6 +12,8 @@ from openbook.index.connection import HEADER
 from openbook.v1 import index_pb2
 
 READ_AHEAD = 1 << 16
+PIECE_BYTES = 1 << 18
+"""That replies are sent in, unless one alone is larger."""
 
 
 class Reader:
@@ -45,9 +47,6 @@ class Reader:
     def has_more(self) -> bool:
         """Whether something came that was not asked for yet, if only the end. Does not wait."""
         return self._start < self._end or bool(self._arrived.poll(0))
-
-
-PIECE_BYTES = 1 << 18
 
 
 class Writer:
