@@ -11,7 +11,7 @@ help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 demo: $(VENV)/.demo  ## Set everything up, build the index, serve it, ask, stop
-	$(BIN)/openbook demo
+	env -u OMP_NUM_THREADS $(BIN)/openbook demo
 
 # Two at a time, a file in one process, for files share what is slow to make. In the order of the folders: e2e begins,
 # whose files are the longest, and the short ones fill the gaps.

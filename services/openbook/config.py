@@ -113,7 +113,7 @@ class ModelSettings(Section):
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"  # auto: bfloat16 where it is the faster one
-    n_threads: Positive = 1  # of torch
+    n_threads: Annotated[int, Field(ge=0)] = 0  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
     n_replicas: Positive = 1  # `split` only
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
     num_gpus: Annotated[float, Field(ge=0)] = 0.0  # reserved by each replica

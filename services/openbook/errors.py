@@ -4,7 +4,7 @@
     ├── InvalidRequest          INVALID_ARGUMENT     400   the caller's fault: names the thing, the value and the limit
     │   └── BodyTooLarge                             413   over HTTP: more bytes than any request needs
     ├── UnknownPassage          NOT_FOUND            404   an id that the snapshot does not hold
-    ├── Overloaded              RESOURCE_EXHAUSTED   429   no place in the queue; nothing was done
+    ├── Overloaded              RESOURCE_EXHAUSTED   429   no place, or the answer would be late; nothing was done
     ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
     │   └── BodyTooSlow                              408   over HTTP: the request itself took too long to arrive
     ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
@@ -20,6 +20,7 @@
 gRPC codes stand here by name, so that this module needs nothing but the standard library.
 """
 
+import math
 from typing import ClassVar
 
 
@@ -51,10 +52,22 @@ class UnknownPassage(OpenbookError):
 
 
 class Overloaded(OpenbookError):
-    """No place in a bounded queue. Nothing was done; try again later."""
+    """No place in a bounded queue, or none from which it would be ready in time. Nothing was done; try again later."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def retry_after_whole_s(self) -> int:
+        """As a header says it: at least 1."""
+        return max(1, math.ceil(self.retry_after_s))
+
+    def __reduce__(self) -> tuple[type["Overloaded"], tuple[str, float]]:
+        return type(self), (str(self), self.retry_after_s)
 
 
 class DeadlineExceeded(OpenbookError):

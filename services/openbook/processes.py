@@ -1,6 +1,7 @@
 """Processes that we start and that end with us, and where they listen."""
 
 import ipaddress
+import math
 import os
 import secrets
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 STOP_TIMEOUT_S = 10.0
@@ -59,6 +61,19 @@ def free_ports(n: int) -> int:
             for port in range(first, first + n):
                 stack.enter_context(socket.socket()).bind(("", port))
             return first
+
+
+def threads(asked: int = 0) -> int:
+    """As many as asked for; for 0 what OMP_NUM_THREADS says, else the cores that this process may use: those it is
+    bound to, within what its control group (a container) is granted.
+    """
+    if asked or os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, asked or int(os.environ["OMP_NUM_THREADS"]))
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # not Linux, or "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        n_cores = min(n_cores, math.ceil(int(quota) / int(period)))
+    return max(1, n_cores)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,5 +1,6 @@
 """The nouns of the system. Arrays state their shape with the letters n queries, k hits, d dimensions, t tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -170,7 +171,7 @@ class GenerationSettings:
         """How many answers are read side by side: the labels, one sample, or the beams."""
         return len(self.labels) or (1 if self.temperature else self.n_beams)
 
-    def work(self, k: int, at_most: int) -> int:
+    def work(self, k: int, at_most: float = math.inf) -> int:
         """What answering from k passages is predicted to take: k * (CONTEXT_TOKENS + width * max_new_tokens) positions.
 
         So many keys and values does each layer of the decoder hold at once, in the longest search there may be. Time

@@ -20,7 +20,7 @@ from openbook.errors import OpenbookError, StartupError
 from openbook.index.disk.store import PassageReader
 from openbook.models.checkpoint import device_of
 from openbook.models.encoder import TextEncoder
-from openbook.processes import end, start
+from openbook.processes import end, start, threads
 
 VECTORS = "vectors.npy"
 
@@ -49,7 +49,7 @@ def encode(
     Raises:
         StartupError: a process ended before its work was done; it said why on standard error.
     """
-    n_workers = min(settings.n_threads, len(steps)) if _on_cpu(settings) else 1
+    n_workers = min(threads(settings.n_threads), len(steps)) if _on_cpu(settings) else 1
     if n_workers > 1:
         _by_workers(folder, steps, settings, n_workers, on_written)
         return

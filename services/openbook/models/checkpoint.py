@@ -22,6 +22,7 @@ from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, encoder_folder, reader_folder
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
 from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
+from openbook.processes import threads
 
 SPELLED = "É-a 42,000"
 """A tokenizer that gives this back tells how words are spelled."""
@@ -158,7 +159,7 @@ def place(model: Any, settings: ModelSettings) -> Any:
     Raises:
         InvalidModel: there is no such device.
     """
-    torch.set_num_threads(settings.n_threads)
+    torch.set_num_threads(threads(settings.n_threads))
     device = device_of(settings.device)
     try:
         return model.eval().requires_grad_(False).to(device=device, dtype=_dtype(settings.dtype, device))

@@ -14,6 +14,7 @@ from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, S
 from openbook.core.space import Space
 from openbook.errors import InvalidConfig
 from openbook.index.client.opening import open_index
+from openbook.processes import threads
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
 from openbook.serving.endpoint.ingress import AnswerIngress
@@ -76,8 +77,10 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
             _model("encoder", EncoderDeployment, encoder).bind(encoder, make_encoder),
             _model("generator", GeneratorDeployment, generator).bind(generator, make_generator),
         )
-    n_threads, num_gpus = max(encoder.n_threads, generator.n_threads), encoder.num_gpus + generator.num_gpus
-    return _ingress(settings, n_threads, num_gpus).bind(settings, make_encoder, make_generator)
+    n_threads = max(threads(encoder.n_threads), threads(generator.n_threads))
+    return _ingress(settings, n_threads, encoder.num_gpus + generator.num_gpus).bind(
+        settings, make_encoder, make_generator
+    )
 
 
 class Ingress(AnswerIngress):
@@ -108,6 +111,7 @@ class Ingress(AnswerIngress):
             the_generator = await RemoteGenerator.connect(generator)
         else:
             the_generator = LocalGenerator(generator(settings.generator), settings.generator)
+            the_generator.warm_up()
         cache = TieredCache(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer)
         super().__init__(AnswerService(pipeline, settings, index.connect))
@@ -125,7 +129,8 @@ def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deplo
 def _model(name: str, kind: type[Any], settings: ModelSettings) -> serve.Deployment:
     # All that its own queue holds, and the batch under way: the queue refuses with a reason, Serve without.
     n_ongoing = settings.max_queue + settings.max_batch + SPARE_PLACES
-    return _deployment(name, kind, n_ongoing, settings.n_threads, settings.num_cpus, settings.num_gpus).options(
+    n_threads = threads(settings.n_threads)
+    return _deployment(name, kind, n_ongoing, n_threads, settings.num_cpus, settings.num_gpus).options(
         num_replicas=settings.n_replicas
     )
 

@@ -63,7 +63,8 @@ class GrpcContext:
         self.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        assert [name for name, _ in metadata] == ["request_id"]
+        self.trailing = dict(metadata)
+        assert "request_id" in self.trailing
 
 
 async def ready() -> None:
@@ -211,6 +212,23 @@ def test_no_bytes_break_grpc() -> None:
 
     ask()
     assert answered >= 10, answered
+
+
+def test_who_is_refused_for_want_of_time_hears_when_to_come_again() -> None:
+    under_test = service()
+
+    async def overloaded(*anything: object) -> None:
+        raise Overloaded("generator: would be done in 7.2 s", retry_after_s=2.2)
+
+    under_test._pipeline.answer = overloaded  # type: ignore[method-assign,assignment]
+    reply = request("POST", "/v1/answer", under_test, json={"question": "who"})
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
+    context = GrpcContext()
+    with pytest.raises(Overloaded):
+        asyncio.run(
+            AnswerIngress(under_test).Answer(answer_pb2.AnswerRequest(question="who").SerializeToString(), context)
+        )
+    assert (context.code, context.trailing["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3")
 
 
 def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:

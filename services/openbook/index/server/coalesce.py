@@ -12,10 +12,10 @@ import numpy as np
 
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
+from openbook.core.turns import Turns
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
 from openbook.index.server.failed import CANCELLED, Failed, explain
-from openbook.index.server.turns import Turns
 from openbook.index.shard import engine
 from openbook.index.shard.shard import Shard
 

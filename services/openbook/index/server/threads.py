@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
+from openbook.core.turns import Turns
 from openbook.errors import Overloaded, StartupError
-from openbook.index.server.turns import Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from openbook import wire
 from openbook.core.context import Context
-from openbook.errors import OpenbookError
+from openbook.errors import OpenbookError, Overloaded
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.schemas import (
@@ -110,5 +110,6 @@ def _call(
         ours = to_openbook_error(error, request_id)
         call.set_code(grpc.StatusCode[ours.grpc_code])
         call.set_details(str(ours))
-        call.set_trailing_metadata([("request_id", request_id)])
+        retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []
+        call.set_trailing_metadata([("request_id", request_id), *retry])
         raise ours from None

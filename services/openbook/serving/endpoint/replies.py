@@ -4,7 +4,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from openbook import wire
-from openbook.errors import OpenbookError
+from openbook.errors import OpenbookError, Overloaded
 from openbook.serving.endpoint.schemas import ErrorDetail, ErrorResponse
 from openbook.serving.endpoint.service import with_request_id
 
@@ -21,7 +21,10 @@ def error_body(code: str, message: str, request_id: str) -> ErrorResponse:
 
 def error_reply(request: Request, error: OpenbookError) -> Response:
     """The response to a request that failed."""
-    return to_json(error_body(error.grpc_code, str(error), request_id_of(request)), error.http_status)
+    reply = to_json(error_body(error.grpc_code, str(error), request_id_of(request)), error.http_status)
+    if isinstance(error, Overloaded):
+        reply.headers["Retry-After"] = str(error.retry_after_whole_s)
+    return reply
 
 
 def request_id_of(request: Request) -> str:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from copy import copy
 from dataclasses import fields, replace
 from time import monotonic
 from typing import TypeVar
@@ -13,6 +14,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
+from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
 from openbook.telemetry import new_request_id, requests
 
@@ -22,15 +24,12 @@ Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings)
 
 
 class AnswerService:
-    """Answers through a pipeline; takes no more at once than `serving.max_in_flight` questions, and than
-    `serving.max_work_in_flight` of their work."""
+    """Answers through a pipeline, whatever `Admission` lets in."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, check_ready: Callable[[], Awaitable[None]]) -> None:
         self._pipeline = pipeline
         self._defaults = settings.answer
-        self._max_in_flight = settings.serving.max_in_flight
-        self._max_work_in_flight = settings.serving.max_work_in_flight
-        self._n_in_flight = self._work_in_flight = 0
+        self._admission = Admission(settings.serving.max_in_flight, settings.serving.max_work_in_flight, monotonic)
         self._check_ready = check_ready
         names = ((address, f"index server {n}") for n, address in enumerate(settings.index.addresses))
         self._index_servers = sorted(names, key=lambda named: -len(named[0]))  # one may be the beginning of another
@@ -44,36 +43,38 @@ class AnswerService:
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
-        with self._admitted("Answer", context), self._working(request) as asked:
-            return await self._pipeline.answer(request.question, *asked, self._in_time(request, context))
+        with self._served("Answer", context):
+            context = self._in_time(request, context)
+            retrieval, generation, work = self._asked_for(request)
+            with self._admission.admitted(context, work):
+                return await self._pipeline.answer(request.question, retrieval, generation, context)
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._admitted("AnswerStream", context), self._working(request) as asked:
-            events = self._pipeline.stream(request.question, *asked, self._in_time(request, context))
-            async with aclosing(events):  # type: ignore[type-var]  # an async generator
-                async for event in events:
-                    yield event
+        with self._served("AnswerStream", context):
+            context = self._in_time(request, context)
+            retrieval, generation, work = self._asked_for(request)
+            with self._admission.admitted(context, work):
+                events = self._pipeline.stream(request.question, retrieval, generation, context)
+                async with aclosing(events):  # type: ignore[type-var]  # an async generator
+                    async for event in events:
+                        yield event
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
-        with self._admitted("Retrieve", context):
+        with self._served("Retrieve", context):
+            context = self._in_time(request, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
-            return await self._pipeline.retrieve(request.question, retrieval, self._in_time(request, context))
+            with self._admission.admitted(context):
+                return await self._pipeline.retrieve(request.question, retrieval, context)
 
     @contextmanager
-    def _admitted(self, method: str, context: Context) -> Iterator[None]:
-        """A place among those in flight, for as long as the body runs. Leaves one line in the log, refusals apart."""
+    def _served(self, method: str, context: Context) -> Iterator[None]:
+        """Errors as callers may hear them, counted. One line in the log, refusals apart."""
         begun = monotonic()
         why, code = "", "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
         try:
-            if self._n_in_flight >= self._max_in_flight:
-                raise Overloaded(f"{self._max_in_flight} questions are in flight, and no more are admitted")
-            self._n_in_flight += 1
-            try:
-                yield
-            finally:
-                self._n_in_flight -= 1
+            yield
             code = "OK"
         except OpenbookError as error:
             code, why = error.grpc_code, f": {error}"
@@ -91,22 +92,15 @@ class AnswerService:
         message = str(error)
         for address, name in self._index_servers:
             message = message.replace(address, name)
-        return type(error)(message)
+        told = copy(error)  # with all that it carries
+        told.args = (message,)
+        return told
 
-    @contextmanager
-    def _working(self, request: AnswerRequest) -> Iterator[tuple[RetrievalSettings, GenerationSettings]]:
-        """What is asked for. Its work counts as in flight for as long as the body runs."""
+    def _asked_for(self, request: AnswerRequest) -> tuple[RetrievalSettings, GenerationSettings, int]:
+        """What is asked for, and its work."""
         retrieval = _overridden(self._defaults.retrieval(), request)
         generation = _overridden(self._defaults.generation(), request)
-        work = self._pipeline.work(retrieval, generation)
-        if self._work_in_flight + work > self._max_work_in_flight:
-            limit = f"max_work_in_flight = {self._max_work_in_flight}"
-            raise Overloaded(f"work of {self._work_in_flight} is in flight, and {work} more would exceed {limit}")
-        self._work_in_flight += work
-        try:
-            yield retrieval, generation
-        finally:
-            self._work_in_flight -= work
+        return retrieval, generation, self._pipeline.work(retrieval, generation)
 
     def _in_time(self, request: RetrieveRequest, context: Context) -> Context:
         limit_s = self._defaults.max_timeout_s

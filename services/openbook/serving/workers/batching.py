@@ -1,23 +1,24 @@
 """Batches for a model: our own loop, which takes what waits whenever the worker is free.
 
 The model runs in one worker thread, never on the event loop. A batch is never closed before the worker can take it: the
-longer the worker was busy, the larger the next batch, up to `max_batch`. Work that nobody waits for any more is
-stopped where it next calls its check.
+longer the worker was busy, the larger the next batch, as far as that pays and everybody in it is ready in time: see
+`queue`. Work that nobody waits for any more is stopped where it next calls its check.
 """
 
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from openbook.core.context import Context
-from openbook.core.deadline import Check, Deadline
-from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from openbook.core.deadline import Check, Clock, Deadline, go_on
+from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
+from openbook.serving.workers.queue import Queue, Waiting
+from openbook.serving.workers.worker import Worker
 from openbook.telemetry import BATCH_SIZE, QUEUED
 
 log = logging.getLogger(__name__)
@@ -29,30 +30,31 @@ Part = TypeVar("Part")
 Handler = Callable[[Sequence[Item], Check], Sequence[Result]]
 """A batch in, as many results out, in order. May raise InvalidRequest if any one item is at fault.
 
-Calls its check between its steps, which raises once the last caller has gone or is late."""
+Calls its check between its steps, which raises once the last caller has gone or is late, and else may take a while: it
+is where short work runs beside long."""
 
 
 class _Unwanted(Exception):
     """Nobody waits for this work any more. What a check raises; callers never hear it."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting(Generic[Item, Result]):
-    item: Item
-    key: Hashable
-    context: Context
-    result: asyncio.Future[Result]
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Asked(Waiting):
+    """An item that waits for its result, or a stream for its turn."""
+
+    item: Any
+    result: asyncio.Future[Any]
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for it. By the clock too: where the event loop is busy, late ones still wait."""
-        return not self.result.done() and self.context.deadline.remaining_s() > 0
+        return not self.result.done() and self.remaining_s > 0
 
 
 class Batcher(Generic[Item, Result]):
     """A bounded queue in front of one worker thread. For one event loop.
 
-    Only items of equal `key` share a batch. The oldest item decides whose turn it is, so no key starves.
+    Only items of equal `key` share a batch, of at most `max_batch` items and, where it is of several, `max_work`.
     """
 
     def __init__(
@@ -63,140 +65,159 @@ class Batcher(Generic[Item, Result]):
         max_batch: int,
         max_queue: int,
         key: Callable[[Item], Hashable] = lambda item: None,
+        work: Callable[[Item], int] = lambda item: 1,
+        max_work: float = math.inf,
+        clock: Clock = monotonic,
     ) -> None:
         self._handler = handler
         self._name = name
-        self._max_batch = max_batch
-        self._max_queue = max_queue
         self._key = key
-        self._queue: deque[_Waiting[Item, Result]] = deque()
-        self._n_streams = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._loop_task: asyncio.Task[None] | None = None
+        self._work_of = work
+        self._queue: Queue[_Asked] = Queue(name, max_batch, max_queue, max_work, clock)
+        self._worker = Worker(name, clock)
+        self._loops: dict[bool, asyncio.Task[None]] = {}  # that take batches: any, and short ones beside a long one
         self._queued = QUEUED.labels(name)
 
     async def submit(self, item: Item, context: Context) -> Result:
         """The item's own result. Cancelling the call takes the item out of the queue, or stops a batch of its own.
 
         Raises:
-            Overloaded: the queue is full; nothing was done.
-            DeadlineExceeded: the deadline passed while it waited, or before the model was done.
+            Overloaded: it would not be ready in time, or the queue is full; nothing was done.
+            DeadlineExceeded: the deadline is too near for it, passed while it waited, or before the model was done.
             Exception: what the handler raised for it.
         """
-        context.deadline.check(self._name)
-        self._check_room()
-        waiting = _Waiting(item, self._key(item), context, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
-        self._queued.set(len(self._queue))
-        if self._loop_task is None or self._loop_task.done():
-            self._loop_task = asyncio.create_task(self._drain())
-        try:
-            async with in_time(self._name, context.deadline):
-                result: Result = await waiting.result
-                return result
-        finally:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
-                self._queued.set(len(self._queue))
+        asked = self._enter(context, item, self._key(item), self._work_of(item))
+        result: Result = await self._turn_of(asked)
+        return result
 
-    async def stream(self, parts: Callable[[Check], Iterator[Part]], context: Context) -> AsyncIterator[Part]:
-        """What `parts` yields, one step at a time in the same worker thread, so that batches run between the steps.
+    async def stream(
+        self, parts: Callable[[Check], Iterator[Part]], context: Context, key: Hashable = None, work: int = 1
+    ) -> AsyncIterator[Part]:
+        """What `parts` yields, one step at a time in the same worker thread, between the steps of batches.
 
         Raises as `submit`. Closing the iterator stops the step under way at its next check, and closes that of `parts`.
         """
-        context.deadline.check(self._name)
-        self._check_room()
-        is_closed = False
+        asked = self._enter(context, None, ("stream", key), work, is_stream=True)
+        is_closed, took_s, end = False, 0.0, object()
+        iterator: Iterator[Part] | None = None
 
         def check() -> None:
-            if is_closed or not context.deadline.remaining_s():
+            if is_closed or not asked.remaining_s:
                 raise _Unwanted
 
-        self._n_streams += 1
-        log.debug("%s streams, request id %s", self._name, context.request_id)
-        loop, end = asyncio.get_running_loop(), object()
-        iterator: Iterator[Part] | None = None
+        def step() -> Part | object:
+            nonlocal iterator
+            if iterator is None:
+                iterator = parts(check)
+            return next(iterator, end)
+
         try:
-            async with in_time(self._name, context.deadline):
-                iterator = await loop.run_in_executor(self._worker, parts, check)
+            await self._turn_of(asked)
+            log.debug("%s streams, request id %s", self._name, context.request_id)
             while True:
                 async with in_time(self._name, context.deadline):
-                    part = await loop.run_in_executor(self._worker, next, iterator, end)
+                    part, seconds = await self._worker.run_between(step)
+                took_s += seconds
                 if part is end:
+                    self._queue.learn([asked], took_s)
                     return
                 yield part  # type: ignore[misc]  # only `end` is not a Part
         finally:
             is_closed = True
-            self._n_streams -= 1
-            # Closed by the worker itself: a step may be running at this moment.
-            if iterator is not None and hasattr(iterator, "close"):
-                self._worker.submit(iterator.close)
+            self._queue.leave(asked)
+            self._go_on()
+            # By the worker itself: a step may be running at this moment.
+            self._worker.submit(lambda: getattr(iterator, "close", lambda: None)())
+
+    def learn(self, items: Sequence[Item], seconds: float) -> None:
+        """So long this batch took: for what is known before anybody asks."""
+        self._queue.learn([Waiting(self._key(item), self._work_of(item), Context()) for item in items], seconds)
 
     async def aclose(self) -> None:
         """Cancel those who wait, finish the batch under way, end the thread."""
-        for waiting in self._queue:
-            waiting.result.cancel()
-        if self._loop_task is not None:
-            await self._loop_task
+        for asked in self._queue.waiting():
+            asked.result.cancel()
+        await asyncio.gather(*self._loops.values())
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _check_room(self) -> None:
-        n_waiting = len(self._queue) + self._n_streams
-        if n_waiting >= self._max_queue:
-            raise Overloaded(f"{self._name}: the queue has room for {self._max_queue}, and {n_waiting} wait")
+    def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
+        result = asyncio.get_running_loop().create_future()
+        asked = _Asked(key, work, context, is_stream, item=item, result=result)
+        self._refuse(self._queue.enter(asked))
+        self._go_on()
+        return asked
 
-    async def _drain(self) -> None:
-        while batch := self._take():
-            await self._work(batch)
+    async def _turn_of(self, asked: _Asked) -> Any:
+        try:
+            async with in_time(self._name, asked.context.deadline):
+                return await asked.result
+        except BaseException:
+            self._queue.leave(asked)
+            raise
 
-    def _take(self) -> list[_Waiting[Item, Result]]:
-        """The oldest item that is still wanted, and those behind it that fit it; the others keep their places."""
-        batch: list[_Waiting[Item, Result]] = []
-        kept: deque[_Waiting[Item, Result]] = deque()
-        for waiting in self._queue:
-            if waiting.result.done():  # cancelled
-                continue
-            try:
-                waiting.context.deadline.check(self._name)
-            except DeadlineExceeded as error:
-                waiting.result.set_exception(error)
-                continue
-            if len(batch) < self._max_batch and (not batch or waiting.key == batch[0].key):
-                batch.append(waiting)
-            else:
-                kept.append(waiting)
-        self._queue = kept
-        self._queued.set(len(kept))
-        return batch
+    def _refuse(self, refused: Sequence[tuple[_Asked, OpenbookError]]) -> None:
+        for asked, error in refused:
+            _fail([asked], error)
 
-    async def _work(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+    def _go_on(self) -> None:
+        """See to it that what waits is taken."""
+        for asked in self._queue.streams():
+            if not asked.result.done():
+                asked.result.set_result(None)
+        for is_short in (False, True):
+            loop = self._loops.get(is_short)
+            if loop is None or loop.done():
+                self._loops[is_short] = asyncio.create_task(self._drain(is_short))
+        self._queued.set(len(self._queue))
+
+    async def _drain(self, is_short: bool) -> None:
+        while True:
+            batch, refused = self._queue.take(is_short)
+            self._refuse(refused)
+            self._queued.set(len(self._queue))
+            if not batch:
+                return
+            await self._work([asked for asked in batch if not asked.result.done()], is_short)
+
+    async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
+        if not batch:  # all were cancelled
+            return
         BATCH_SIZE.labels(self._name).observe(len(batch))
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         try:
-            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, batch)
+            if is_short:
+                results, seconds = await self._worker.run_between(lambda: self._run(batch, go_on))
+            else:
+                self._queue.begin(batch)
+                self._go_on()  # what is short beside it
+                results, seconds = await self._worker.run(lambda between: self._run(batch, between))
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)
             else:  # one of them is at fault: each alone, so that it does not fail its neighbours
-                for waiting in batch:
-                    await self._work([waiting])
+                for asked in batch:
+                    await self._work([asked], is_short)
         except Exception as error:
             _fail(batch, error)
         else:
-            for waiting, result in zip(batch, results, strict=True):
-                if not waiting.result.done():
-                    waiting.result.set_result(result)
+            self._queue.learn(batch, seconds)
+            for asked, result in zip(batch, results, strict=True):
+                if not asked.result.done():
+                    asked.result.set_result(result)
+        finally:
+            if not is_short:
+                self._queue.end()
 
-    def _run(self, batch: Sequence[_Waiting[Item, Result]]) -> Sequence[Result]:
+    def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result]:
         def check() -> None:
-            if not any(waiting.is_wanted for waiting in batch):
+            if not any(asked.is_wanted for asked in batch):
                 raise _Unwanted
+            between()
 
         check()  # the worker was busy with a stream, or this is one of several that run each alone
-        items = [waiting.item for waiting in batch]
-        results = self._handler(items, check)
-        if len(results) != len(items):
-            raise RuntimeError(f"{self._name}: {len(items)} items went in, {len(results)} results came out")
+        results = self._handler([asked.item for asked in batch], check)
+        if len(results) != len(batch):
+            raise RuntimeError(f"{self._name}: {len(batch)} items went in, {len(results)} results came out")
         return results
 
 
@@ -216,7 +237,7 @@ async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
         raise DeadlineExceeded(f"deadline passed before {name} was done") from None
 
 
-def _fail(batch: Sequence[_Waiting[Item, Result]], error: Exception) -> None:
-    for waiting in batch:
-        if not waiting.result.done():
-            waiting.result.set_exception(error)
+def _fail(batch: Sequence[_Asked], error: Exception) -> None:
+    for asked in batch:
+        if not asked.result.done():
+            asked.result.set_exception(error)

@@ -1,14 +1,18 @@
 """The generator in this process, or behind a handle in its own deployment."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from openbook.config import GeneratorSettings
 from openbook.core.context import Context
-from openbook.core.deadline import Check
-from openbook.core.types import Generation, GenerationSettings, Retrieved, TokenDelta
+from openbook.core.deadline import Check, go_on
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import call, call_stream
@@ -16,6 +20,18 @@ from openbook.telemetry import setup_logging
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+
+log = logging.getLogger(__name__)
+
+WARM_UP_S = 3.0
+WARM_UP_BATCH = 4
+WARM_UP_QUESTION = "which of them was there first, and where is it told?"
+WARM_UP_PASSAGES = Retrieved(
+    tuple(Passage(i, str(i), "Title", f"{i} of the words that passages have " * 14) for i in range(5)),
+    np.linspace(10, 9, 5, dtype=np.float32),
+    "warm-up",
+)
 
 
 class GeneratorModel(Protocol):
@@ -45,6 +61,11 @@ class _Task:
     retrieved: Retrieved
     settings: GenerationSettings
 
+    @property
+    def work(self) -> int:
+        """As it was counted when the question came in, of the passages that were found."""
+        return max(1, self.settings.work(len(self.retrieved.passages)))
+
 
 class LocalGenerator:
     """A generator in this process: the port `rag.ports.Generator` over batches of equal settings."""
@@ -58,6 +79,8 @@ class LocalGenerator:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             key=lambda task: task.settings,
+            work=lambda task: task.work,
+            max_work=settings.max_tokens_in_flight,
         )
 
     async def generate(
@@ -68,7 +91,25 @@ class LocalGenerator:
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation]:
-        return self._batcher.stream(lambda check: self._model.stream(question, retrieved, settings, check), context)
+        task = _Task(question, retrieved, settings)
+        return self._batcher.stream(
+            lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
+        )
+
+    def warm_up(self) -> None:
+        """Answer questions of the usual kind, for a few seconds: the first caller finds everything laid out, and how
+        long questions take is known from the start. Before any is asked.
+        """
+        task, begun = _Task(WARM_UP_QUESTION, WARM_UP_PASSAGES, GenerationSettings()), monotonic()
+        self._generate([task], go_on)  # slower than all that follow, so nothing is learned from it
+        took = []
+        for n in (1, WARM_UP_BATCH):
+            if monotonic() - begun < WARM_UP_S:
+                started = monotonic()
+                self._generate([task] * n, go_on)
+                self._batcher.learn([task] * n, monotonic() - started)
+                took.append(f"batch of {n} in {monotonic() - started:.2f} s")
+        log.info("generator: %s", ", ".join(took))
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -85,6 +126,7 @@ class GeneratorDeployment:
     def __init__(self, settings: GeneratorSettings, load: GeneratorLoader) -> None:
         setup_logging("generator")
         self._generator = LocalGenerator(load(settings), settings)
+        self._generator.warm_up()
 
     async def describe(self) -> str:
         """The fingerprint."""

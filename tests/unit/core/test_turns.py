@@ -3,7 +3,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openbook.index.server.turns import Turns
+from openbook.core.turns import Turns
 
 AT_ONCE = 16
 

@@ -1,5 +1,6 @@
 """Whose turn it is among those who wait, so that whoever asks for much takes no time from whoever asks for little."""
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
@@ -29,7 +30,7 @@ class Turns(Generic[Item]):
         max_size: of all that waits.
     """
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: float = math.inf) -> None:
         self._max_size = max_size
         self._accounts: dict[Hashable, _Account[Item]] = {}  # of those who wait, or have had more than their share
         self._account_of: dict[Item, _Account[Item]] = {}
@@ -41,6 +42,9 @@ class Turns(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self._account_of)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._account_of
 
     def waiting(self, caller: Hashable) -> int:
         """The size of all that waits of one caller."""
@@ -66,7 +70,7 @@ class Turns(Generic[Item]):
             self.remove(each)
         return refused
 
-    def in_order(self, at_once: int) -> Iterator[Item]:
+    def in_order(self, at_once: float = math.inf) -> Iterator[Item]:
         """All that waits by whose turn it is, if of nothing more than `at_once` is given at a time."""
         if len(self._account_of) == 1:
             return iter(list(self._account_of))
@@ -115,7 +119,7 @@ class Turns(Generic[Item]):
         return refused
 
 
-def _in_order(account: _Account[Item], at_once: int) -> Iterator[tuple[float, Item]]:
+def _in_order(account: _Account[Item], at_once: float) -> Iterator[tuple[float, Item]]:
     given = account.given
     for item, size in account.waiting.items():
         given += min(size, at_once)

@@ -1,0 +1,104 @@
+"""Who gets in: by places, by work, and by whether the answer can be ready in time at the rate at which answers come.
+
+The rate is measured, so it holds whatever is behind: one worker, many replicas, a slow index tier. No I/O.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from openbook.core.context import Context
+from openbook.core.deadline import Clock
+from openbook.errors import Overloaded
+
+SPARE = 1.25
+"""What is predicted to take a second gets so many: the rate is a mean."""
+MEMORY_S = 20.0
+"""Of busy time, within which what was seen loses most of its weight."""
+KNOWN_S = 1.0
+"""Of busy time, before which no rate is believed."""
+KEPT = 8
+"""One part in so many of the places is for callers who hold less than an equal share."""
+
+
+class Rate:
+    """Work done per second while there was some: while nothing is in flight, time does not count."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._busy_s = self._done = 0.0  # both with older seconds weighing less
+
+    def advance(self, is_busy: bool) -> None:
+        """Time has passed, in which there was work or was none."""
+        now = self._clock()
+        if is_busy:
+            kept = math.exp((self._at - now) / MEMORY_S)
+            self._busy_s = self._busy_s * kept + MEMORY_S * (1 - kept)
+            self._done *= kept
+        self._at = now
+
+    def did(self, work: float) -> None:
+        """So much was done."""
+        self._done += work
+
+    def seconds(self, work: float) -> float:
+        """How long so much will take; 0 as long as that is not known."""
+        return work * self._busy_s / self._done if self._done and self._busy_s > KNOWN_S else 0.0
+
+
+class Admission:
+    """At most `max_n` requests at once, and `max_work` of their work together.
+
+    Fair between callers: each is predicted to wait for no more than as many as he asks for himself of everybody's.
+    """
+
+    def __init__(self, max_n: int, max_work: int, clock: Clock) -> None:
+        self._max_n = max_n
+        self._max_work = max_work
+        self._rate = Rate(clock)
+        self._n_of: Counter[str] = Counter()
+        self._work_of: Counter[str] = Counter()
+
+    @contextmanager
+    def admitted(self, context: Context, work: int = 0) -> Iterator[None]:
+        """A place, for as long as the body runs.
+
+        Raises:
+            Overloaded: there is none, or the answer would be late.
+        """
+        caller = context.caller
+        self._rate.advance(self._work_of.total() > 0)
+        self._check(caller, work, context.deadline.remaining_s())
+        self._n_of[caller] += 1
+        self._work_of[caller] += work
+        try:
+            yield
+            self._rate.advance(True)
+            self._rate.did(work)
+        finally:
+            self._rate.advance(self._work_of.total() > 0)
+            for count, amount in ((self._n_of, 1), (self._work_of, work)):
+                count[caller] -= amount
+                if not count[caller]:
+                    del count[caller]
+
+    def _check(self, caller: str, work: int, remaining_s: float) -> None:
+        n, n_callers = self._n_of.total(), len(self._n_of.keys() | {caller})
+        has_share = n_callers > 1 and self._n_of[caller] >= self._max_n / n_callers
+        if n >= self._max_n or (has_share and n >= self._max_n - self._max_n // KEPT):
+            raise Overloaded(f"{n} questions are in flight, of max_in_flight = {self._max_n}, and no more are admitted")
+        in_flight = self._work_of.total()
+        if in_flight + work > self._max_work:
+            limit = f"max_work_in_flight = {self._max_work}"
+            raise Overloaded(f"work of {in_flight} is in flight, and {work} more would exceed {limit}")
+        if work and in_flight:  # alone it is let in however slow things were: else nobody would learn when they are not
+            n_working = len(self._work_of.keys() | {caller})
+            ahead = min(in_flight, n_working * self._work_of[caller])
+            needed_s = SPARE * self._rate.seconds(ahead + work)
+            if needed_s > remaining_s:
+                raise Overloaded(
+                    f"the answer would be ready in {needed_s:.1f} s, as things go, and is due in {remaining_s:.1f} s",
+                    retry_after_s=min(needed_s - remaining_s, MEMORY_S),
+                )

@@ -1,0 +1,201 @@
+"""What waits for a model: who may come in, whose turn it is, what makes a batch. Pure: no thread, no event loop."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from openbook.core.context import Context
+from openbook.core.deadline import Clock
+from openbook.core.turns import Turns
+from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
+from openbook.serving.workers.pace import Pace
+
+SPARE = 1.25
+"""What is predicted to take a second gets so many: predictions are means."""
+SHORT = 8
+"""What takes at most this part of what is left of a batch does not wait for its end."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """One question's place."""
+
+    key: Hashable  # only equal ones share a batch
+    work: int  # in proportion to the time that it takes, among those of a key
+    context: Context
+    is_stream: bool = False  # shares no batch: goes step by step beside what else is computed
+
+    @property
+    def remaining_s(self) -> float:
+        """Until its deadline."""
+        return self.context.deadline.remaining_s()
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class Queue(Generic[W]):
+    """Callers take turns by the work that they ask for. What cannot be ready in time does not come in.
+
+    Args:
+        name: of the model, for messages.
+        max_batch: questions in a batch, and streams at once.
+        max_queue: questions and streams that are here at once, those in the batch under way apart.
+        max_work: of a batch, unless it is of one question.
+    """
+
+    def __init__(self, name: str, max_batch: int, max_queue: int, max_work: float, clock: Clock) -> None:
+        self._name = name
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._max_work = max_work
+        self._clock = clock
+        self._pace = Pace()
+        self._turns: Turns[W] = Turns()
+        self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
+        self._key: Hashable = None  # of the batch under way
+        self._due: float | None = None  # when that is predicted to be done
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def enter(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
+        """Let it wait. Returns whom it puts out.
+
+        Raises:
+            Overloaded: it would not be ready in time, or there is no room for it.
+            DeadlineExceeded: it would not be if its turn were now.
+        """
+        newcomer.context.deadline.check(self._name)
+        own_s = self._pace.seconds(newcomer.key, newcomer.work)
+        if self._is_hopeless(newcomer):
+            raise DeadlineExceeded(f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s")
+        is_next = self._due is None and not self._streams and not len(self)
+        self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
+        try:
+            if not is_next:
+                self._check_in_time(newcomer)
+            return self._make_room(newcomer)
+        except OpenbookError:
+            self._turns.remove(newcomer)
+            raise
+
+    def leave(self, waiting: W) -> None:
+        """It waits no longer, or its stream is over. May be called of whoever has left."""
+        self._streams.pop(waiting, None)
+        if waiting in self._turns:
+            self._turns.remove(waiting)
+
+    def waiting(self) -> list[W]:
+        """All that wait, by whose turn it is."""
+        return list(self._turns.in_order())
+
+    def streams(self) -> list[W]:
+        """Those that may begin now: they are under way from here on, until they leave."""
+        n_free = max(0, self._max_batch - len(self._streams))
+        begun = [each for each in self.waiting() if each.is_stream][:n_free]
+        for each in begun:
+            self._turns.give(each)
+            self._streams[each] = self._pace.seconds(each.key, each.work)
+        return begun
+
+    def take(self, is_short: bool = False) -> tuple[list[W], list[tuple[W, OpenbookError]]]:
+        """A batch: whose turn it is, and those behind who fit; the others keep their places. And who came too late.
+
+        With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
+        left of that.
+        """
+        batch: list[W] = []
+        refused: list[tuple[W, OpenbookError]] = []
+        work = 0
+        for each in self.waiting():
+            seconds = self._pace.seconds(each.key, work + each.work)
+            if each.is_stream or (is_short and not self._is_short(each.key, seconds)):
+                continue
+            if batch:
+                if self._fits([*batch, each], seconds):
+                    batch.append(each)
+                    work += each.work
+            elif not each.remaining_s:
+                refused.append((each, DeadlineExceeded(f"deadline passed before {self._name}")))
+            elif self._is_hopeless(each):
+                refused.append((each, Overloaded(f"{self._name}: others came first, and now it would be late")))
+            else:
+                batch, work = [each], each.work
+        for each, _ in refused:
+            self._turns.remove(each)
+        for each in batch:
+            self._turns.give(each)
+        return batch, refused
+
+    def begin(self, batch: Sequence[W]) -> None:
+        """The worker computes this; short ones beside it are not told."""
+        self._key = batch[0].key
+        self._due = self._clock() + self._pace.seconds(self._key, sum(each.work for each in batch))
+
+    def end(self) -> None:
+        """It does no more."""
+        self._due = None
+
+    def learn(self, done: Sequence[Waiting], seconds: float) -> None:
+        """So long a batch, or a stream, took by itself."""
+        self._pace.learn(done[0].key, sum(each.work for each in done), seconds, self._clock())
+
+    def _check_in_time(self, newcomer: W) -> None:
+        """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before."""
+        n_of, work_of = Counter[Hashable](), Counter[Hashable]()
+        for each in self.waiting():
+            n_of[each.key] += 1
+            work_of[each.key] += each.work
+            if each is newcomer:
+                break
+        seconds = self._left_s() + sum(self._streams.values())
+        for key, n in n_of.items():
+            n_batches = math.ceil(n / self._most_at_once(key, work_of[key] / n))
+            seconds += self._pace.seconds(key, work_of[key], n_batches)
+        if SPARE * seconds > newcomer.remaining_s:
+            raise Overloaded(
+                f"{self._name}: would be done in {SPARE * seconds:.1f} s, and the deadline is in "
+                f"{newcomer.remaining_s:.1f} s",
+                retry_after_s=SPARE * seconds - newcomer.remaining_s,
+            )
+
+    def _make_room(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
+        """Whom it puts out: the newest of who has most waiting. Raises Overloaded if that is the newcomer."""
+        waiting = self.waiting()
+        n_others = len(waiting) - 1 + len(self._streams)
+        if n_others < self._max_queue:
+            return []
+        full = Overloaded(f"{self._name}: the queue has room for {self._max_queue}, and {n_others} wait")
+        n_of = Counter(each.context.caller for each in waiting)
+        caller, most = n_of.most_common(1)[0]
+        if n_of[newcomer.context.caller] == most:
+            raise full
+        last = next(each for each in reversed(waiting) if each.context.caller == caller)
+        self._turns.remove(last)
+        return [(last, full)]
+
+    def _is_hopeless(self, waiting: W) -> bool:
+        """Whether it will be late even if its turn comes now. Never of what was not tried lately."""
+        own_s = self._pace.seconds(waiting.key, waiting.work)
+        return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.key, self._clock())
+
+    def _is_short(self, key: Hashable, seconds: float) -> bool:
+        return self._due is not None and key != self._key and 0 < seconds <= self._left_s() / SHORT
+
+    def _left_s(self) -> float:
+        """Of the batch under way, as predicted."""
+        return 0.0 if self._due is None else max(0.0, self._due - self._clock())
+
+    def _fits(self, batch: Sequence[W], seconds: float) -> bool:
+        """Whether they may be a batch that pays and keeps all their deadlines."""
+        key, work = batch[0].key, sum(each.work for each in batch)
+        if batch[-1].key != key or len(batch) > self._most_at_once(key, work / len(batch)):
+            return False
+        return all(SPARE * seconds <= each.remaining_s for each in batch)
+
+    def _most_at_once(self, key: Hashable, work: float) -> float:
+        """How many items of so much work each are a batch at most."""
+        return max(1.0, min(self._max_batch, min(self._pace.worthwhile(key), self._max_work) / work))

@@ -1,0 +1,71 @@
+"""The thread in which a model computes: long work, and between its steps what is short."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from openbook.core.deadline import Check, Clock
+
+Result = TypeVar("Result")
+
+SHARE_BETWEEN = 0.5
+"""Of the time since long work began, what may go to short work at most."""
+
+
+class Worker:
+    """One thread, never the event loop's. What is long runs in order; what is short, as soon as the long lets it."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._clock = clock
+        self._short: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    async def run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
+        """The result, and the seconds that it took by itself.
+
+        The work calls its check between its steps, and raises nothing that `StopIteration` is.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+    async def run_between(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """As `run`, between two steps of what runs there."""
+        future: Future[tuple[Result, float]] = Future()
+        self._short.append((future, work))
+        self._thread.submit(self._next_short)  # finds it, or nothing: then long work has let it pass
+        return await asyncio.wrap_future(future)
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        """After all that waits now; nobody waits for it."""
+        self._thread.submit(work)
+
+    def shutdown(self) -> None:
+        """Finish what waits, end the thread."""
+        self._thread.shutdown()
+
+    def _run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
+        begun, between_s = self._clock(), 0.0
+
+        def check() -> None:
+            nonlocal between_s
+            while self._short and between_s <= SHARE_BETWEEN * (self._clock() - begun):
+                between_s += self._next_short()
+
+        result = work(check)
+        return result, self._clock() - begun - between_s
+
+    def _next_short(self) -> float:
+        """Do one piece of what is short, if there is any. Returns the seconds that it took."""
+        if not self._short:
+            return 0.0
+        future, work = self._short.popleft()
+        begun = self._clock()
+        if future.set_running_or_notify_cancel():
+            try:
+                result = work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result((result, self._clock() - begun))
+        return self._clock() - begun

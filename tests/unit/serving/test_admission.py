@@ -1,0 +1,126 @@
+"""Who gets in, on a clock that the test turns."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from openbook.core.context import Context
+from openbook.core.deadline import Deadline
+from openbook.errors import Overloaded, ShardUnavailable
+from openbook.serving.endpoint.admission import Admission
+from openbook.testing import ManualClock
+
+WORK = 10
+
+
+class House:
+    """Whoever is let in stays until the test lets him go."""
+
+    def __init__(self, max_n: int = 1000, max_work: int = 10**9) -> None:
+        self.clock = ManualClock()
+        self.admission = Admission(max_n, max_work, self.clock)
+        self.stays: list[ExitStack] = []  # let go of, one would end
+
+    def enter(self, timeout_s: float = 1e9, caller: str = "", work: int = WORK) -> ExitStack:
+        stay = ExitStack()
+        deadline = Deadline.after(timeout_s, self.clock)
+        stay.enter_context(self.admission.admitted(Context(deadline, caller=caller), work))
+        self.stays.append(stay)
+        return stay
+
+    def fill(self, n: int, **options: Any) -> None:
+        for _ in range(n):
+            self.enter(**options)
+
+    def answers(self, per_s: float, n: int = 40) -> None:
+        """One after another, each at this rate."""
+        for _ in range(n):
+            with self.enter():
+                self.clock.advance(1 / per_s)
+
+
+def test_an_answer_that_would_be_late_at_the_rate_of_late_is_refused_at_once() -> None:
+    house = House()
+    house.answers(per_s=2)
+    house.fill(7)
+    with pytest.raises(Overloaded, match=r"ready in 4.9 s, as things go, and is due in 4.0 s") as refused:
+        house.enter(timeout_s=4)
+    assert refused.value.retry_after_s == pytest.approx(0.9, abs=0.05)
+    house.enter(timeout_s=5.1)
+    house.stays[-1].close()
+
+
+def test_time_in_which_nobody_asked_says_nothing_about_the_rate() -> None:
+    house = House()
+    house.answers(per_s=2)
+    house.clock.advance(1000)
+    house.fill(7)
+    house.enter(timeout_s=5.1)
+
+
+def test_failures_and_cancelled_questions_are_no_answers() -> None:
+    house = House()
+    house.answers(per_s=2)
+    for _ in range(1000):
+        with pytest.raises(ShardUnavailable), house.enter():
+            raise ShardUnavailable("gone")
+    house.fill(7)
+    with pytest.raises(Overloaded):
+        house.enter(timeout_s=4)
+
+
+def test_alone_one_is_let_in_however_slow_things_were() -> None:
+    house = House()
+    house.answers(per_s=0.01)
+    with house.enter(timeout_s=1):
+        house.clock.advance(0.1)
+
+
+def test_a_faster_rate_is_noticed() -> None:
+    house = House()
+    house.answers(per_s=0.5)
+    house.answers(per_s=10, n=600)
+    house.fill(30)
+    house.enter(timeout_s=5)
+
+
+def test_nothing_is_known_at_the_start_and_everybody_let_in() -> None:
+    house = House()
+    house.fill(100, timeout_s=0.1)
+
+
+def test_a_flood_of_one_keeps_nobody_else_out() -> None:
+    house = House()
+    house.answers(per_s=2)
+    with pytest.raises(Overloaded):
+        house.fill(1000, timeout_s=10, caller="much")
+    for caller in "abc":
+        house.enter(timeout_s=5, caller=caller)
+
+
+def test_the_last_places_are_for_those_who_hold_few() -> None:
+    house = House(max_n=16)
+    house.enter(caller="little", work=0)
+    with pytest.raises(Overloaded, match="14 questions are in flight, of max_in_flight = 16"):
+        house.fill(16, caller="much", work=0)
+    house.enter(caller="little", work=0)
+    house.enter(caller="other", work=0)
+    with pytest.raises(Overloaded, match="16 questions"):
+        house.enter(caller="other", work=0)
+
+
+def test_retrieval_is_no_work_of_the_generator() -> None:
+    house = House()
+    house.answers(per_s=0.1)
+    house.enter()
+    house.fill(100, timeout_s=0.1, work=0)
+
+
+def test_work_has_a_limit_of_its_own() -> None:
+    house = House(max_work=3 * WORK)
+    house.fill(3)
+    with pytest.raises(Overloaded, match="work of 30 is in flight, and 10 more would exceed max_work_in_flight = 30"):
+        house.enter()
+    house.stays[-1].close()
+    house.enter()

@@ -1,0 +1,201 @@
+"""Who may wait for a model, whose turn it is, and what makes a batch: decided on paper, with the hands of a clock."""
+
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.core.context import Context
+from openbook.core.deadline import Deadline
+from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
+from openbook.serving.workers.queue import SPARE, Queue, Waiting
+from openbook.testing import ManualClock
+
+
+class Desk:
+    """A queue whose model takes `start_s` for a batch and `each_s` for a unit of work, and knows it."""
+
+    def __init__(
+        self,
+        start_s: float = 0.0,
+        each_s: float = 1.0,
+        max_batch: int = 4,
+        max_queue: int = 100,
+        max_work: float = math.inf,
+    ) -> None:
+        self.clock = ManualClock()
+        self.start_s, self.each_s = start_s, each_s
+        self.queue: Queue[Waiting] = Queue("model", max_batch, max_queue, max_work, self.clock)
+        for work in (1, 4):
+            self.queue.learn([self.question(work=work)], self.seconds(work))
+
+    def seconds(self, work: int) -> float:
+        return self.start_s + self.each_s * work
+
+    def question(
+        self, timeout_s: float = 1e9, caller: str = "", key: str = "", work: int = 1, stream: bool = False
+    ) -> Waiting:
+        return Waiting(key, work, Context(Deadline.after(timeout_s, self.clock), caller=caller), stream)
+
+    def enter(self, timeout_s: float = 1e9, caller: str = "", key: str = "", work: int = 1) -> Waiting:
+        waiting = self.question(timeout_s, caller, key, work)
+        self.queue.enter(waiting)
+        return waiting
+
+    def compute(self) -> tuple[list[Waiting], list[tuple[Waiting, OpenbookError]]]:
+        """Take a batch, let its time pass."""
+        batch, refused = self.queue.take()
+        if batch:
+            self.queue.begin(batch)
+            self.clock.advance(self.seconds(sum(each.work for each in batch)))
+            self.queue.end()
+        return batch, refused
+
+
+def test_what_cannot_be_ready_in_time_is_refused_when_it_comes_and_told_when_to_come_again() -> None:
+    desk = Desk(max_batch=1)
+    for _ in range(3):
+        desk.enter()
+    with pytest.raises(Overloaded, match=r"model: would be done in 5.0 s, and the deadline is in 4.5 s") as refused:
+        desk.enter(timeout_s=4.5)
+    assert refused.value.retry_after_s == pytest.approx(0.5)
+    assert len(desk.queue) == 3
+    desk.enter(timeout_s=5.1)
+
+
+def test_the_batch_under_way_counts_as_far_as_it_is_left() -> None:
+    desk = Desk(max_batch=1)
+    desk.enter(work=4)
+    batch, _ = desk.queue.take()
+    desk.queue.begin(batch)
+    with pytest.raises(Overloaded):
+        desk.enter(timeout_s=5)
+    desk.clock.advance(2)
+    desk.enter(timeout_s=5)
+
+
+@given(
+    timeouts=st.lists(st.floats(0.5, 30), max_size=40),
+    start_s=st.floats(0, 2),
+    max_batch=st.integers(1, 8),
+)
+def test_who_was_let_in_is_ready_in_time_if_predictions_hold(
+    timeouts: list[float], start_s: float, max_batch: int
+) -> None:
+    desk = Desk(start_s=start_s, max_batch=max_batch)
+    due = {desk.enter(): math.inf}  # whoever is next is let in, if it might just be in time
+    for timeout_s in timeouts:
+        with suppress(Overloaded, DeadlineExceeded):
+            due[desk.enter(timeout_s)] = desk.clock() + timeout_s
+    n_waiting = len(desk.queue)
+    while len(desk.queue):
+        batch, refused = desk.compute()
+        assert not refused
+        n_waiting -= len(batch) + len(refused)
+        assert all(desk.clock() <= due[each] + 1e-6 for each in batch)
+    assert n_waiting == 0
+
+
+def test_what_would_be_late_even_now_is_no_matter_of_load() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"deadline would pass before model was done: it takes some 4.0 s"):
+        Desk().enter(timeout_s=3, work=4)
+
+
+def test_what_was_not_tried_lately_is_tried() -> None:
+    desk = Desk()
+    desk.clock.advance(100)
+    desk.enter(timeout_s=0.1)
+    assert len(desk.compute()[0]) == 1
+    desk.enter(timeout_s=0.1, key="never seen")
+    assert len(desk.compute()[0]) == 1
+
+
+def test_one_who_asks_for_much_delays_himself() -> None:
+    desk = Desk(max_batch=1)
+    for _ in range(10):
+        desk.enter(caller="much")
+    little = desk.enter(caller="little", timeout_s=3)
+    batches = [desk.compute()[0] for _ in range(2)]
+    assert [little] in batches
+
+
+def test_who_is_overtaken_and_late_by_it_is_told_so_without_being_computed() -> None:
+    desk = Desk(max_batch=1)
+    much = [desk.enter(timeout_s=5.1, caller="much") for _ in range(4)]
+    for caller in "abcd":
+        desk.enter(timeout_s=100, caller=caller)
+    done, late = [], []
+    while len(desk.queue):
+        batch, refused = desk.compute()
+        done += batch
+        late += refused
+    assert {each for each, _ in late} <= set(much)
+    assert late
+    assert all(isinstance(error, Overloaded | DeadlineExceeded) for _, error in late)
+
+
+def test_of_a_full_queue_the_newest_of_who_has_most_goes() -> None:
+    desk = Desk(max_queue=4)
+    much = [desk.enter(caller="much") for _ in range(4)]
+    with pytest.raises(Overloaded, match="model: the queue has room for 4, and 4 wait"):
+        desk.enter(caller="much")
+    little = desk.question(caller="little")
+    ((gone, error),) = desk.queue.enter(little)
+    assert gone is much[-1]
+    assert isinstance(error, Overloaded)
+    assert set(desk.queue.waiting()) == {*much[:-1], little}
+
+
+def test_a_batch_keeps_everybodys_deadline() -> None:
+    desk = Desk(start_s=2)
+    first = desk.enter(timeout_s=4 * SPARE)
+    others = [desk.enter() for _ in range(3)]
+    assert desk.queue.take()[0] == [first, others[0]]
+
+
+def test_a_batch_grows_as_far_as_that_pays() -> None:
+    for start_s, n in ((0.0, 1), (0.07, 2), (0.5, 8)):
+        desk = Desk(start_s=start_s, max_batch=8)
+        for _ in range(20):
+            desk.enter()
+        assert len(desk.queue.take()[0]) == n, start_s
+
+
+def test_a_batch_of_several_has_a_limit_of_work() -> None:
+    desk = Desk(start_s=100, max_batch=8, max_work=6)
+    large = desk.enter(work=9)
+    for _ in range(4):
+        desk.enter(work=3)
+    assert desk.queue.take()[0] == [large]
+    assert len(desk.queue.take()[0]) == 2
+
+
+def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
+    desk = Desk()
+    long = desk.enter(work=32, key="long")
+    batch, _ = desk.queue.take()
+    assert batch == [long]
+    desk.queue.begin(batch)
+    also_long = desk.enter(work=1, key="long")
+    not_short = desk.enter(work=8)
+    short = desk.enter(work=1)
+    assert desk.queue.take(is_short=True)[0] == [short]
+    assert set(desk.queue.waiting()) == {also_long, not_short}
+    desk.clock.advance(31)
+    desk.enter(work=1)
+    assert desk.queue.take(is_short=True)[0] == []
+
+
+def test_streams_begin_in_turn_and_so_many_at_once() -> None:
+    desk = Desk(max_batch=2)
+    streams = [desk.question(caller=str(n), stream=True) for n in range(3)]
+    for each in streams:
+        desk.queue.enter(each)
+    assert desk.queue.take()[0] == []
+    begun = desk.queue.streams()
+    assert begun == streams[:2]
+    assert desk.queue.streams() == []
+    desk.queue.leave(begun[0])
+    assert desk.queue.streams() == streams[2:]

@@ -1,0 +1,153 @@
+"""What is short runs between the steps of what is long, in one thread; each test decides when the long one ends."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+
+from openbook.core.context import Context
+from openbook.core.deadline import Check
+from openbook.serving.workers.batching import Batcher
+from openbook.serving.workers.worker import Worker
+from openbook.testing import ManualClock
+
+LONG, SHORT = 100, 1
+NEVER = Context()
+
+
+class Model:
+    """Numbers of a hundred and more take steps until they are told to end."""
+
+    def __init__(self) -> None:
+        self.enough = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.threads: set[int] = set()
+        self.finished: list[int] = []
+
+    def __call__(self, items: Sequence[int], check: Check) -> list[int]:
+        self.threads.add(threading.get_ident())
+        if items[0] >= LONG:
+            self.begun.release()
+            while not self.enough.is_set():
+                check()
+        self.finished += items
+        return list(items)
+
+
+def run(test: Callable[[Model, Batcher[int, int]], Awaitable[None]]) -> Model:
+    """The test beside a batch that is known to be long, and under way until `enough`."""
+    model = Model()
+
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(
+            model, name="model", max_batch=4, max_queue=8, key=lambda item: item >= LONG, work=lambda item: item
+        )
+        batcher.learn([LONG], 1000.0)
+        batcher.learn([SHORT], 0.001)
+        long = asyncio.create_task(batcher.submit(LONG, NEVER))
+        await asyncio.to_thread(model.begun.acquire)
+        try:
+            await test(model, batcher)
+        finally:
+            model.enough.set()
+            assert await long == LONG
+            await batcher.aclose()
+
+    asyncio.run(main())
+    return model
+
+
+def test_a_short_question_does_not_wait_for_a_long_batch() -> None:
+    async def test(model: Model, batcher: Batcher[int, int]) -> None:
+        assert await asyncio.gather(*(batcher.submit(SHORT + n, NEVER) for n in range(3))) == [1, 2, 3]
+
+    model = run(test)
+    assert model.finished == [1, 2, 3, LONG]
+    assert len(model.threads) == 1
+
+
+def test_a_stream_goes_on_beside_a_long_batch() -> None:
+    def letters(check: Check) -> Iterator[str]:
+        for letter in "abc":
+            check()
+            yield letter
+
+    async def test(model: Model, batcher: Batcher[int, int]) -> None:
+        assert [letter async for letter in batcher.stream(letters, NEVER)] == ["a", "b", "c"]
+        assert model.finished == []
+
+    run(test)
+
+
+def test_another_question_of_the_long_kind_waits() -> None:
+    async def test(model: Model, batcher: Batcher[int, int]) -> None:
+        other = asyncio.create_task(batcher.submit(LONG + 1, NEVER))
+        await batcher.submit(SHORT, NEVER)
+        assert not other.done()
+        model.enough.set()
+        assert await other == LONG + 1
+
+    assert run(test).finished == [SHORT, LONG, LONG + 1]
+
+
+def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones() -> None:
+    clock = ManualClock()
+    log: list[str] = []
+
+    async def main() -> None:
+        worker = Worker("worker", clock)
+        begun, all_there = threading.Event(), threading.Event()
+
+        def long(check: Check) -> None:
+            begun.set()
+            all_there.wait()
+            for _ in range(4):
+                clock.advance(1)
+                log.append("long")
+                check()
+
+        def short() -> None:
+            clock.advance(1)
+            log.append("short")
+
+        task = asyncio.create_task(worker.run(long))
+        await asyncio.to_thread(begun.wait)
+        shorts = [asyncio.create_task(worker.run_between(short)) for _ in range(4)]
+        await asyncio.sleep(0)
+        all_there.set()
+        assert await task == (None, 4.0)
+        assert await asyncio.gather(*shorts) == [(None, 1.0)] * 4
+        worker.shutdown()
+
+    asyncio.run(main())
+    assert log == ["long", "short", "short", "long", "short", "long", "short", "long"]
+
+
+def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None:
+    async def main() -> None:
+        worker = Worker("worker", ManualClock())
+        begun, go = threading.Event(), threading.Event()
+
+        def long(check: Check) -> str:
+            begun.set()
+            go.wait()
+            check()
+            return "done"
+
+        def broken() -> None:
+            raise RuntimeError("broken")
+
+        task = asyncio.create_task(worker.run(long))
+        await asyncio.to_thread(begun.wait)
+        cancelled, failing = (asyncio.create_task(worker.run_between(broken)) for _ in range(2))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(RuntimeError, match="broken"):
+            await failing
+        assert (await task)[0] == "done"
+        worker.shutdown()
+
+    asyncio.run(main())
