@@ -21,7 +21,7 @@ from openbook.index.shard import engine
 TIMEOUT_S = 60.0
 
 
-async def search(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, str]:
+async def search(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, int]:
     return await client.search(queries, RetrievalSettings(k=k), snapshot_id, Context(), TIMEOUT_S)
 
 
@@ -59,7 +59,7 @@ def check(server: IndexServer, scenario: Callable[[IndexClient], Awaitable[None]
         await scenario(client)
         hits, current = await search(client, VECTORS[:1], 3)  # whatever happened, it goes on
         assert hits.ids.shape == (1, 3)
-        assert current == server.shard.manifest.snapshot_id
+        assert current == server.held.sequence
         await client.close()
 
     asyncio.run(run())

@@ -29,7 +29,7 @@ from openbook.index.shard import engine
 from openbook.v1 import index_pb2
 
 
-async def found_by(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, str]:
+async def found_by(client: IndexClient, queries: Float32, k: int, snapshot_id: str = "") -> tuple[Hits, int]:
     return await client.search(queries, RetrievalSettings(k=k), snapshot_id, Context(), TIMEOUT_S)
 
 

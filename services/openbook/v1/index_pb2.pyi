@@ -311,6 +311,7 @@ class SearchResponse(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     CURRENT_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    CURRENT_SEQUENCE_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     k: _builtins.int
     ids: _builtins.bytes
@@ -320,6 +321,8 @@ class SearchResponse(_message.Message):
     snapshot_id: _builtins.str
     current_snapshot_id: _builtins.str
     """What this server would answer from if it were not told: differs from snapshot_id after a publication."""
+    current_sequence: _builtins.int
+    """Of its publication: above the one that a client knows, something was published since."""
     def __init__(
         self,
         *,
@@ -329,10 +332,11 @@ class SearchResponse(_message.Message):
         scores: _builtins.bytes = ...,
         snapshot_id: _builtins.str = ...,
         current_snapshot_id: _builtins.str = ...,
+        current_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_snapshot_id", b"current_snapshot_id", "ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_sequence", b"current_sequence", "current_snapshot_id", b"current_snapshot_id", "ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

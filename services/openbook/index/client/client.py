@@ -92,8 +92,8 @@ class IndexClient:
 
     async def search(
         self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
-    ) -> tuple[Hits, str]:
-        """The best k of its shard for (n, d) queries, and the id of the server's current snapshot."""
+    ) -> tuple[Hits, int]:
+        """The best k of its shard for (n, d) queries, and the sequence of the server's latest publication."""
         k = settings.k
         parameters = wire.parameters_to_wire(settings)
         request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, parameters=parameters)
@@ -105,7 +105,7 @@ class IndexClient:
                 f"{self.address}: must answer {len(queries)} x {k} hits of snapshot {snapshot_id or '(any)'}, "
                 f"got {hits.ids.shape} of {hits.snapshot_id}"
             )
-        return hits, response.current_snapshot_id
+        return hits, response.current_sequence
 
     async def fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float

@@ -31,14 +31,14 @@ FAILURES: dict[type[OpenbookError], Failure] = {
 
 
 class Replicas:
-    """Connections to all servers. `on_info` hears what a server holds, each time one was asked."""
+    """Connections to all servers. `on_info` hears what a server holds, each time one was asked, and when that was."""
 
     def __init__(
         self,
         addresses: Sequence[str],
         credentials: grpc.ChannelCredentials | None,
         router: Router,
-        on_info: Callable[[str, InfoResponse], None],
+        on_info: Callable[[str, InfoResponse, float], None],
     ) -> None:
         self.router = router
         self._clients = {address: IndexClient(address, credentials) for address in addresses}
@@ -106,8 +106,9 @@ class Replicas:
 
     async def info_of_all(self, timeout_s: float) -> None:
         """Ask every server what it holds, but for those known not to answer; see `on_info` and `problems`."""
+        began = monotonic()
         asked = [address for address in self._clients if self.router.health(address) is Health.ALIVE]
-        await asyncio.gather(*(self._info(address, timeout_s) for address in asked))
+        await asyncio.gather(*(self._info(address, timeout_s, began) for address in asked))
 
     async def close(self) -> None:
         """Let go of all connections, and of servers that are waited for."""
@@ -128,7 +129,7 @@ class Replicas:
         finally:
             SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
 
-    async def _info(self, address: str, timeout_s: float) -> None:
+    async def _info(self, address: str, timeout_s: float, began: float) -> None:
         try:
             info = await self._clients[address].info(timeout_s)
         except OpenbookError as error:
@@ -137,12 +138,12 @@ class Replicas:
             for action in self.router.suspect(address) if silent else self.router.lost(address):
                 self._probe(action.address)
         else:
-            self._told(address, info)
+            self._told(address, info, began)
 
-    def _told(self, address: str, info: InfoResponse) -> None:
+    def _told(self, address: str, info: InfoResponse, asked_at: float) -> None:
         self.problems.pop(address, None)
         self.router.spoke(address, monotonic())
-        self._on_info(address, info)
+        self._on_info(address, info, asked_at)
 
     def _probe(self, address: str) -> None:
         if address not in self._probes and not self._closed:
@@ -158,6 +159,7 @@ class Replicas:
         client = self._clients[address]
         while True:
             await asyncio.sleep(self.router.probe_delay_s(address))
+            began = monotonic()
             try:
                 info = await client.info(PROBE_TIMEOUT_S)
                 break
@@ -169,7 +171,7 @@ class Replicas:
                 await client.reset()  # what waits there is asked elsewhere
         if address in self.problems:
             log.warning("index server %s answers again", address)
-        self._told(address, info)
+        self._told(address, info, began)
 
 
 def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> OpenbookError:

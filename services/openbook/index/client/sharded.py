@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import math
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -20,7 +19,8 @@ from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, S
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import HEDGE_BUDGET, Router
-from openbook.index.client.tier import ShardServers, Tier, check_complete, choose
+from openbook.index.client.tier import ShardServers, Tier, check_complete
+from openbook.index.client.told import Told
 from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,9 @@ class ShardedIndex:
     """The index tier behind some servers, each of which says itself which shard it holds.
 
     Several servers may hold one shard (see `routing` for who is asked when). A search and its fetches keep to one
-    snapshot: the one published last that all shards can serve. A server that was dead is used again soon after its
-    return, and a publication is noticed: nothing needs a restart. To be used within one event loop.
+    snapshot: the one published last that all shards can serve. Every reply names the latest publication: a search that
+    hears of one it did not know is made again (see `told`). A server that was dead is used again soon after its return:
+    nothing needs a restart. To be used within one event loop.
 
     Raises:
         InvalidConfig: there are no addresses, or a file for TLS cannot be read.
@@ -56,12 +57,11 @@ class ShardedIndex:
         self._hedge_budget = hedge_budget
         self._credentials = channel_credentials(tls)
         self._replicas: Replicas | None = None
-        self._infos: dict[str, InfoResponse] = {}
-        self._tiers: dict[str, Tier] = {}
+        self._told = Told()
         self._tier: Tier | None = None  # the last whole one
         self._is_latest = False  # whether nobody has said anything since it was chosen
         self._asking: asyncio.Task[None] | None = None
-        self._asked_at = -math.inf  # when that began which has told us last what all servers hold
+        self._something_said = asyncio.Event()  # another one each time
 
     @classmethod
     def of(cls, settings: IndexClientSettings) -> "ShardedIndex":
@@ -75,7 +75,7 @@ class ShardedIndex:
             ShardUnavailable: no server of some shard answers.
             SnapshotMismatch: the servers hold no snapshot in common, or by now one of another encoder than at first.
         """
-        await self._ask_all(monotonic(), Deadline.never())
+        await self._ask_all(Deadline.never())
         failures = self._failures()
         if failures:
             log.warning("index servers that do not answer: %s", "; ".join(failures))
@@ -111,12 +111,18 @@ class ShardedIndex:
 
     async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         """As `openbook.rag.ports.Retriever.search`."""
-        begun = monotonic()
-        try:
-            return await self._search(queries, settings, context)
-        except SnapshotMismatch:  # published or restarted since the servers were asked
-            await self._ask_all(begun, context.deadline)
-            return await self._search(queries, settings, context)
+        refused = ""
+        while True:
+            tier = await self._usable(context.deadline, settings.min_coverage)
+            try:
+                return await self._search(tier, queries, settings, context)
+            except _Outdated:
+                continue
+            except SnapshotMismatch:  # published or restarted since the servers were asked
+                if tier.snapshot_id == refused:
+                    raise
+                refused = tier.snapshot_id
+                await self._ask_all(context.deadline)
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
         """As `openbook.rag.ports.PassageStore.fetch`."""
@@ -137,16 +143,16 @@ class ShardedIndex:
         if self._replicas is not None:
             replicas, self._replicas = self._replicas, None
             await replicas.close()
-        self._infos, self._tiers, self._is_latest = {}, {}, False
+        self._told, self._is_latest = Told(), False
 
-    async def _search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+    async def _search(self, tier: Tier, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         k, min_coverage = settings.k, settings.min_coverage
-        tier = await self._usable(context.deadline, min_coverage)
         queries = check_search(queries, k, tier.dimension, tier.max_k, tier.max_rows)
 
         async def call(client: IndexClient, timeout_s: float) -> Hits:
-            hits, current = await client.search(queries, settings, tier.snapshot_id, context, timeout_s)
-            self._notice(client.address, current)
+            hits, sequence = await client.search(queries, settings, tier.snapshot_id, context, timeout_s)
+            if sequence > tier.sequence and self._is_outdated(tier, client.address, sequence):
+                raise _Outdated
             return hits
 
         replicas = self._connected()
@@ -167,8 +173,9 @@ class ShardedIndex:
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context
     ) -> tuple[list[Passage], Float32]:
         context.deadline.check("passages were fetched")
-        current = await self._usable(context.deadline, 0.0)
-        tier = self._tiers.get(snapshot_id)
+        if snapshot_id not in self._told.tiers:
+            current = await self._usable(context.deadline, 0.0)
+        tier = self._told.tiers.get(snapshot_id)
         if tier is None:
             raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
         parts = tier.locate(np.asarray(ids, np.int64))
@@ -195,33 +202,47 @@ class ShardedIndex:
         """The snapshot to search, once the servers have said what they hold."""
         deadline.check("the index tier was asked")
         tier = self._current()
-        if tier is not None and not tier.missing:
+        is_known = tier is not None and self._told.is_known(tier)
+        if tier is not None and is_known and not tier.missing:
             return tier
         if min_coverage == 1.0:
-            await self._ask_all(monotonic(), deadline)
-        elif tier is not None:
+            await self._ask_all(deadline, self._has_news)
+        elif tier is not None and is_known:
             self._begin_asking()
             return tier
         else:
             with suppress(DeadlineExceeded):  # some may have answered
-                await self._ask_all(monotonic(), Deadline.after(deadline.remaining_s() / 2))
+                await self._ask_all(Deadline.after(deadline.remaining_s() / 2), self._has_news)
         tier = self._current()
         if tier is None or min_coverage == 1.0:
             return check_complete(tier, self._alive(), self._failures())
         return tier
 
-    async def _ask_all(self, since: float, deadline: Deadline) -> None:
-        """Ask all servers what they hold, once for all who want to know. What they say is from after `since`.
+    def _has_news(self) -> bool:
+        """Whether the latest snapshot that was named is whole: nobody needs to wait for those who are still silent."""
+        tier = self._current()
+        return tier is not None and not tier.missing and self._told.is_known(tier)
+
+    async def _ask_all(self, deadline: Deadline, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Ask all servers what they hold, once for all who want to know. What they say is of now.
 
         Raises:
-            DeadlineExceeded: not all have answered in time, or were found not to.
+            DeadlineExceeded: not all have answered in time, or were found not to, nor was it enough before.
         """
+        since = monotonic()
         try:
             async with asyncio.timeout(deadline.remaining_s()):
-                while self._asked_at < since:
-                    await asyncio.shield(self._begin_asking())
+                while self._told.all_asked_at < since and not is_enough():
+                    await self._next_said()
         except TimeoutError:
             raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
+
+    def _is_outdated(self, tier: Tier, address: str, sequence: int) -> bool:
+        """Whether another one is perhaps to be searched in its place, for all that we know and this server's reply."""
+        if self._told.reply(address, sequence, monotonic()):
+            self._is_latest = False
+        latest = self._current()
+        return latest is None or latest.snapshot_id != tier.snapshot_id or not self._told.is_known(latest)
 
     def _begin_asking(self) -> asyncio.Task[None]:
         if self._asking is None or self._asking.done():
@@ -231,22 +252,26 @@ class ShardedIndex:
     async def _ask(self) -> None:
         began = monotonic()
         await self._connected().info_of_all(self._timeout_s)
-        self._asked_at = began
+        self._told.all_asked_at, self._is_latest = began, False
+
+    async def _next_said(self) -> None:
+        """Returns when one more server has said what it holds, or all were asked."""
+        asking, said = self._begin_asking(), asyncio.create_task(self._something_said.wait())
+        try:
+            await asyncio.wait({asking, said}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            said.cancel()
+        if asking.done():
+            asking.result()
 
     def _alive(self) -> dict[str, InfoResponse]:
         """What the servers hold that are not known to be gone."""
         router = self._connected().router
-        return {address: info for address, info in self._infos.items() if not router.is_gone([address])}
+        return {address: info for address, info in self._told.infos.items() if not router.is_gone([address])}
 
     def _failures(self) -> list[str]:
         problems = self._connected().problems
         return [str(problems[address]) for address in self._addresses if address in problems]
-
-    def _notice(self, address: str, current_snapshot_id: str) -> None:
-        """A current snapshot that is news: something was published. Ask all servers, in the background."""
-        known = self._infos.get(address)
-        if known is not None and known.snapshot_id != current_snapshot_id:
-            self._begin_asking()
 
     def _connected(self) -> Replicas:
         if self._replicas is None:
@@ -254,10 +279,11 @@ class ShardedIndex:
             self._replicas = Replicas(self._addresses, self._credentials, router, self._on_info)
         return self._replicas
 
-    def _on_info(self, address: str, info: InfoResponse) -> None:
-        self._infos[address] = info
-        self._tiers = Tier.all_of(self._infos)
+    def _on_info(self, address: str, info: InfoResponse, asked_at: float) -> None:
+        self._told.info(address, info, asked_at)
         self._is_latest = False
+        self._something_said.set()
+        self._something_said = asyncio.Event()
 
     def _current(self) -> Tier | None:
         """The snapshot to search, as far as is known.
@@ -268,7 +294,7 @@ class ShardedIndex:
         known = self._tier
         if known is not None and self._is_latest:
             return known
-        tier = choose(self._tiers, self._alive())
+        tier = self._told.latest(self._alive(), known)
         if tier is None or tier.missing:
             return tier
         if known is not None and tier.encoder_fingerprint != known.encoder_fingerprint:
@@ -284,6 +310,10 @@ class ShardedIndex:
         if self._tier is None:
             raise ShardUnavailable(f"index servers {', '.join(self._addresses)} were not asked yet what they hold")
         return self._tier
+
+
+class _Outdated(Exception):
+    """The snapshot that is searched is perhaps no longer the one to search."""
 
 
 async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -106,15 +106,17 @@ class Tier:
 
 def choose(tiers: Mapping[str, Tier], alive: Container[str]) -> Tier | None:
     """The snapshot to search: of those that all shards hold the one published last, even if servers are gone for now.
-    Where there is none, the one with the most passages at servers alive. One that was never published is not searched.
+    Where there is none, the one of which most shards are at servers alive, and of those the one published last: servers
+    that are alive hold what was published last. One that was never published is not searched.
     """
     published = [tier for tier in tiers.values() if tier.sequence]
 
-    def rank(tier: Tier) -> tuple[bool, int, int, int, str]:
+    def rank(tier: Tier) -> tuple[bool, int, int, int, int, str]:
         within_reach = [shard for shard in tier.shards if any(address in alive for address in shard.addresses)]
         n_servers = sum(len(shard.addresses) for shard in tier.shards)
-        n_passages = 0 if not tier.missing else sum(shard.n_passages for shard in within_reach)
-        return not tier.missing, n_passages, tier.sequence, n_servers, tier.snapshot_id
+        n_shards = len(within_reach) if tier.missing else tier.n_shards
+        n_passages = sum(shard.n_passages for shard in within_reach) if tier.missing else 0
+        return not tier.missing, n_shards, tier.sequence, n_passages, n_servers, tier.snapshot_id
 
     return max(published, key=rank, default=None)
 

@@ -48,7 +48,13 @@ class HeldSnapshots(Generic[Held]):
     @property
     def sequence(self) -> int:
         """Of the latest publication."""
-        return self._entries[self._current].sequence
+        return self.published[1]
+
+    @property
+    def published(self) -> tuple[str, int]:
+        """The current snapshot's id and the sequence of its publication, of one moment."""
+        with self._lock:
+            return self._current, self._entries[self._current].sequence
 
     def acquire(self, snapshot_id: str) -> tuple[str, Held]:
         """The snapshot of this id, or the current one for "", kept until `release`.
@@ -138,7 +144,7 @@ class HeldSnapshots(Generic[Held]):
         entry = self._entries.get(snapshot_id)
         if entry is None:
             raise SnapshotMismatch(f"this server holds snapshot {self._names()}, cannot publish {snapshot_id[:64]}")
-        latest = self.sequence
+        latest = self._entries[self._current].sequence
         if sequence < latest or (sequence == latest and snapshot_id != self._current):
             raise SnapshotMismatch(
                 f"sequence must be above {latest}, that of the current snapshot {self._current}, got {sequence}"

@@ -188,7 +188,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
     def _search_response(self, hits: Hits) -> index_pb2.SearchResponse:
         response = wire.hits_to_wire(hits)
-        response.current_snapshot_id = self._held.current_id
+        response.current_snapshot_id, response.current_sequence = self._held.published
         return response
 
     def _begin_fetch(
