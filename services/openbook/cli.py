@@ -154,12 +154,15 @@ def up(
     snapshot: Annotated[Path | None, typer.Argument(help="A snapshot, or what `openbook index root` made.")] = None,
     config: Config = None,
 ) -> None:
-    """Start the whole system on this machine. Index servers, cache, Ray Serve; Ctrl-C stops all of it."""
+    """Start the whole system on this machine. Index servers, cache, Ray Serve; Ctrl-C stops all of it.
+
+    When the file of --config changes, so does the system, without a pause.
+    """
     import signal
 
     from openbook import telemetry
     from openbook.config import load
-    from openbook.serving.launch.local import local_system, until_stopped
+    from openbook.serving.launch.local import follow, local_system, until_stopped
 
     telemetry.setup_logging("up")
     with until_stopped(), local_system(snapshot, load(config)) as settings:
@@ -167,6 +170,8 @@ def up(
         print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
         http, grpc = f"{serving.host}:{serving.http_port}", f"{serving.host}:{serving.grpc_port}"
         print(f"ready: http://{http}/docs, gRPC {grpc}; Ctrl-C stops")
+        if config:
+            follow(config, settings)
         signal.pause()
 
 

@@ -145,6 +145,7 @@ def _deployment(
         max_queued_requests=n_ongoing,
         max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
         graceful_shutdown_timeout_s=GRACE_S,
+        max_surge_percent=100,  # in an update the new replicas answer before the old ones stop
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         ray_actor_options={
             "num_cpus": num_cpus,

@@ -4,14 +4,17 @@ import logging
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
+from openbook import config
 from openbook.cache.server import RedisServer
 from openbook.config import Settings
-from openbook.errors import InvalidConfig, StartupError
+from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import end, start
@@ -19,6 +22,9 @@ from openbook.secret import RedisUrl
 
 log = logging.getLogger(__name__)
 
+FIXED = ("host", "http_port", "grpc_port", "proxy")
+"""Of the endpoint: proxies are started with them, once."""
+POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -87,6 +93,61 @@ def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = T
 
     with local_tiers(snapshot, settings) as complete, running(complete, shows_logs):
         yield complete
+
+
+def follow(path: Path, settings: Settings) -> NoReturn:
+    """Whenever the settings file changes, run the system by what it says now, without a pause. What cannot be done is
+    logged and left: the system, which runs by `settings`, goes on as it was.
+    """
+    from openbook.serving.launch.run import update
+
+    seen = _state(path)
+    while True:
+        time.sleep(POLL_S)
+        if _state(path) == seen:
+            continue
+        seen = _state(path)
+        try:
+            changed = updated(settings, config.load(path))
+            if changed == settings:
+                continue
+            log.info("%s has changed: updating", path)
+            try:
+                update(changed)
+            except OpenbookError:
+                update(settings)  # Serve would go on trying
+                raise
+            settings = changed
+            log.info("%s: in force", path)
+        except OpenbookError as error:
+            log.warning("%s: not in force: %s", path, error)
+
+
+def updated(settings: Settings, wanted: Settings) -> Settings:
+    """What a system with these settings can become of those wanted, with the index servers and the Redis that it has.
+
+    Raises:
+        InvalidConfig: a setting differs that needs another start.
+    """
+    for name in FIXED:
+        now, then = getattr(settings.serving, name), getattr(wanted.serving, name)
+        if now != then:
+            raise InvalidConfig(f"serving.{name} cannot change from {now} to {then} while the system runs")
+    return wanted.model_copy(
+        update={
+            "index": wanted.index.model_copy(update={"addresses": wanted.index.addresses or settings.index.addresses}),
+            "cache": wanted.cache.model_copy(update={"url": wanted.cache.url or settings.cache.url}),
+        }
+    )
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What changes when a file does; None while there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 @contextmanager

@@ -109,11 +109,21 @@ def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    with local_serve(serving, num_cpus, shows_logs):
-        from openbook.serving.app import assemble, make_encoder, make_generator
-
-        deploy(assemble(settings, make_encoder, make_generator), serving)
+    # Twice as many, for it only counts them: in an update new replicas stand beside the old ones.
+    with local_serve(serving, 2 * num_cpus, shows_logs):
+        update(settings)
         yield
+
+
+def update(settings: Settings) -> None:
+    """Deploy the application as these settings say; where it runs, replica by replica, without a pause.
+
+    Raises:
+        StartupError: as `deploy`.
+    """
+    from openbook.serving.app import assemble, make_encoder, make_generator
+
+    deploy(assemble(settings, make_encoder, make_generator), settings.serving)
 
 
 def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:

@@ -1,0 +1,79 @@
+"""A running system follows its settings file: what it takes up, what it refuses, and what it goes back to."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from openbook.config import Settings, parse
+from openbook.errors import InvalidConfig, InvalidModel
+from openbook.serving.launch import local, run
+
+RUNNING = parse({"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}})
+
+
+class Stopped(Exception):
+    """What ends `follow` in place of Ctrl-C."""
+
+
+def followed(path: Path, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[Settings]:
+    """What was deployed while the file changed step by step, before each look at it."""
+    deployed: list[Settings] = []
+    left = list(steps)
+
+    def update(settings: Settings) -> None:
+        deployed.append(settings)
+        if settings.generator.model == "missing":
+            raise InvalidModel("there is no such model")
+
+    def sleep(seconds: float) -> None:
+        if not left:
+            raise Stopped
+        left.pop(0)()
+
+    monkeypatch.setattr(run, "update", update)
+    monkeypatch.setattr(local.time, "sleep", sleep)
+    with pytest.raises(Stopped):
+        local.follow(path, RUNNING)
+    return deployed
+
+
+def test_what_the_file_says_comes_into_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("{}")
+    deployed = followed(
+        path,
+        monkeypatch,
+        lambda: None,
+        lambda: path.write_text("serving: {n_replicas: 2}"),
+        lambda: path.write_text("serving:  {n_replicas: 2}"),  # says the same
+        lambda: path.write_text("answer: {k: 7}"),
+    )
+    assert [(each.serving.n_replicas, each.answer.k) for each in deployed] == [(2, 5), (1, 7)]
+    assert all(each.index == RUNNING.index and each.cache == RUNNING.cache for each in deployed)
+
+
+def test_what_cannot_be_is_left_and_the_next_change_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("{}")
+    deployed = followed(
+        path,
+        monkeypatch,
+        lambda: path.write_text("answer: {k: seven}"),
+        lambda: path.write_text("generator: {model: missing}"),
+        path.unlink,
+        lambda: path.write_text("answer: {k: 7}"),
+    )
+    assert [(each.generator.model, each.answer.k) for each in deployed] == [
+        ("missing", 5),
+        ("embedded", 5),  # what ran before
+        ("embedded", 7),
+    ]
+
+
+@pytest.mark.parametrize("setting", ["host: 127.0.0.2", "http_port: 1234", "grpc_port: 1234", "proxy: python"])
+def test_what_proxies_are_started_with_cannot_change(setting: str) -> None:
+    key, value = setting.split(": ")
+    wanted = parse({"serving": {key: int(value) if value.isdecimal() else value}})
+    with pytest.raises(InvalidConfig, match=rf"serving\.{key} cannot change from \S+ to {value} while"):
+        local.updated(RUNNING, wanted)
