@@ -15,7 +15,12 @@ CACHE_ERRORS = Counter("openbook_cache_errors", "Redis calls that failed or took
 STAGE_SECONDS = Histogram("openbook_stage_seconds", "Duration of one stage of one question", ["stage"])
 # Cached: `labels` would look them up under a lock every time.
 requests = cache(Counter("openbook_requests", "Requests by method and outcome", ["method", "code"]).labels)
-BATCH_SIZE = Histogram("openbook_batch_size", "Questions computed at once", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64))
+BATCH_SIZE = Histogram(
+    "openbook_batch_size",
+    "Questions computed at once",
+    ["model"],
+    buckets=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64),
+)
 QUEUED = Gauge("openbook_queued", "Questions waiting for a model", ["model"])
 SHARD_SECONDS = Histogram("openbook_shard_seconds", "One call to one index server", ["shard", "method"])
 SHARD_ERRORS = Counter("openbook_shard_errors", "Failed calls to index servers", ["shard", "code"])
