@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from openbook.core.context import Context
+from openbook.core.deadline import Check, go_on
 from openbook.core.marginal import label_log_marginal, log_prior
 from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
 from openbook.core.types import (
@@ -55,8 +56,13 @@ class HashEncoder:
         context.deadline.check("encode")
         return self.encode_questions(questions)
 
-    def encode_questions(self, questions: Sequence[str]) -> Float32:
+    def padded_length(self, question: str) -> int:
+        """No question is padded, none too long."""
+        return 0
+
+    def encode_questions(self, questions: Sequence[str], check: Check = go_on) -> Float32:
         """(n, d) unit vectors."""
+        check()
         rows = [self._embed(question) for question in questions]
         return np.stack(rows) if rows else np.empty((0, self.dimension), np.float32)
 

@@ -30,8 +30,8 @@ T = TypeVar("T")
 PAUSE_S = 1.0
 """How long Redis is left alone after a failure."""
 
-KEY_PREFIX = "openbook:query:2:"
-"""The 2 is the version of the value's format: see `Codec`."""
+KEY_PREFIX = "openbook:query:3:"
+"""The 3 is the version of the value's format (see `Codec`) and of how encoders compute (see `models.batches`)."""
 
 DIGEST_BYTES = 16
 MAX_NORM = 1e15

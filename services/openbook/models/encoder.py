@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from transformers import AutoModel, DPRContextEncoder, DPRQuestionEncoder, RagModel
 
 from openbook.config import ModelSettings
+from openbook.core.deadline import Check, go_on
 from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
+from openbook.models.batches import Batches
 from openbook.models.checkpoint import place
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
@@ -127,34 +129,44 @@ class TextEncoder:
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
         self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
+        self._batches = Batches(self._embed, self.pooling.max_tokens, self._model.config.vocab_size)
 
     @classmethod
     def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
         """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
-        return cls(load_encoder(settings.model, role), settings)
+        encoder = cls(load_encoder(settings.model, role), settings)
+        if role == "query":
+            encoder._batches.keep_bits()  # tried now, so that no question waits for it
+        return encoder
 
     def n_tokens(self, question: str) -> int:
         """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""
         return len(self._tokenizer(self.pooling.query_prefix + question)["input_ids"])
 
-    def encode_questions(self, questions: Sequence[str]) -> Float32:
-        """(n, d) embeddings, in order.
+    def padded_length(self, question: str) -> int:
+        """How long the question is computed, in tokens: those of one length are computed together.
 
-        Each question is computed by itself: how a batched product is summed depends on its shape, so only thus does a
-        question have the same bits whatever it arrives with.
+        Raises:
+            InvalidRequest: it has more tokens than the encoder can read.
+        """
+        return self._batches.length(self._checked(self.n_tokens(question)))
+
+    def encode_questions(self, questions: Sequence[str], check: Check = go_on) -> Float32:
+        """(n, d) embeddings, in order. Calls `check` between its batches.
+
+        A question has the same bits whatever it arrives with: see `models.batches`.
 
         Raises:
             InvalidRequest: a question has more tokens than the encoder can read.
         """
-        rows = np.empty((len(questions), self.dimension), np.float32)
-        for row, question in enumerate(questions):
-            ids = self._tokenizer(self.pooling.query_prefix + question)["input_ids"]
-            if len(ids) > self.pooling.max_tokens:
-                raise InvalidRequest(
-                    f"question has {len(ids)} tokens, and the encoder can read {self.pooling.max_tokens}"
-                )
-            rows[row] = self._embed([ids])[0]
-        return rows * np.float32(self.pooling.query_scale)
+        embeddings = np.empty((len(questions), self.dimension), np.float32)
+        texts = [self.pooling.query_prefix + question for question in questions]
+        ids = self._tokenizer(texts)["input_ids"] if texts else []
+        for row in ids:
+            self._checked(len(row))
+        for rows, found in self._batches.embed(ids, check):
+            embeddings[rows] = found
+        return embeddings * np.float32(self.pooling.query_scale)
 
     def encode_passages(self, passages: Sequence[Passage]) -> Float32:
         """(n, d) embeddings of titles and texts, in order. A text that does not fit is cut at its end.
@@ -168,6 +180,11 @@ class TextEncoder:
             batch = order[start : start + PASSAGES_PER_BATCH]
             rows[batch] = self._embed([ids[i] for i in batch], LENGTH_STEP)
         return rows
+
+    def _checked(self, n_tokens: int) -> int:
+        if n_tokens > self.pooling.max_tokens:
+            raise InvalidRequest(f"question has {n_tokens} tokens, and the encoder can read {self.pooling.max_tokens}")
+        return n_tokens
 
     @torch.inference_mode()
     def _embed(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> Float32:

@@ -31,8 +31,12 @@ class EncoderModel(Protocol):
 
     @property
     def dimension(self) -> int: ...
-    def encode_questions(self, questions: Sequence[str], /) -> Float32:
-        """(n, d)"""
+    def padded_length(self, question: str, /) -> int:
+        """Questions of equal length are computed together. Raises InvalidRequest for those too long to be read."""
+        ...
+
+    def encode_questions(self, questions: Sequence[str], check: Check, /) -> Float32:
+        """(n, d), the same bits whatever else is asked. Calls `check` between its steps."""
         ...
 
 
@@ -52,6 +56,8 @@ class LocalEncoder:
             name="encoder",
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
+            # Who asks for too much is refused here, before the queue, and spoils no batch.
+            key=model.padded_length,
         )
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
@@ -64,11 +70,7 @@ class LocalEncoder:
         await self._batcher.aclose()
 
     def _encode(self, questions: Sequence[str], check: Check) -> list[Float32]:
-        embeddings = []
-        for question in questions:  # each by itself, as the model does too: its bits do not depend on the others
-            check()
-            embeddings.append(self._model.encode_questions([question])[0])
-        return embeddings
+        return list(self._model.encode_questions(questions, check))
 
 
 class EncoderDeployment:
