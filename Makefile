@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-loss bench-train bench-stopping identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -52,8 +52,14 @@ bench-train: $(VENV)/.dev  ## A training step beside transformers: time and memo
 bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minutes
 	$(BIN)/python benchmarks/bench_decode.py
 
+bench-encoder: $(VENV)/.dev  ## Questions encoded one by one, in batches, and the bare forward passes; two minutes
+	$(BIN)/python benchmarks/bench_encoder.py
+
 bench-stopping: $(VENV)/.dev  ## How soon the generator is free when nobody waits any more; a quarter of an hour
 	$(BIN)/python benchmarks/bench_stopping.py
+
+bench-cache: $(VENV)/.dev  ## What the cache saves, its hits under Zipf, a thousand equal questions at once; a minute
+	$(BIN)/python benchmarks/bench_cache.py
 
 bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
 	$(BIN)/python benchmarks/bench_slow_senders.py
