@@ -1,17 +1,15 @@
 """The journey of one question, steps 2 to 12 (ARCHITECTURE.md): cached or fresh query, top k, passages, answer."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import numpy as np
 
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
-from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
 from openbook.core.types import (
     NO_HIT,
@@ -30,8 +28,9 @@ from openbook.core.types import (
     TokenDelta,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
-from openbook.rag.ports import EmbeddingCache, Encoder, Generator, PassageStore, Retriever
-from openbook.telemetry import STAGE_SECONDS
+from openbook.rag.cached import Generations, Queries
+from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
+from openbook.rag.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +86,6 @@ class Answer:
     labels: tuple[Label, ...] = ()  # in the order of the request
 
 
-@dataclass(slots=True)
-class _Stopwatch:
-    """How long each stage of one question took."""
-
-    clock: Clock
-    started: float = field(init=False)
-    stages: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begun = self.clock()
-        try:
-            yield
-        finally:
-            self.stages[name] = self.clock() - begun
-            STAGE_SECONDS.labels(name).observe(self.stages[name])
-
-    def read(self) -> dict[str, float]:
-        return {**self.stages, "total": self.clock() - self.started}
-
-
 class Pipeline:
     """Plugs an encoder, an index tier and a generator together. One instance serves any number of questions at once."""
 
@@ -123,15 +98,16 @@ class Pipeline:
         cache: EmbeddingCache,
         limits: AnswerDefaults,
         clock: Clock = time.monotonic,
+        answers: AnswerCache | None = None,
     ) -> None:
         self._encoder = encoder
         self._retriever = retriever
         self._passages = passages
         self._generator = generator
-        self._cache = cache
         self._limits = limits
         self._clock = clock
-        self._write_backs: set[asyncio.Task[None]] = set()
+        self._queries = Queries(encoder, cache, clock)
+        self._generations = Generations(generator, answers)
 
     async def answer(
         self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
@@ -144,10 +120,10 @@ class Pipeline:
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
         self.work(retrieval, generation)
-        watch = _Stopwatch(self._clock)
+        watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
         with watch.stage("generate"):
-            generated = await self._generator.generate(question, retrieved, generation, context)
+            generated = await self._generations.find(question, retrieved, generation, context)
         return self._to_answer(generated, retrieved, generation, cached, context, watch)
 
     async def stream(
@@ -155,7 +131,7 @@ class Pipeline:
     ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
         """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
         self.work(retrieval, generation)
-        watch = _Stopwatch(self._clock)
+        watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
         yield self._to_retrieval(retrieved, cached, context, watch)
         items = self._generator.stream(question, retrieved, generation, context)
@@ -171,7 +147,7 @@ class Pipeline:
     async def retrieve(self, question: str, retrieval: RetrievalSettings, context: Context) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
         self.work(retrieval)
-        watch = _Stopwatch(self._clock)
+        watch = Stopwatch(self._clock)
         _, retrieved, cached = await self._find(question, retrieval, context, watch)
         return self._to_retrieval(retrieved, cached, context, watch)
 
@@ -182,11 +158,12 @@ class Pipeline:
         return generation.work(retrieval.k, self._limits.max_work) if generation else 0
 
     async def aclose(self) -> None:
-        """Wait for embeddings still on their way into the cache."""
-        await asyncio.gather(*self._write_backs)
+        """Wait for what is still on its way into the caches."""
+        await self._queries.aclose()
+        await self._generations.aclose()
 
     async def _find(
-        self, question: str, settings: RetrievalSettings, context: Context, watch: _Stopwatch
+        self, question: str, settings: RetrievalSettings, context: Context, watch: Stopwatch
     ) -> tuple[str, Retrieved, bool]:
         question = check_question(question, self._limits.max_question_chars)
         query, cached = await self._query(question, context, watch)
@@ -194,7 +171,7 @@ class Pipeline:
         return question, retrieved, cached
 
     async def _retrieve(
-        self, query: Float32, settings: RetrievalSettings, context: Context, watch: _Stopwatch
+        self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch
     ) -> Retrieved:
         hits = await self._search(query, settings, context, watch)
         try:
@@ -205,31 +182,22 @@ class Pipeline:
             # A shard that took part in the search is gone by now: do without it.
             return await self._fetch(await self._search(query, settings, context, watch), context, watch)
 
-    async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: _Stopwatch) -> Hits:
+    async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Hits:
         with watch.stage("search"):
             return await self._retriever.search(query[None, :], settings, context)
 
-    async def _fetch(self, hits: Hits, context: Context, watch: _Stopwatch) -> Retrieved:
+    async def _fetch(self, hits: Hits, context: Context, watch: Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
         with watch.stage("fetch"):
             passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, context)
         return Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id, hits.coverage)
 
-    async def _query(self, question: str, context: Context, watch: _Stopwatch) -> tuple[Float32, bool]:
-        key = f"{self._encoder.fingerprint}:{text_digest(question)}"
-        with watch.stage("cache"):
-            (query,) = await self._cache.get_many([key])
-        # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
-        if query is not None and query.shape == (self._encoder.dimension,):
-            return query, True
-        with watch.stage("encode"):
-            query = (await self._encoder.encode([question], context))[0]
-        write_back = asyncio.create_task(self._cache.put_many([(key, query)]))
-        self._write_backs.add(write_back)
-        write_back.add_done_callback(self._write_backs.discard)
-        return query, False
+    async def _query(self, question: str, context: Context, watch: Stopwatch) -> tuple[Float32, bool]:
+        query = await self._queries.find(question, context)
+        watch.stages.update(query.stages)
+        return query.embedding, query.cached
 
-    def _to_retrieval(self, retrieved: Retrieved, cached: bool, context: Context, watch: _Stopwatch) -> Retrieval:
+    def _to_retrieval(self, retrieved: Retrieved, cached: bool, context: Context, watch: Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
             evidence=_evidence(retrieved, prior, prior),
@@ -249,7 +217,7 @@ class Pipeline:
         settings: GenerationSettings,
         cached: bool,
         context: Context,
-        watch: _Stopwatch,
+        watch: Stopwatch,
     ) -> Answer:
         return Answer(
             text=generation.text,

@@ -52,6 +52,18 @@ class EmbeddingCache(Protocol):
         ...
 
 
+class AnswerCache(Protocol):
+    """Generations by key. Never raises, as `EmbeddingCache`."""
+
+    async def get_many(self, keys: Sequence[str]) -> list[Generation | None]:
+        """One generation or None per key, in order."""
+        ...
+
+    async def put_many(self, entries: Sequence[tuple[str, Generation]]) -> None:
+        """Keep what fits."""
+        ...
+
+
 class Retriever(Protocol):
     """The index tier: all shards as one."""
 

@@ -380,7 +380,7 @@ def test_the_requests_timeout_is_cut_to_the_limit() -> None:
 
     settings = parse({"answer": {"max_timeout_s": 7000, "timeout_s": 3000}})
     under_test = service(settings)
-    under_test._pipeline._encoder = Watching()
+    under_test._pipeline._queries._encoder = Watching()
     for timeout in ({"timeout_s": 1e300}, {"timeout_s": 2000}, {}):
         request("POST", "/v1/answer", under_test, json={"question": f"who {timeout}", **timeout})
     assert [math.ceil(left / 1000) for left in seen] == [7, 2, 3]
@@ -453,5 +453,5 @@ def test_no_more_work_is_admitted_than_the_limit() -> None:
         assert await first == await second == await ask(2) == "Curie was born in Warsaw"
 
     begun, go = asyncio.Event(), asyncio.Event()
-    under_test._pipeline._generator = Slow()
+    under_test._pipeline._generations._generator = Slow()
     asyncio.run(main())

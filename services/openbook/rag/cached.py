@@ -1,0 +1,112 @@
+"""Queries and generations: from a cache, or computed, once for all who ask for the same at the same time."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import asdict, dataclass
+
+from openbook.core.context import Context
+from openbook.core.deadline import Clock
+from openbook.core.fingerprint import json_digest, text_digest
+from openbook.core.types import Float32, Generation, GenerationSettings, Retrieved
+from openbook.rag.in_flight import InFlight
+from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator
+from openbook.rag.stopwatch import Stopwatch
+
+
+class _WriteBacks:
+    """What is on its way into a cache: nobody's answer waits for it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, writing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(writing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def done(self) -> None:
+        await asyncio.gather(*self._tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question's embedding, shared by all who ask it at the same time."""
+
+    embedding: Float32  # (d,)
+    cached: bool
+    stages: dict[str, float]  # seconds that finding it took, for whoever asked first
+
+
+class Queries:
+    """Embeddings of questions. Raises as `Encoder.encode`."""
+
+    def __init__(self, encoder: Encoder, cache: EmbeddingCache, clock: Clock) -> None:
+        self._encoder = encoder
+        self._cache = cache
+        self._clock = clock
+        self._in_flight: InFlight[Query] = InFlight("encoder")
+        self._write_backs = _WriteBacks()
+
+    async def find(self, question: str, context: Context) -> Query:
+        """The question's embedding."""
+        key = f"{self._encoder.fingerprint}:{text_digest(question)}"
+        return await self._in_flight.get(key, lambda shared: self._find(key, question, shared), context)
+
+    async def aclose(self) -> None:
+        """Wait for what is still on its way into the cache."""
+        await self._write_backs.done()
+
+    async def _find(self, key: str, question: str, context: Context) -> Query:
+        watch = Stopwatch(self._clock)
+        with watch.stage("cache"):
+            (embedding,) = await self._cache.get_many([key])
+        # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
+        if embedding is not None and embedding.shape == (self._encoder.dimension,):
+            return Query(embedding, True, watch.stages)
+        with watch.stage("encode"):
+            embedding = (await self._encoder.encode([question], context))[0]
+        self._write_backs.start(self._cache.put_many([(key, embedding)]))
+        return Query(embedding, False, watch.stages)
+
+
+class Generations:
+    """What the generator makes of a question and its passages. Raises as `Generator.generate`."""
+
+    def __init__(self, generator: Generator, cache: AnswerCache | None) -> None:
+        self._generator = generator
+        self._cache = cache
+        self._in_flight: InFlight[Generation] = InFlight("generator")
+        self._write_backs = _WriteBacks()
+
+    async def find(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+    ) -> Generation:
+        """The generation: fresh, where there is no cache."""
+        if self._cache is None:
+            return await self._generator.generate(question, retrieved, settings, context)
+        cache, key = self._cache, generation_key(self._generator.fingerprint, question, retrieved, settings)
+
+        async def compute(shared: Context) -> Generation:
+            (found,) = await cache.get_many([key])
+            # Whatever stands in a shared cache, only what has a posterior of each of these passages is theirs.
+            if found is not None and found.log_prior.shape == found.log_posterior.shape == retrieved.scores.shape:
+                return found
+            generated = await self._generator.generate(question, retrieved, settings, shared)
+            self._write_backs.start(cache.put_many([(key, generated)]))
+            return generated
+
+        return await self._in_flight.get(key, compute, context)
+
+    async def aclose(self) -> None:
+        """Wait for what is still on its way into the cache."""
+        await self._write_backs.done()
+
+
+def generation_key(fingerprint: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:
+    """The key of what the generator with this fingerprint makes of a question and its passages.
+
+    A generation depends on nothing else. The search runs every time, so a publication, or a shard that is gone, gives
+    other keys; samples have their seed in the settings.
+    """
+    passages = [retrieved.snapshot_id, [passage.id for passage in retrieved.passages], retrieved.scores.tolist()]
+    return f"{fingerprint}:{json_digest([question, passages, asdict(settings)])}"

@@ -1,0 +1,82 @@
+"""One computation for all who want the same at the same time."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from openbook.core.context import Context
+from openbook.errors import DeadlineExceeded, Overloaded
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Shared(Generic[T]):
+    task: asyncio.Task[T]
+    due: float  # under which it was begun
+    latest: Context  # of those who came: the one whose deadline is the last
+    n_waiting: int = 0
+
+
+class InFlight(Generic[T]):
+    """What is being computed, by key. For one event loop.
+
+    A computation belongs to nobody: who is cancelled or late leaves the others theirs, and it is cancelled once nobody
+    waits any more. It knows the deadline of who came first. Where it fails for being late or refused, and another's
+    deadline is later, it is begun once more, under the latest.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shared: dict[Hashable, _Shared[T]] = {}
+
+    async def get(self, key: Hashable, compute: Callable[[Context], Awaitable[T]], context: Context) -> T:
+        """The result of `compute`, or of another's who asked with an equal key and did not have it yet.
+
+        Raises:
+            DeadlineExceeded: the context's own deadline passed.
+            Exception: what the computation raised.
+        """
+        under = context
+        while True:
+            context.deadline.check(self._name)
+            shared = self._shared.get(key) or self._begin(key, compute, under)
+            if context.deadline.due > shared.latest.deadline.due:
+                shared.latest = context
+            await self._wait(key, shared, context)
+            error = None if shared.task.cancelled() else shared.task.exception()
+            if not isinstance(error, DeadlineExceeded | Overloaded) or context.deadline.due <= shared.due:
+                return shared.task.result()
+            under = shared.latest
+
+    def _begin(self, key: Hashable, compute: Callable[[Context], Awaitable[T]], context: Context) -> _Shared[T]:
+        async def run() -> T:
+            return await compute(context)
+
+        shared = self._shared[key] = _Shared(asyncio.create_task(run()), context.deadline.due, context)
+        shared.task.add_done_callback(lambda task: self._end(key, shared))
+        return shared
+
+    def _end(self, key: Hashable, shared: _Shared[T]) -> None:
+        self._forget(key, shared)
+        if not shared.task.cancelled():
+            shared.task.exception()  # looked at, even where nobody waits any more: asyncio would complain
+
+    def _forget(self, key: Hashable, shared: _Shared[T]) -> None:
+        if self._shared.get(key) is shared:
+            del self._shared[key]
+
+    async def _wait(self, key: Hashable, shared: _Shared[T], context: Context) -> None:
+        remaining_s = context.deadline.remaining_s()
+        shared.n_waiting += 1
+        try:
+            await asyncio.wait({shared.task}, timeout=None if math.isinf(remaining_s) else remaining_s)
+        finally:
+            shared.n_waiting -= 1
+            if not shared.n_waiting and not shared.task.done():
+                self._forget(key, shared)  # who comes now begins anew
+                shared.task.cancel()
+        if not shared.task.done():
+            raise DeadlineExceeded(f"deadline passed before {self._name} was done")

@@ -1,0 +1,34 @@
+"""How long each stage of one question took."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from openbook.core.deadline import Clock
+from openbook.telemetry import STAGE_SECONDS
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by stage, and since it was made."""
+
+    clock: Clock
+    started: float = field(init=False)
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the body, for the answer and for the metric."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.clock() - begun
+            STAGE_SECONDS.labels(name).observe(self.stages[name])
+
+    def read(self) -> dict[str, float]:
+        """All stages so far, and the total."""
+        return {**self.stages, "total": self.clock() - self.started}
