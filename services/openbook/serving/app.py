@@ -30,8 +30,8 @@ from openbook.serving.workers.generator import (
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 10.0
-"""For answers under way when a replica is told to stop."""
+GRACE_S = 5.0
+"""For a replica that is told to stop, beyond the time that any question may take."""
 
 SPARE_PLACES = 32
 """Beyond those admitted: for the requests that we refuse ourselves, with a reason, and for health checks."""
@@ -74,8 +74,8 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
     if settings.serving.topology == "split":
         return _ingress(settings, n_threads=1, num_gpus=0).bind(
             settings,
-            _model("encoder", EncoderDeployment, encoder).bind(encoder, make_encoder),
-            _model("generator", GeneratorDeployment, generator).bind(generator, make_generator),
+            _model("encoder", EncoderDeployment, encoder, _grace_s(settings)).bind(encoder, make_encoder),
+            _model("generator", GeneratorDeployment, generator, _grace_s(settings)).bind(generator, make_generator),
         )
     n_threads = max(threads(encoder.n_threads), threads(generator.n_threads))
     return _ingress(settings, n_threads, encoder.num_gpus + generator.num_gpus).bind(
@@ -121,22 +121,26 @@ class Ingress(AnswerIngress):
 def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:
     serving = settings.serving
     n_ongoing = serving.max_in_flight + SPARE_PLACES
-    return _deployment("ingress", serve.ingress()(Ingress), n_ongoing, n_threads, serving.num_cpus, num_gpus).options(
-        num_replicas=serving.n_replicas
-    )
+    return _deployment(
+        "ingress", serve.ingress()(Ingress), n_ongoing, n_threads, serving.num_cpus, num_gpus, _grace_s(settings)
+    ).options(num_replicas=serving.n_replicas)
 
 
-def _model(name: str, kind: type[Any], settings: ModelSettings) -> serve.Deployment:
+def _grace_s(settings: Settings) -> float:
+    return settings.answer.max_timeout_s + GRACE_S
+
+
+def _model(name: str, kind: type[Any], settings: ModelSettings, grace_s: float) -> serve.Deployment:
     # All that its own queue holds, and the batch under way: the queue refuses with a reason, Serve without.
     n_ongoing = settings.max_queue + settings.max_batch + SPARE_PLACES
     n_threads = threads(settings.n_threads)
-    return _deployment(name, kind, n_ongoing, n_threads, settings.num_cpus, settings.num_gpus).options(
+    return _deployment(name, kind, n_ongoing, n_threads, settings.num_cpus, settings.num_gpus, grace_s).options(
         num_replicas=settings.n_replicas
     )
 
 
 def _deployment(
-    name: str, kind: type[Any], n_ongoing: int, n_threads: int, num_cpus: float, num_gpus: float
+    name: str, kind: type[Any], n_ongoing: int, n_threads: int, num_cpus: float, num_gpus: float, grace_s: float
 ) -> serve.Deployment:
     return serve.deployment(
         kind,
@@ -144,7 +148,7 @@ def _deployment(
         max_ongoing_requests=n_ongoing,
         max_queued_requests=n_ongoing,
         max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
-        graceful_shutdown_timeout_s=GRACE_S,
+        graceful_shutdown_timeout_s=grace_s,
         max_surge_percent=100,  # in an update the new replicas answer before the old ones stop
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         ray_actor_options={

@@ -23,7 +23,11 @@ log = logging.getLogger(__name__)
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-N_REPLICA_PORTS = 64
+LONGEST_S = 330
+"""Whatever a question may take, and some more."""
+N_REPLICA_PORTS = 128  # each is left alone for some minutes after its replica
+SPARE_CPUS = 64
+"""Ray only counts them. In an update new replicas stand beside the old ones, and there may be more of them."""
 EVERYWHERE = ("0.0.0.0", "::")
 
 GUARDS = {
@@ -109,8 +113,7 @@ def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    # Twice as many, for it only counts them: in an update new replicas stand beside the old ones.
-    with local_serve(serving, 2 * num_cpus, shows_logs):
+    with local_serve(serving, num_cpus + SPARE_CPUS, shows_logs):
         update(settings)
         yield
 
@@ -137,15 +140,16 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "METRICS_PORT": free_port(),
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
-        "HARD_STOP_AFTER_S": 5,
+        "HARD_STOP_AFTER_S": LONGEST_S,  # of a former process of it, which ends what it has begun
         "BINARY_PATH": _starter(folder),
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
         # By default a proxy that is not up 15 s after it began is killed: it took longer on a machine with much to do.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_TIMEOUT_S),
-        # By default a replica lingers for half a minute after its last request.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_prestart_worker_first_driver": "0",  # by default an idle process for each CPU that it counts
+        # How long a replica that is to stop still answers: until the proxy has heard of it. By default half a minute.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.quiet.quieten",
         **GUARDS,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),

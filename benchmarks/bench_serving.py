@@ -1,0 +1,269 @@
+"""The endpoint under load, beside the bare generator on the same batches.
+
+    python benchmarks/bench_serving.py SNAPSHOT [--config FILE] [--seconds 60] [--soak 0] [--out FOLDER]
+
+Starts the whole system as `openbook up` does, and asks it over gRPC, in this order:
+
+- saturated: 16 callers in a closed loop. Then the system stops, and a process with the generator alone answers the same
+  questions from the same passages in batches of the sizes that the endpoint computed, before and after.
+- at 70 % of that rate, open loop, Poisson: p99 beside p50.
+- at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
+- a flood of one caller: p99 of another, beside the same without the flood.
+- `--soak` minutes at 3 times the rate: memory of the replica over time.
+
+Prints tables and one JSON line. Everything is on this machine, the load generator too.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import numpy as np
+import psutil
+from openbook.loadtest.kinds import Arrivals
+from openbook.loadtest.questions import embedded
+from openbook.loadtest.result import Figures
+from openbook.loadtest.run import measure, run
+from openbook.loadtest.settings import LoadSettings
+from rich.console import Console
+from rich.table import Table
+
+from openbook import config
+from openbook.client import Client
+from openbook.config import GeneratorSettings, Settings
+from openbook.core.types import Passage, Retrieved
+from openbook.processes import free_ports
+from openbook.serving.launch.local import local_system
+
+CALLERS = 16
+WARM_UP_S = 10.0
+N_BARE = 48
+console = Console(width=110)
+
+
+@contextmanager
+def system(snapshot: Path, path: Path | None) -> Iterator[Settings]:
+    """The whole system on free ports."""
+    settings = config.load(path)
+    first = free_ports(2)
+    ports = {"http_port": first, "grpc_port": first + 1}
+    settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=ports)})
+    with local_system(snapshot, settings, shows_logs=False) as complete:
+        yield complete
+
+
+def metric(settings: Settings, pattern: str) -> dict[str, float]:
+    """Samples of the replica's metrics whose name and labels match."""
+    url = f"http://{settings.serving.host}:{settings.serving.http_port}/metrics"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in samples if re.search(pattern, name)}
+
+
+def batches_computed(settings: Settings) -> dict[int, float]:
+    """How many batches of which sizes the generator has computed; sizes between two steps count as the upper one."""
+    found = metric(settings, r'batch_size_bucket\{.*model="generator"')
+    steps = sorted((float(re.search(r'le="([^"]+)"', name).group(1)), n) for name, n in found.items())  # type: ignore[union-attr]
+    below, sizes = 0.0, {}
+    for size, n in steps:
+        if n > below and np.isfinite(size):
+            sizes[int(size)] = n - below
+        below = n
+    return sizes
+
+
+def replica_memory() -> int:
+    """Bytes that the ingress replicas hold for themselves."""
+    found = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "ServeReplica:openbook:ingress" in " ".join(p.info["cmdline"] or ())
+    ]
+    return sum(p.memory_full_info().uss for p in found)
+
+
+def load(settings: Settings, seconds: float, rate: float = 1.0, **options: Any) -> Figures:
+    """One run over gRPC."""
+    address = f"{settings.serving.host}:{settings.serving.grpc_port}"
+    result = run(LoadSettings(address=address, rate=rate, duration_s=seconds, warm_up_s=WARM_UP_S, zipf=0, **options))
+    result.check()
+    return result.measured
+
+
+def bare(path: Path, sizes: dict[int, float], settings: GeneratorSettings) -> float:
+    """Questions a second of the generator alone, in a process of its own, in batches of these sizes."""
+    command = [
+        sys.executable,
+        __file__,
+        str(path),
+        "--bare",
+        json.dumps(list(sizes.items())),
+        settings.model_dump_json(),
+    ]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def run_bare(path: Path, sizes: Sequence[tuple[int, float]], settings: GeneratorSettings) -> float:
+    """What `bare` starts."""
+    from openbook.config import AnswerDefaults
+    from openbook.models.generator import RagGenerator
+
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    asked = [
+        (each["question"], Retrieved(tuple(Passage(*p) for p in each["passages"]), np.float32(each["scores"]), ""))
+        for each in stored
+    ]
+    generator, defaults = RagGenerator.load(settings), AnswerDefaults().generation()
+    generator.generate(*zip(*asked[:4], strict=True), defaults)
+    rng, n, total_s = random.Random(0), 0, 0.0
+    ns, weights = zip(*sizes, strict=True)
+    while n < max(N_BARE, 4 * max(ns)):
+        (size,) = rng.choices(ns, weights)
+        batch = [asked[(n + i) % len(asked)] for i in range(size)]
+        begun = time.perf_counter()
+        generator.generate(*zip(*batch, strict=True), defaults)
+        total_s += time.perf_counter() - begun
+        n += size
+    return n / total_s
+
+
+def remember_contexts(settings: Settings, path: Path) -> None:
+    """Write down questions with what is found for them."""
+    questions = embedded()
+    random.Random(1).shuffle(questions)
+    with Client(f"{settings.serving.host}:{settings.serving.grpc_port}") as client, path.open("w") as out:
+        for question in questions[:N_BARE]:
+            found = client.retrieve(question).evidence
+            passages = [(e.passage.id, e.passage.document_id, e.passage.title, e.passage.text) for e in found]
+            out.write(
+                json.dumps({"question": question, "passages": passages, "scores": [e.score for e in found]}) + "\n"
+            )
+
+
+async def beside_a_flood(settings: Settings, seconds: float, rate: float, flood: float) -> Figures:
+    """A good caller's figures while another one asks `flood` times a second."""
+    address = f"{settings.serving.host}:{settings.serving.grpc_port}"
+    common = {
+        "address": address,
+        "duration_s": seconds,
+        "warm_up_s": WARM_UP_S,
+        "zipf": 0,
+        "arrivals": Arrivals.POISSON,
+    }
+    good = measure(LoadSettings(rate=rate, caller="good", seed=1, **common))
+    if not flood:
+        return (await good).measured
+    flooding = measure(LoadSettings(rate=flood, caller="flood", seed=2, **common))
+    found, _ = await asyncio.gather(good, flooding)
+    return found.measured
+
+
+def row(name: str, f: Figures, peak: float) -> tuple[str, ...]:
+    latency, refusal = f.latency, f.refusal
+    return (
+        name,
+        f"{f.offered_rate:.2f}",
+        f"{f.goodput_rate:.2f}",
+        f"{f.goodput_rate / peak:.2f}",
+        f"{latency.p50_s * 1000:.0f}" if latency else "",
+        f"{latency.p99_s * 1000:.0f}" if latency else "",
+        f"{latency.p99_s / latency.p50_s:.2f}" if latency else "",
+        str(f.n_refused),
+        f"{refusal.p50_s * 1000:.1f} / {refusal.p99_s * 1000:.1f}" if refusal else "",
+        ", ".join(f"{s.status} {s.n}" for s in f.statuses),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("snapshot", type=Path)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--soak", type=float, default=0.0, help="minutes")
+    parser.add_argument("--only", nargs="*", default=["saturated", "seventy", "overload", "flood"])
+    parser.add_argument("--peak", type=float, help="questions a second, where `saturated` is left out")
+    parser.add_argument("--out", type=Path, default=Path("var/bench_serving"))
+    parser.add_argument("--bare", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.bare:
+        print(run_bare(args.snapshot, json.loads(args.bare[0]), GeneratorSettings.model_validate_json(args.bare[1])))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    contexts, told = args.out / "contexts.jsonl", {"machine": platform.processor() or platform.machine()}
+    table = Table(title="the endpoint under load, rates in questions/s, times in ms")
+    for title in (
+        "",
+        "offered",
+        "goodput",
+        "of peak",
+        "p50",
+        "p99",
+        "p99/p50",
+        "refused",
+        "refusal p50/p99",
+        "outcomes",
+    ):
+        table.add_column(title, overflow="fold")
+    rows: dict[str, Figures] = {}
+    with system(args.snapshot, args.config) as settings:
+        remember_contexts(settings, contexts)
+        sizes: dict[int, float] = {}
+        if "saturated" in args.only:
+            load(settings, 5, closed=CALLERS)
+            before = batches_computed(settings)
+            rows["saturated"] = load(settings, args.seconds, closed=CALLERS, timeout_s=60)
+            sizes = {
+                n: count - before.get(n, 0)
+                for n, count in batches_computed(settings).items()
+                if count > before.get(n, 0)
+            }
+        peak = args.peak or rows["saturated"].answered_rate
+        if "seventy" in args.only:
+            rows["70 %"] = load(settings, 2 * args.seconds, 0.7 * peak, arrivals=Arrivals.POISSON)
+        if "overload" in args.only:
+            memory = replica_memory()
+            for times in (3, 10):
+                rows[f"{times} x peak"] = load(settings, args.seconds, times * peak, arrivals=Arrivals.POISSON)
+            told |= {"replica_mb": [memory / 1e6, replica_memory() / 1e6]}
+        if "flood" in args.only:
+            for name, flood in (("good caller, quiet", 0.0), ("good caller, flood", 3 * peak)):
+                rows[name] = asyncio.run(beside_a_flood(settings, args.seconds, 0.25 * peak, flood))
+        if args.soak:
+            memories = []
+            for minute in range(round(args.soak)):
+                figures = load(settings, 60 - WARM_UP_S, 3 * peak, seed=minute)
+                memories.append(replica_memory() / 1e6)
+                console.print(f"minute {minute + 1}: {memories[-1]:.0f} MB, goodput {figures.goodput_rate:.2f}/s")
+            told |= {"soak_mb": memories}
+    for name, figures in rows.items():
+        table.add_row(*row(name, figures, peak))
+    console.print(table)
+    if sizes:
+        alone = [bare(contexts, sizes, settings.generator) for _ in range(2)]
+        told |= {"bare": alone, "batches": sizes, "share_of_bare": peak / mean(alone)}
+        shown = ", ".join(f"{rate:.2f}" for rate in alone)
+        console.print(
+            f"the bare generator on the same batches ({sizes}): {shown}/s; the endpoint {peak / mean(alone):.3f} of it"
+        )
+    print(json.dumps(told | {"peak": peak, "figures": {name: each.model_dump() for name, each in rows.items()}}))
+
+
+if __name__ == "__main__":
+    main()
