@@ -1,0 +1,91 @@
+"""Questions over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import cycle
+from math import isnan
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
+from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
+from openbook.loadtest.settings import LoadSettings
+from openbook.v1 import answer_pb2
+from openbook.v1.answer_pb2 import AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
+from openbook.v1.answer_pb2_grpc import AnswerServiceStub
+
+if TYPE_CHECKING:
+    from openbook.v1.answer_pb2_grpc import AnswerServiceAsyncStub
+
+# Channels to one address would share one connection, on which a proxy lets no more than 100 calls be in flight.
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
+
+@asynccontextmanager
+async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["GrpcSender"]:
+    """Connected, on all connections. Raises Unreachable."""
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(settings.address, OWN_CONNECTION))
+            for _ in range(settings.connections)
+        ]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.gather(*(channel.channel_ready() for channel in channels))
+        except TimeoutError:
+            raise Unreachable(f"{settings.address}: no gRPC server answers within {CONNECT_TIMEOUT_S:g} s") from None
+        yield GrpcSender(channels, settings, questions)
+
+
+class GrpcSender:
+    """Without a timeout of gRPC's: what the endpoint makes of the deadline that the request states is measured."""
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel], settings: LoadSettings, questions: Sequence[str]) -> None:
+        self._stubs = cycle([AnswerServiceStub(channel) for channel in channels])
+        self._check = settings.check
+        asked = options(settings)
+        for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
+            if name in asked:
+                asked[name] = enum.Value(f"{name.upper()}_{asked[name].upper()}")
+        is_retrieve = settings.what == "retrieve"
+        self._answers = [] if is_retrieve else [AnswerRequest(question=each, **asked) for each in questions]
+        self._retrieves = [RetrieveRequest(question=each, **asked) for each in questions] if is_retrieve else []
+        self._ask = {"answer": self._answer, "retrieve": self._retrieve, "stream": self._stream}[settings.what]
+
+    async def send(self, number: int) -> Reply:
+        try:
+            return await self._ask(number, next(self._stubs))
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name
+            return Reply(code, code, error.details() or "")
+
+    async def _answer(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
+        return self._reply(number, await stub.Answer(self._answers[number]))
+
+    async def _retrieve(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
+        return self._reply(number, await stub.Retrieve(self._retrieves[number]))
+
+    async def _stream(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
+        first = NAN
+        async for event in stub.AnswerStream(self._answers[number]):
+            kind = event.WhichOneof("event")
+            if isnan(first) and kind != "retrieved":
+                first = monotonic()
+            if kind == "answer":
+                return self._reply(number, event.answer, first)
+        return Reply(BROKEN, OK, "the stream ended without an answer")
+
+    def _reply(self, number: int, response: AnswerResponse | RetrieveResponse, first: float = NAN) -> Reply:
+        if not self._check:
+            return Reply(OK, OK, "", first)
+        ids = [each.passage.id for each in response.evidence]
+        numbers = [value for each in response.evidence for value in (each.score, each.log_prior, each.log_posterior)]
+        text = ""
+        if isinstance(response, AnswerResponse):
+            text = response.answer
+            numbers.append(response.log_likelihood)
+        key = about(number, response.snapshot_id, response.coverage.missing_shards)
+        return Reply(OK, OK, "", first, key, digest(self._check, text, ids, numbers))

@@ -1,0 +1,129 @@
+"""Questions over HTTP: JSON, and server-sent events."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from math import isnan
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from grpc import StatusCode
+
+from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
+from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
+from openbook.loadtest.settings import LoadSettings
+
+PATHS = {"answer": "/v1/answer", "stream": "/v1/answer/stream", "retrieve": "/v1/retrieve"}
+CODES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
+    413: "INVALID_ARGUMENT",
+    422: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""Of replies that name no gRPC code themselves: a proxy's."""
+
+
+@asynccontextmanager
+async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["HttpSender"]:
+    """Where somebody listens. Connections are made as they are needed. Raises Unreachable."""
+    url = urlsplit(settings.address)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(url.hostname, url.port)
+    except (OSError, TimeoutError) as error:
+        why = str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s"
+        raise Unreachable(f"{settings.address}: {why}") from None
+    writer.close()
+    # By default 100 connections would be a queue of ours, and five minutes the limit of a request.
+    async with aiohttp.ClientSession(
+        settings.address,
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"Content-Type": "application/json"},
+    ) as session:
+        yield HttpSender(session, settings, questions)
+
+
+class HttpSender:
+    """One session, whose connections are kept."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: LoadSettings, questions: Sequence[str]) -> None:
+        self._session = session
+        self._check = settings.check
+        self._path = PATHS[settings.what]
+        self._is_stream = settings.what == "stream"
+        asked = options(settings)
+        self._bodies = [json.dumps({"question": question, **asked}).encode() for question in questions]
+
+    async def send(self, number: int) -> Reply:
+        try:
+            async with self._session.post(self._path, data=self._bodies[number]) as response:
+                if response.status != 200:
+                    return _failed(str(response.status), await response.read())
+                if self._is_stream:
+                    return await self._stream(number, response)
+                return self._reply(number, await response.read())
+        except (aiohttp.ClientError, OSError) as error:
+            return Reply("UNAVAILABLE", "connection", str(error) or type(error).__name__)
+
+    async def _stream(self, number: int, response: aiohttp.ClientResponse) -> Reply:
+        first = NAN
+        async for name, data in events(response.content.iter_any()):
+            if name == "error":
+                return _failed("200, then error", data)
+            if isnan(first) and name != "retrieved":
+                first = monotonic()
+            if name == "answer":
+                return self._reply(number, data, first)
+        return Reply(BROKEN, "200", "the stream ended without an answer")
+
+    def _reply(self, number: int, data: bytes, first: float = NAN) -> Reply:
+        """Of a body, which is looked at although nothing is checked: an answer is one only if it can be read."""
+        try:
+            body = json.loads(data)
+            evidence = body["evidence"]
+            if not self._check:
+                return Reply(OK, "200", "", first)
+            ids = [each["passage"]["id"] for each in evidence]
+            numbers = [each[name] for each in evidence for name in ("score", "log_prior", "log_posterior")]
+            key = about(number, body["snapshot_id"], body["coverage"]["missing_shards"])
+            of = digest(self._check, body.get("answer", ""), ids, [*numbers, body.get("log_likelihood")])
+            return Reply(OK, "200", "", first, key, of)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Reply(BROKEN, "200", f"no answer: {data[:80]!r}")
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+    """The server-sent events, with name and data, in whatever pieces they come."""
+    buffer = b""
+    async for chunk in chunks:
+        *whole, buffer = (buffer + chunk).split(b"\n\n")
+        for event in whole:
+            fields = dict(line.partition(b": ")[::2] for line in event.splitlines())
+            yield fields.get(b"event", b"").decode(errors="replace"), fields.get(b"data", b"")
+
+
+def _failed(seen: str, data: bytes) -> Reply:
+    """A refusal or an error: the code that the body names, as openbook's do, or else what HTTP's status stands for."""
+    code, message = CODES.get(int(seen[:3]), "UNKNOWN"), data[:200].decode(errors="replace")
+    try:
+        error: dict[str, Any] = json.loads(data)["error"]
+        if error["code"] in StatusCode.__members__ and error["code"] != OK:
+            code, message = error["code"], str(error["message"])
+    except (ValueError, LookupError, TypeError):
+        pass
+    return Reply(code, seen, message)

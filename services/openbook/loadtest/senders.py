@@ -1,0 +1,46 @@
+"""Who sends a question and says how it ended, over either protocol. What a caller can meet becomes a status."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from openbook.errors import OpenbookError
+from openbook.loadtest.outcomes import Reply
+from openbook.loadtest.settings import LoadSettings
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Unreachable(OpenbookError):
+    """Nobody answers at the address: nothing was measured."""
+
+
+class Sender(Protocol):
+    """A caller of the endpoint. Safe to use by any number of tasks of its event loop."""
+
+    async def send(self, number: int) -> Reply:
+        """Ask the question of this number, and wait for however it ends. Raises nothing that the endpoint can cause."""
+        ...
+
+
+def options(settings: LoadSettings) -> dict[str, Any]:
+    """What each request asks for besides its question, by the names of answer.proto."""
+    names = ["k"] if settings.what == "retrieve" else ["k", "formulation", "decoding", "n_beams", "max_new_tokens"]
+    asked = {name: getattr(settings, name) for name in ("timeout_s", *names)}
+    if settings.what == "stream":  # only so are tokens decided one by one
+        asked |= {"formulation": "token", "n_beams": 1}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def about(number: int, snapshot_id: str, missing_shards: Iterable[int]) -> int:
+    """What replies must be equal for."""
+    return _digest(number, snapshot_id, *missing_shards) or 1
+
+
+def digest(check: str, answer: str, ids: Sequence[int], numbers: Sequence[float]) -> int:
+    """Of what must be equal: the text and the passages, and to the bit of `numbers` if that is checked."""
+    return _digest(answer, *ids, *(numbers if check == "bits" else ()))
+
+
+def _digest(*parts: object) -> int:
+    return int.from_bytes(blake2b(repr(parts).encode(errors="backslashreplace"), digest_size=8).digest())

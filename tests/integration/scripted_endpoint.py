@@ -1,0 +1,130 @@
+"""Endpoints whose answers, refusals and silences follow a script: real servers of both protocols, on free ports."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import uvicorn
+
+from openbook.v1 import answer_pb2, answer_pb2_grpc
+from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
+
+Script = Callable[[str], Awaitable[AnswerResponse]]
+"""The answer to a question. Raises Refused."""
+
+
+class Refused(Exception):
+    """The question ends with this code, and over HTTP with this status."""
+
+    def __init__(self, code: grpc.StatusCode, status: int = 500) -> None:
+        super().__init__(code.name)
+        self.code = code
+        self.status = status
+
+
+def answered(text: str, snapshot_id: str = "s", score: float = 1.0) -> AnswerResponse:
+    evidence = [answer_pb2.Evidence(passage={"id": 7, "text": "Warsaw"}, score=score)]
+    return AnswerResponse(answer=text, snapshot_id=snapshot_id, evidence=evidence)
+
+
+async def echo(question: str) -> AnswerResponse:
+    return answered(question.upper())
+
+
+class Servicer(answer_pb2_grpc.AnswerServiceServicer):
+    """Streams three tokens, which are decided when the answer is."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def _run(self, question: str, context: Any) -> AnswerResponse:
+        try:
+            return await self._script(question)
+        except Refused as refused:
+            await context.abort(refused.code, f"scripted {refused}")
+            raise
+
+    async def Answer(self, request: AnswerRequest, context: Any) -> AnswerResponse:  # type: ignore[override]  # noqa: N802
+        return await self._run(request.question, context)
+
+    async def Retrieve(self, request: RetrieveRequest, context: Any) -> RetrieveResponse:  # type: ignore[override]  # noqa: N802
+        answer = await self._run(request.question, context)
+        return RetrieveResponse(evidence=answer.evidence, snapshot_id=answer.snapshot_id)
+
+    async def AnswerStream(self, request: AnswerRequest, context: Any) -> AsyncIterator[AnswerEvent]:  # type: ignore[override]  # noqa: N802
+        yield AnswerEvent(retrieved=RetrieveResponse(snapshot_id="s"))
+        answer = await self._run(request.question, context)
+        for token in ("a", "b", "c"):
+            yield AnswerEvent(token=answer_pb2.Token(text=token))
+        yield AnswerEvent(answer=answer)
+
+
+@asynccontextmanager
+async def grpc_endpoint(script: Script) -> AsyncIterator[str]:
+    """Its address."""
+    server = grpc.aio.server()
+    answer_pb2_grpc.add_AnswerServiceServicer_to_server(Servicer(script), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def http_endpoint(script: Script) -> AsyncIterator[str]:
+    """Its address, `http://` in front."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        question = json.loads(body)["question"]
+        try:
+            answer = as_json(await script(question))
+            status, kind = 200, "application/json"
+            parts = [json.dumps(answer)]
+            if scope["path"] == "/v1/answer/stream":
+                kind = "text/event-stream"
+                told = [("retrieved", {}), ("token", {"text": "a"}), ("token", {"text": "b"}), ("answer", answer)]
+                parts = [f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told]
+        except Refused as refused:
+            status, kind = refused.status, "application/json"
+            parts = [json.dumps({"error": {"code": refused.code.name, "message": "scripted", "request_id": "r"}})]
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="warning", interface="asgi3"))
+    # Of protocol TCP by name, or else asyncio leaves Nagle's algorithm on: 40 ms. Callers wait in its queue.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(1024)
+    task = asyncio.create_task(server._serve([listening]))  # not `serve`, which takes the signals
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+def as_json(answer: AnswerResponse) -> dict[str, Any]:
+    evidence = [
+        {"passage": {"id": each.passage.id}, "score": each.score, "log_prior": 0.0, "log_posterior": 0.0}
+        for each in answer.evidence
+    ]
+    coverage: dict[str, Any] = {"missing_shards": []}
+    return {
+        "answer": answer.answer,
+        "snapshot_id": answer.snapshot_id,
+        "evidence": evidence,
+        "coverage": coverage,
+        "log_likelihood": answer.log_likelihood,
+    }
