@@ -10,6 +10,7 @@ import typer
 
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest, OpenbookError
+from openbook.loadtest.command import loadtest, loadtest_merge
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
@@ -316,6 +317,10 @@ def train(
     print(f"{models}: trained for {settings.loop.n_steps} steps; curves in {settings.loop.out}")
 
 
+app.command()(loadtest)
+app.command()(loadtest_merge)
+
+
 def main() -> None:
     """Entry point: our own errors are one line on standard error and exit code 1, or 2 for the caller's fault."""
     # Read when torch and FAISS are imported. Threads that spin while they wait take the cores from those that work:
@@ -329,7 +334,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("openbook"):
             raise
-        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo,train]'", file=sys.stderr)
+        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo,train,loadtest]'", file=sys.stderr)
         sys.exit(1)
 
 

@@ -1,10 +1,15 @@
-"""Endpoints whose answers, refusals and silences follow a script: real servers of both protocols, on free ports."""
+"""Endpoints whose answers, refusals and silences follow a script: real servers of both protocols, on free ports.
+
+`python scripted_endpoint.py AFTER_S STALL_S` is one that stalls, over gRPC, in a process of its own.
+"""
 
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import grpc.aio
@@ -33,6 +38,22 @@ def answered(text: str, snapshot_id: str = "s", score: float = 1.0) -> AnswerRes
 
 async def echo(question: str) -> AnswerResponse:
     return answered(question.upper())
+
+
+def stalling(after_s: float, stall_s: float) -> Script:
+    """Answers at once, but from `after_s` after the first question on nobody for `stall_s`, and then those who wait."""
+    begun: list[float] = []
+    over = asyncio.Event()
+
+    async def script(question: str) -> AnswerResponse:
+        if not begun:
+            begun.append(monotonic())
+            asyncio.get_running_loop().call_later(after_s + stall_s, over.set)
+        if monotonic() - begun[0] >= after_s:
+            await over.wait()
+        return answered(question)
+
+    return script
 
 
 class Servicer(answer_pb2_grpc.AnswerServiceServicer):
@@ -128,3 +149,13 @@ def as_json(answer: AnswerResponse) -> dict[str, Any]:
         "coverage": coverage,
         "log_likelihood": answer.log_likelihood,
     }
+
+
+async def main(after_s: float, stall_s: float) -> None:
+    async with grpc_endpoint(stalling(after_s, stall_s)) as address:
+        print(address, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*map(float, sys.argv[1:])))

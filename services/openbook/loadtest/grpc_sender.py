@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
 from openbook.loadtest.settings import LoadSettings
@@ -45,15 +46,16 @@ class GrpcSender:
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], settings: LoadSettings, questions: Sequence[str]) -> None:
         self._stubs = cycle([AnswerServiceStub(channel) for channel in channels])
+        self._questions = questions
         self._check = settings.check
         asked = options(settings)
         for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
             if name in asked:
                 asked[name] = enum.Value(f"{name.upper()}_{asked[name].upper()}")
-        is_retrieve = settings.what == "retrieve"
+        is_retrieve = settings.what is What.RETRIEVE
         self._answers = [] if is_retrieve else [AnswerRequest(question=each, **asked) for each in questions]
         self._retrieves = [RetrieveRequest(question=each, **asked) for each in questions] if is_retrieve else []
-        self._ask = {"answer": self._answer, "retrieve": self._retrieve, "stream": self._stream}[settings.what]
+        self._ask = {What.ANSWER: self._answer, What.RETRIEVE: self._retrieve, What.STREAM: self._stream}[settings.what]
 
     async def send(self, number: int) -> Reply:
         try:
@@ -87,5 +89,5 @@ class GrpcSender:
         if isinstance(response, AnswerResponse):
             text = response.answer
             numbers.append(response.log_likelihood)
-        key = about(number, response.snapshot_id, response.coverage.missing_shards)
+        key = about(self._questions[number], response.snapshot_id, response.coverage.missing_shards)
         return Reply(OK, OK, "", first, key, digest(self._check, text, ids, numbers))

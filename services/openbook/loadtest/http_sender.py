@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 import aiohttp
 from grpc import StatusCode
 
+from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
 from openbook.loadtest.settings import LoadSettings
 
-PATHS = {"answer": "/v1/answer", "stream": "/v1/answer/stream", "retrieve": "/v1/retrieve"}
+PATHS = {What.ANSWER: "/v1/answer", What.STREAM: "/v1/answer/stream", What.RETRIEVE: "/v1/retrieve"}
 CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -63,9 +64,10 @@ class HttpSender:
 
     def __init__(self, session: aiohttp.ClientSession, settings: LoadSettings, questions: Sequence[str]) -> None:
         self._session = session
+        self._questions = questions
         self._check = settings.check
         self._path = PATHS[settings.what]
-        self._is_stream = settings.what == "stream"
+        self._is_stream = settings.what is What.STREAM
         asked = options(settings)
         self._bodies = [json.dumps({"question": question, **asked}).encode() for question in questions]
 
@@ -100,7 +102,7 @@ class HttpSender:
                 return Reply(OK, "200", "", first)
             ids = [each["passage"]["id"] for each in evidence]
             numbers = [each[name] for each in evidence for name in ("score", "log_prior", "log_posterior")]
-            key = about(number, body["snapshot_id"], body["coverage"]["missing_shards"])
+            key = about(self._questions[number], body["snapshot_id"], body["coverage"]["missing_shards"])
             of = digest(self._check, body.get("answer", ""), ids, [*numbers, body.get("log_likelihood")])
             return Reply(OK, "200", "", first, key, of)
         except (ValueError, LookupError, TypeError, AttributeError):

@@ -94,6 +94,7 @@ class Result:
     settings: LoadSettings
     outcomes: Outcomes
     begun: float  # monotonic time
+    date: float  # the same moment, in seconds since 1970
 
     @cached_property
     def measured(self) -> Figures:

@@ -10,7 +10,7 @@ endpoint's: a loop that is busy with other things sends late.
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 
 from openbook.loadtest import workers
 from openbook.loadtest.drive import OnProgress
@@ -43,7 +43,7 @@ async def measure(
     """
 
     def began() -> float:
-        begun.append(monotonic() + LEAD_S)
+        begun.extend((monotonic() + LEAD_S, time() + LEAD_S))
         on_begin(begun[0])
         return begun[0]
 
@@ -52,4 +52,4 @@ async def measure(
         found = await workers.in_processes(settings, began, on_progress)
     else:
         found = await part(settings, 0, began, on_progress)
-    return Result(settings, found, begun[0])
+    return Result(settings, found, *begun)

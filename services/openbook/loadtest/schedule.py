@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from openbook.core.types import Float64, Int64
+from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.settings import LoadSettings
 
 N_CLOSED = 1 << 16
@@ -29,7 +30,7 @@ def draw(settings: LoadSettings, n_questions: int) -> Schedule:
     if settings.closed is not None:
         n = max(N_CLOSED, n_questions)
         return Schedule(np.zeros(n), choices(n, n_questions, settings, np.random.default_rng(questions)))
-    cv = {"constant": 0.0, "poisson": 1.0, "gamma": settings.cv}[settings.arrivals]
+    cv = {Arrivals.CONSTANT: 0.0, Arrivals.POISSON: 1.0, Arrivals.GAMMA: settings.cv}[settings.arrivals]
     intended_s = arrivals(settings.rate, settings.length_s, cv, np.random.default_rng(times))
     return Schedule(intended_s, choices(len(intended_s), n_questions, settings, np.random.default_rng(questions)))
 

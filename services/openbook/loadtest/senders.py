@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from openbook.core.types import Formulation
 from openbook.errors import OpenbookError
+from openbook.loadtest.kinds import Check, What
 from openbook.loadtest.outcomes import Reply
 from openbook.loadtest.settings import LoadSettings
 
@@ -25,21 +27,22 @@ class Sender(Protocol):
 
 def options(settings: LoadSettings) -> dict[str, Any]:
     """What each request asks for besides its question, by the names of answer.proto."""
-    names = ["k"] if settings.what == "retrieve" else ["k", "formulation", "decoding", "n_beams", "max_new_tokens"]
+    of_answers = ["formulation", "decoding", "n_beams", "max_new_tokens"]
+    names = ["k", *(of_answers if settings.what is not What.RETRIEVE else ())]
     asked = {name: getattr(settings, name) for name in ("timeout_s", *names)}
-    if settings.what == "stream":  # only so are tokens decided one by one
-        asked |= {"formulation": "token", "n_beams": 1}
+    if settings.what is What.STREAM:  # only so are tokens decided one by one
+        asked |= {"formulation": Formulation.TOKEN, "n_beams": 1}
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def about(number: int, snapshot_id: str, missing_shards: Iterable[int]) -> int:
+def about(question: str, snapshot_id: str, missing_shards: Iterable[int]) -> int:
     """What replies must be equal for."""
-    return _digest(number, snapshot_id, *missing_shards) or 1
+    return _digest(question, snapshot_id, *missing_shards) or 1
 
 
-def digest(check: str, answer: str, ids: Sequence[int], numbers: Sequence[float]) -> int:
+def digest(check: Check, answer: str, ids: Sequence[int], numbers: Sequence[float]) -> int:
     """Of what must be equal: the text and the passages, and to the bit of `numbers` if that is checked."""
-    return _digest(answer, *ids, *(numbers if check == "bits" else ()))
+    return _digest(answer, *ids, *(numbers if check is Check.BITS else ()))
 
 
 def _digest(*parts: object) -> int:

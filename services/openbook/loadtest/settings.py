@@ -1,13 +1,14 @@
 """What `openbook loadtest` is told."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from openbook.config import Positive, Seconds, Section
 from openbook.core.types import Decoding, Formulation
+from openbook.loadtest.kinds import Arrivals, Check, What
 
 MAX_QUESTIONS = 5_000_000
 """In one run: each is kept, in about a hundred bytes, until the end."""
@@ -26,10 +27,10 @@ class LoadSettings(Section):
     """One run: what is asked of whom, how often, for how long."""
 
     address: str  # host:port speaks gRPC; http://host:port HTTP
-    what: Literal["answer", "stream", "retrieve"] = "answer"
+    what: What = What.ANSWER
     rate: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # questions a second, intended
     closed: Positive | None = None  # in place of a rate: so many callers, each of whom asks again once answered
-    arrivals: Literal["poisson", "constant", "gamma"] = "poisson"  # how the intended times are spread
+    arrivals: Arrivals = Arrivals.POISSON  # how the intended times are spread
     cv: Annotated[float, Field(gt=0, le=100)] = 2.0  # coefficient of variation of gamma's gaps; poisson has 1
     duration_s: Seconds = 30.0  # the window that is measured
     warm_up_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0  # before it; told apart, and not counted
@@ -45,7 +46,7 @@ class LoadSettings(Section):
     decoding: Decoding | None = None
     n_beams: Positive | None = None
     max_new_tokens: Positive | None = None
-    check: Literal["text", "bits"] | None = None  # equal questions must get equal texts and passages; or scores too
+    check: Check | None = None  # equal questions must get equal texts and passages; or scores too
     processes: Positive = 1  # that send; each takes its share of the schedule
     connections: Positive = 16  # over gRPC, for each process; over HTTP as many as it takes
     max_in_flight: Positive = 20_000  # for each process; beyond it questions are not sent, and the run is an error
