@@ -3,10 +3,12 @@
 import asyncio
 import csv
 import json
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,12 +18,10 @@ import numpy as np
 import pytest
 import scripted_endpoint
 from scripted_endpoint import Refused, answered, echo, grpc_endpoint, http_endpoint
-from typer.testing import CliRunner
 
 from openbook import processes
-from openbook.cli import app
 from openbook.errors import InvalidConfig
-from openbook.loadtest import folder, histograms, knee, workers
+from openbook.loadtest import folder, histograms, knee
 from openbook.loadtest.outcomes import HANG, NOT_SENT, OK, REFUSED
 from openbook.loadtest.result import Figures, NotKeptUp, Result, WrongReplies
 from openbook.loadtest.run import measure, run
@@ -29,6 +29,7 @@ from openbook.loadtest.senders import Unreachable
 from openbook.loadtest.settings import GRACE_S, LoadSettings
 from openbook.v1.answer_pb2 import AnswerResponse
 
+Endpoint = Callable[[scripted_endpoint.Script], AbstractAsyncContextManager[str]]
 ENDPOINTS = pytest.mark.parametrize("endpoint", [grpc_endpoint, http_endpoint], ids=["gRPC", "HTTP"])
 SHORT: dict[str, Any] = {"rate": 100, "duration_s": 0.5, "warm_up_s": 0, "arrivals": "constant", "connections": 2}
 
@@ -83,3 +84,409 @@ def test_a_stall_shows_in_the_percentiles_as_theory_says_and_a_closed_loop_hides
     assert naive.latency.max_s == pytest.approx(STALL_S, rel=0.05)  # one question waited: that is all it saw
     assert naive.n > 200
     assert naive.latency.p99_s < found.latency.p99_s / 20
+
+
+# --- what became of the questions
+
+
+@ENDPOINTS
+@pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
+def test_answers_are_counted_compared_and_timed(endpoint: Endpoint, what: str) -> None:
+    async def script(question: str) -> AnswerResponse:
+        return answered(question.upper())
+
+    async def measured() -> Figures:
+        async with endpoint(script) as address:
+            return (await measure(asked(address, what=what, check="bits", warm_up_s=0.2))).measured
+
+    found = asyncio.run(measured())
+    assert counts(found) == {OK: 50}
+    assert found.statuses[0].seen == ({"200": 50} if endpoint is http_endpoint else {OK: 50})
+    assert found.offered_rate == found.answered_rate == found.goodput_rate == 100.0
+    assert found.good_share == 1.0
+    assert found.n_checked > 10
+    assert found.n_wrong == 0
+    assert (found.first_token is not None) == (what == "stream")
+    assert found.latency
+    assert found.latency.n == 50
+
+
+@ENDPOINTS
+def test_the_request_says_what_was_asked_for(endpoint: Endpoint, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    async def script(question: str) -> AnswerResponse:
+        seen.append(question)
+        return answered("")
+
+    async def measured() -> None:
+        async with endpoint(script) as address:
+            await measure(asked(address, questions=questions, replay=True, duration_s=0.05))
+
+    questions = tmp_path / "questions.txt"
+    questions.write_text("who?\n\nwhere?\nwhen?\n")
+    asyncio.run(measured())
+    assert sorted(seen) == sorted(["who?", "where?", "when?", "who?", "where?"])
+
+
+@ENDPOINTS
+def test_refusals_are_told_apart_with_latencies_of_their_own(endpoint: Endpoint) -> None:
+    async def script(question: str) -> AnswerResponse:
+        n_asked.append(1)
+        if len(n_asked) % 2:
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, 429)
+        await asyncio.sleep(0.2)
+        return answered(question)
+
+    async def measured() -> Result:
+        async with endpoint(script) as address:
+            return await measure(asked(address))
+
+    n_asked: list[int] = []
+    result = asyncio.run(measured())
+    found = result.measured
+    assert counts(found) == {OK: 25, REFUSED: 25}
+    assert found.n_refused == 25
+    assert found.goodput_rate == found.answered_rate == 50.0
+    assert found.latency
+    assert found.refusal
+    assert found.latency.n == found.refusal.n == 25
+    assert found.latency.p50_s >= 0.2
+    assert found.refusal.p50_s < 0.2
+    told = next(each for each in found.statuses if each.status == REFUSED)
+    assert told.seen == ({"429": 25} if endpoint is http_endpoint else {REFUSED: 25})
+    assert "scripted" in told.example
+    assert [each.counts for each in result.seconds] == [{OK: 25, REFUSED: 25}]
+    result.check()  # refusals are the endpoint's right
+
+
+def test_an_answer_after_the_deadline_is_no_goodput() -> None:
+    async def script(question: str) -> AnswerResponse:
+        await asyncio.sleep(0.3)
+        return answered(question)
+
+    async def measured() -> Figures:
+        async with grpc_endpoint(script) as address:
+            return (await measure(asked(address, timeout_s=0.2))).measured
+
+    found = asyncio.run(measured())
+    assert counts(found) == {OK: 50}
+    assert (found.answered_rate, found.goodput_rate) == (100.0, 0.0)
+
+
+@ENDPOINTS
+def test_what_never_answers_hangs_and_is_left_on_time(endpoint: Endpoint) -> None:
+    async def script(question: str) -> AnswerResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append(question)
+        return answered(question)
+
+    async def measured() -> Result:
+        async with endpoint(script) as address:
+            return await measure(asked(address, timeout_s=0.2, rate=20))
+
+    left: list[str] = []
+    result = asyncio.run(measured())
+    assert counts(result.measured) == {HANG: 10}
+    assert result.measured.n_hangs == 10
+    assert result.measured.latency is None
+    assert result.outcomes.latency_s == pytest.approx(np.full(10, 0.2 + GRACE_S), abs=0.3)
+    if endpoint is grpc_endpoint:  # our ASGI application does not listen for callers who leave
+        assert len(left) == 10
+
+
+def test_wrong_replies_are_counted_by_question_and_snapshot() -> None:
+    async def script(question: str) -> AnswerResponse:
+        n_asked.append(1)
+        odd = len(n_asked) == 3
+        return answered("odd" if odd else "even", snapshot_id="before" if len(n_asked) < 20 else "after")
+
+    async def measured(**values: Any) -> Result:
+        n_asked.clear()
+        async with grpc_endpoint(script) as address:
+            return await measure(asked(address, zipf=10, **values))  # the first question nearly always
+
+    n_asked: list[int] = []
+    result = asyncio.run(measured(check="text"))
+    assert result.measured.n_wrong == 1
+    with pytest.raises(WrongReplies, match=r"of \d+ answers compared 1 differ"):
+        result.check()
+    assert asyncio.run(measured()).measured.n_checked == 0
+
+
+def test_scores_are_compared_only_to_the_bit() -> None:
+    async def script(question: str) -> AnswerResponse:
+        n_asked.append(1)
+        return answered("a", score=1.0 if len(n_asked) % 10 else 1.0 + 2**-50)
+
+    async def measured(check: str) -> int:
+        n_asked.clear()
+        async with grpc_endpoint(script) as address:
+            return (await measure(asked(address, zipf=10, check=check))).measured.n_wrong
+
+    n_asked: list[int] = []
+    assert asyncio.run(measured("text")) == 0
+    assert asyncio.run(measured("bits")) == 5
+
+
+# --- errors of the load generator
+
+
+def test_a_late_sender_is_an_error_that_names_the_numbers() -> None:
+    async def measured() -> Result:
+        async with grpc_endpoint(echo) as address, asyncio.TaskGroup() as group:
+
+            async def block() -> None:
+                await asyncio.sleep(0.3)
+                end = monotonic() + 0.4
+                while monotonic() < end:  # nothing else of this loop gets on
+                    pass
+
+            group.create_task(block())
+            return await measure(asked(address, duration_s=1.0))
+
+    result = asyncio.run(measured())
+    assert result.measured.on_time < 0.9
+    assert result.measured.send_delay
+    assert result.measured.send_delay.max_s > 0.2
+    with pytest.raises(
+        NotKeptUp, match=r"sent/intended must be at least 0.99, got \d\d/100 = 0\.\d+ sent within 50 ms"
+    ):
+        result.check()
+
+
+def test_too_many_in_flight_is_loud() -> None:
+    async def script(question: str) -> AnswerResponse:
+        await asyncio.sleep(0.4)
+        return answered(question)
+
+    async def measured() -> Result:
+        async with grpc_endpoint(script) as address:
+            return await measure(asked(address, max_in_flight=5))
+
+    result = asyncio.run(measured())
+    assert counts(result.measured)[NOT_SENT] > 30
+    with pytest.raises(NotKeptUp, match=r"were not sent, with 5 in flight"):
+        result.check()
+
+
+@pytest.mark.parametrize("prefix", ["", "http://"])
+def test_nobody_at_the_address(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("grpc_sender", "http_sender"):
+        monkeypatch.setattr(f"openbook.loadtest.{module}.CONNECT_TIMEOUT_S", 0.2)
+    address = f"{prefix}127.0.0.1:{processes.free_port()}"
+    with pytest.raises(Unreachable, match=address):
+        run(asked(address))
+
+
+# --- loops and processes
+
+
+@ENDPOINTS
+def test_several_processes_share_the_schedule(endpoint: Endpoint) -> None:
+    async def measured(**values: Any) -> Result:
+        async with endpoint(echo) as address:
+            return await measure(asked(address, arrivals="poisson", seed=3, check="text", **values))
+
+    alone, shared = asyncio.run(measured()), asyncio.run(measured(processes=2))
+    assert shared.outcomes.intended_s.tolist() == alone.outcomes.intended_s.tolist()
+    assert counts(shared.measured) == counts(alone.measured)
+    assert shared.measured.n_checked == alone.measured.n_checked
+
+
+def test_processes_tell_why_they_cannot_begin(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.txt"
+    with pytest.raises(Unreachable, match=r"missing\.txt"):
+        run(asked("127.0.0.1:1", processes=2, questions=missing))
+
+
+def test_a_closed_loop_asks_again_when_answered() -> None:
+    async def script(question: str) -> AnswerResponse:
+        in_flight.append(1)
+        most.append(len(in_flight))
+        await asyncio.sleep(0.02)
+        in_flight.pop()
+        return answered(question)
+
+    async def measured() -> Result:
+        async with grpc_endpoint(script) as address:
+            return await measure(asked(address, closed=3))
+
+    in_flight: list[int] = []
+    most: list[int] = []
+    result = asyncio.run(measured())
+    assert max(most) == 3
+    assert 10 < result.measured.n <= 75 + 3
+    assert result.as_json()["loop"] == "closed"
+    result.check()
+
+
+def test_a_thread_measures_while_its_process_does_other_things() -> None:
+    async def measured() -> Result:
+        async with http_endpoint(echo) as address:
+            return await asyncio.to_thread(run, asked(address))
+
+    assert counts(asyncio.run(measured()).measured) == {OK: 50}
+
+
+def test_faults_are_seen_at_the_second_in_which_they_were_caused() -> None:
+    async def script(question: str) -> AnswerResponse:
+        if broken.is_set():
+            raise Refused(grpc.StatusCode.UNAVAILABLE)
+        return answered(question)
+
+    async def measured() -> Result:
+        def on_begin(begun: float) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_at(begun + 0.995, broken.set)  # between two questions
+            loop.call_at(begun + 1.995, broken.clear)
+
+        async with grpc_endpoint(script) as address:
+            return await measure(asked(address, duration_s=3.0), on_begin=on_begin)
+
+    broken = asyncio.Event()
+    seconds = asyncio.run(measured()).seconds
+    assert [each.counts.get("UNAVAILABLE", 0) >= 90 for each in seconds] == [False, True, False]
+    assert [each.counts.get(OK, 0) >= 90 for each in seconds] == [True, False, True]
+
+
+# --- the knee
+
+
+def test_the_knee_of_a_server_of_known_capacity() -> None:
+    """It answers one question at a time, in 10 ms by its own clock: 100 a second, and no more."""
+
+    async def script(question: str) -> AnswerResponse:
+        nonlocal free_at
+        free_at = max(free_at, monotonic()) + 0.01
+        await asyncio.sleep(free_at - monotonic())
+        return answered(question)
+
+    async def search() -> knee.Knee:
+        def measured(step: LoadSettings) -> Result:
+            return asyncio.run_coroutine_threadsafe(measure(step), loop).result()
+
+        loop = asyncio.get_running_loop()
+        async with grpc_endpoint(script) as address:
+            settings = asked(address, rate=60, timeout_s=0.1, duration_s=0.6)
+            return await asyncio.to_thread(knee.find, settings, knee.Limits(precision=0.1), measured)
+
+    free_at = 0.0
+    found = asyncio.run(search())
+    assert found.rate
+    assert found.above
+    assert 80 <= found.rate < found.above <= 140  # in a short step a queue has little time to grow
+    assert found.ended == "known to 10%"
+
+
+# --- the command
+
+
+async def command(*arguments: str, script: Any = echo) -> tuple[int, str]:
+    """Exit code and what was said, with the endpoint's address in place of ADDRESS."""
+    async with grpc_endpoint(script) as address:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "openbook.cli"),
+            *(address if each == "ADDRESS" else each for each in arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "COLUMNS": "80", "GRPC_VERBOSITY": "NONE"},
+        )
+        said, _ = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+def test_a_run_is_shown_and_kept(tmp_path: Path) -> None:
+    options = ("--rate", "50", "--duration", "1", "--warm-up", "1", "--what", "stream", "--check", "text")
+    code, said = asyncio.run(command("loadtest", "ADDRESS", *options, "--output", str(tmp_path / "run")))
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= 80
+    for word in ("p99.9", "first token", "goodput", "sent/intended 1.0", "hangs 0", "answered", OK):
+        assert word in said
+    kept = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert kept["settings"]["rate"] == 50
+    assert kept["measured"]["latency"]["n"] == kept["measured"]["n"] > 20
+    assert kept["command"].startswith("cli.py loadtest 127.0.0.1:")
+    assert kept["machine"]["cores"] >= 1
+    rows = list(csv.DictReader((tmp_path / "run" / "seconds.csv").read_text().splitlines()))
+    assert [row["warm_up"] for row in rows] == ["1", "0"]
+    assert int(rows[1][OK]) == int(rows[1]["intended"]) == kept["measured"]["n"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert not any(word in page for word in ("<script", "<link", "<img", "@import", " src="))
+
+
+def test_runs_merge_as_if_one_had_seen_all(tmp_path: Path) -> None:
+    async def keep() -> None:
+        async with grpc_endpoint(echo) as address:
+            for seed, each in enumerate(folders):
+                folder.write(each, await measure(asked(address, what="stream", seed=seed, arrivals="poisson")))
+
+    folders = [tmp_path / "one", tmp_path / "two"]
+    asyncio.run(keep())
+    code, said = asyncio.run(command("loadtest-merge", *map(str, folders), "--output", str(tmp_path / "both")))
+    assert code == 0, said
+    parts, both = [folder.read(each) for each in folders], folder.read(tmp_path / "both")
+    assert both.settings.rate == 200
+    assert both.measured.n == sum(each.measured.n for each in parts)
+    assert both.measured.goodput_rate == pytest.approx(sum(each.measured.goodput_rate for each in parts))
+    for name in ("answered.hlog", "first-token.hlog"):
+        whole = histograms.read_log(tmp_path / "both" / name)
+        assert whole.equals(histograms.merged(histograms.read_log(each / name) for each in folders))
+        assert whole.get_total_count() == both.measured.n
+
+    code, said = asyncio.run(command("loadtest-merge", *map(str, folders), "--output", str(folders[0])))
+    assert (code, said.strip()) == (1, f"openbook: {folders[0]}: is there already: name a new folder")
+
+
+def test_runs_that_count_differently_do_not_merge(tmp_path: Path) -> None:
+    async def keep(name: str, **values: Any) -> Path:
+        async with grpc_endpoint(echo) as address:
+            folder.write(tmp_path / name, await measure(asked(address, duration_s=0.1, **values)))
+        return tmp_path / name
+
+    one, other = asyncio.run(keep("one")), asyncio.run(keep("other", timeout_s=3))
+    with pytest.raises(InvalidConfig, match=r"other: timeout_s must be that of .*one, 10.0, got 3.0"):
+        folder.merge([one, other])
+    with pytest.raises(InvalidConfig, match="is not the result of a load test"):
+        folder.merge([tmp_path])
+
+
+def test_the_command_searches_the_knee(tmp_path: Path) -> None:
+    async def script(question: str) -> AnswerResponse:
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    options = ("--rate", "60", "--duration", "0.5", "--warm-up", "0", "--output", str(tmp_path / "knee"))
+    code, said = asyncio.run(command("loadtest", "ADDRESS", "--find-knee", *options, script=script))
+    assert code == 0, said
+    assert "no rate tried held; 30 did not" in " ".join(said.split())
+    kept = json.loads((tmp_path / "knee" / "knee.json").read_text())
+    assert [(step["rate"], step["missed"]) for step in kept["steps"]] == [
+        (60.0, "goodput/offered 0.000 < 0.99"),
+        (30.0, "goodput/offered 0.000 < 0.99"),
+    ]
+    assert (tmp_path / "knee" / "step-02" / "seconds.csv").exists()
+    assert (tmp_path / "knee" / "report.html").read_text().count("<svg") == 1
+
+
+def test_exit_codes() -> None:
+    async def wrong(question: str) -> AnswerResponse:
+        n_asked.append(1)
+        return answered(str(len(n_asked)))
+
+    n_asked: list[int] = []
+    short = ("loadtest", "ADDRESS", "--rate", "50", "--duration", "0.5", "--warm-up", "0", "--zipf", "9")
+    code, said = asyncio.run(command(*short, "--check", "text", script=wrong))
+    assert code == 1
+    assert re.search(r"openbook: of (\d+) answers compared \d+ differ from their like", said)
+    invalid = [
+        (["loadtest", "nowhere"], 1, "address: Value error, must be host:port (gRPC) or http://host:port"),
+        (["loadtest", "a:1", "--rate", "0"], 1, "rate: Input should be greater than 0"),
+        (["loadtest", "a:1", "--find-knee", "--closed", "2"], 2, "give one of them"),
+        (["loadtest", "a:1", "--find-knee", "--min-goodput", "2"], 2, "--min-goodput must be"),
+    ]
+    for arguments, expected, message in invalid:
+        code, said = asyncio.run(command(*arguments))
+        assert (code, message in said) == (expected, True), said
