@@ -26,7 +26,8 @@ def merged(histograms: Iterable[HdrHistogram]) -> HdrHistogram:
     """The histogram of all that these are of."""
     total = HdrHistogram(1, LONGEST_US, DIGITS)
     for each in histograms:
-        total.add(each)
+        if each.get_total_count():  # one of nothing would make the least value 0
+            total.add(each)
     return total
 
 

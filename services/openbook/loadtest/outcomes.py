@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +84,10 @@ def load(path: Path) -> Outcomes:
         InvalidDocuments: the file is not there, or holds something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             labels = tuple(Label(*map(str, row)) for row in file["labels"])
             return Outcomes(labels, *(file[name] for name in COLUMNS))
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, BadZipFile) as error:
         raise InvalidDocuments(f"{path}: holds no outcomes of a load test: {error}") from None
 
 

@@ -125,10 +125,12 @@ class Result:
         """Pass for a run whose figures are the endpoint's, and right.
 
         Raises:
-            NotKeptUp: too few questions were sent on time.
             WrongReplies: equal questions got different answers.
+            NotKeptUp: too few questions were sent on time.
         """
         found = self.measured
+        if found.n_wrong:
+            raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")
         if found.on_time < MIN_ON_TIME:
             n_on_time, not_sent = round(found.on_time * found.n), _count(found, NOT_SENT)
             why = f"; {not_sent} were not sent, with {self.settings.max_in_flight} in flight" if not_sent else ""
@@ -137,8 +139,6 @@ class Result:
                 f"{n_on_time}/{found.n} = {found.on_time:.3f} sent within {ON_TIME_S * 1000:.0f} ms{why}. "
                 "Lower the rate, or raise --processes on a machine with free cores"
             )
-        if found.n_wrong:
-            raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")
 
     def as_json(self) -> dict[str, Any]:
         """Settings and all figures but the seconds."""

@@ -1,0 +1,130 @@
+"""Figures are what follows from the outcomes; parts of a run join to the whole."""
+
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.errors import InvalidDocuments
+from openbook.loadtest import histograms, outcomes
+from openbook.loadtest.histograms import histogram, merged, read_log, write_log
+from openbook.loadtest.outcomes import HANG, OK, REFUSED, Log, Outcomes, Reply
+from openbook.loadtest.result import Result, latency, wrong
+from openbook.loadtest.settings import LoadSettings
+
+LATENCIES = st.lists(st.floats(1e-6, 3000), max_size=50)
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 20), st.sampled_from([OK, REFUSED, HANG, "UNAVAILABLE"])),
+    max_size=40,
+)
+
+
+def settings(**values: Any) -> LoadSettings:
+    return LoadSettings.model_validate({"address": "a:1", "duration_s": 8, "warm_up_s": 2, **values})
+
+
+def logged(*events: tuple[float, float, str], begun: float = 100.0) -> Outcomes:
+    """Each with intended time, latency and status."""
+    log = Log(begun)
+    for at, latency_s, status in events:
+        log.add(begun + at, begun + at, begun + at + latency_s, Reply(status, status))
+    return log.outcomes()
+
+
+def as_rows(found: Outcomes) -> list[tuple[Any, ...]]:
+    statuses = [found.labels[label].status for label in found.label]
+    return sorted(zip(statuses, found.intended_s, found.sent_s, found.done_s, found.about, found.digest, strict=True))
+
+
+@given(events=EVENTS)
+def test_figures_are_counts_of_the_window(events: list[tuple[float, float, str]]) -> None:
+    result = Result(settings(timeout_s=5), logged(*events), 0.0, 0.0)
+    counted = [event for event in events if event[0] >= 2]
+    found = result.measured
+    assert found.n == len(counted)
+    assert found.offered_rate == len(counted) / 8
+    assert found.answered_rate == sum(status == OK for _, _, status in counted) / 8
+    assert found.goodput_rate * 8 == sum(status == OK and late <= 5 for _, late, status in counted)
+    assert found.n_hangs == sum(status == HANG for _, _, status in counted)
+    assert result.warm_up
+    assert result.warm_up.n == len(events) - len(counted)
+    assert sum(sum(each.counts.values()) for each in result.seconds) == len(events)
+    assert sum(each.n_good for each in result.seconds if each.second >= 2) == round(found.goodput_rate * 8)
+
+
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 40), max_size=3))
+def test_parts_join_to_the_whole(events: list[tuple[float, float, str]], cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(events)]
+    parts = [logged(*events[a:b]) for a, b in pairwise(ends)]
+    joined = outcomes.join(parts)
+    assert as_rows(joined) == as_rows(logged(*events))
+    assert Result(settings(), joined, 0.0, 0.0).measured == Result(settings(), logged(*events), 0.0, 0.0).measured
+
+
+@given(events=EVENTS)
+def test_outcomes_come_back_from_a_file(events: list[tuple[float, float, str]], tmp_path: Path) -> None:
+    found = logged(*events)
+    found.save(tmp_path / "outcomes.npz")
+    assert as_rows(outcomes.load(tmp_path / "outcomes.npz")) == as_rows(found)
+    (tmp_path / "outcomes.npz").write_bytes(b"PK\3\4 no such file")
+    with pytest.raises(InvalidDocuments, match="holds no outcomes"):
+        outcomes.load(tmp_path / "outcomes.npz")
+
+
+@given(parts=st.lists(LATENCIES, min_size=1, max_size=4))
+def test_merged_histograms_equal_one_of_all(parts: list[list[float]], tmp_path: Path) -> None:
+    whole = histogram(np.array([each for part in parts for each in part]))
+    each = [histogram(np.array(part)) for part in parts]
+    assert merged(each).equals(whole)
+    write_log(tmp_path / "x.hlog", 1e9, [(n, of) for n, of in enumerate(each) if of.get_total_count()])
+    assert read_log(tmp_path / "x.hlog").equals(whole)
+
+
+@given(latencies=st.lists(st.floats(1e-5, 1000), min_size=1, max_size=200))
+def test_percentiles_are_right_to_three_digits(latencies: list[float]) -> None:
+    found, ordered = latency(np.array(latencies)), sorted(latencies)
+    assert found
+    for name, share in (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99), ("p999_s", 0.999)):
+        rank = max(1, int(share * len(ordered) + 0.5))
+        near = [ordered[i - 1] for i in (rank - 1, rank, rank + 1) if 1 <= i <= len(ordered)]  # halves round either way
+        assert min(abs(getattr(found, name) - each) / (each + 1e-4) for each in near) < 0.01
+    assert found.max_s == pytest.approx(ordered[-1], rel=0.002, abs=2e-6)
+    assert found.mean_s == pytest.approx(np.mean(latencies))
+
+
+def test_what_is_not_on_time_is_counted_against_the_generator() -> None:
+    log = Log()
+    for at, sent in ((3.0, 3.0), (3.1, 3.15), (3.2, 3.26), (3.3, nan)):
+        log.add(at, sent, 4.0, Reply(OK, OK))
+    found = Result(settings(), log.outcomes(), 0.0, 0.0).measured
+    assert found.on_time == 0.5  # to the millisecond at the limit
+    assert found.send_delay
+    assert found.send_delay.n == 3
+
+
+@pytest.mark.parametrize(
+    ("digests", "expected"),
+    [
+        ([], (0, 0)),
+        ([(1, 7)], (0, 0)),
+        ([(1, 7), (1, 7), (1, 8)], (3, 1)),
+        ([(1, 7), (2, 8)], (0, 0)),
+        ([(0, 7), (0, 8)], (0, 0)),
+    ],
+)
+def test_wrong_is_what_differs_from_most_of_its_like(digests: list[tuple[int, int]], expected: tuple[int, int]) -> None:
+    log = Log()
+    for about, digest in digests:
+        log.add(0.0, 0.0, 1.0, Reply(OK, OK, "", nan, about, digest))
+    assert wrong(log.outcomes()) == expected
+
+
+def test_latencies_outside_of_an_hour_and_a_microsecond_are_kept_at_its_ends() -> None:
+    found = histogram(np.array([0.0, 1e-9, 7200.0]))
+    assert found.get_total_count() == 3
+    assert found.get_max_value() / histograms.US == pytest.approx(3600, rel=0.001)
