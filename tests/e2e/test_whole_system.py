@@ -18,6 +18,8 @@ import pytest
 from openbook.client import Client
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
+from openbook.loadtest.run import run
+from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -245,6 +247,18 @@ def test_the_code_of_the_docs_asks_it(system: System, capsys: pytest.CaptureFixt
     answer, streamed = capsys.readouterr().out.splitlines()
     assert answer == "Alexander Graham Bell Alexander Graham Bell"
     assert streamed == "alexander graham bell"
+
+
+@pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
+def test_load_gets_the_same_answers_over_both_protocols(system: System, what: str) -> None:
+    """Texts, passages, and to the bit their scores, whatever is asked beside them."""
+    settings = {"what": what, "rate": 5, "duration_s": 4, "warm_up_s": 1, "timeout_s": 120, "check": "bits"}
+    for address in (system.grpc, f"http://{system.http}"):
+        found = run(LoadSettings.model_validate({"address": address, "zipf": 3, "n_beams": 1, **settings})).measured
+        assert {each.status for each in found.statuses} == {"OK"}, found.statuses
+        assert found.n_checked > 2
+        assert found.n_wrong == 0
+        assert (found.first_token is not None) == (what == "stream")
 
 
 def test_bad_questions_are_refused_in_one_line(system: System) -> None:

@@ -49,6 +49,7 @@ def test_a_snapshot_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_every_example_is_run() -> None:
-    tests = [Path(__file__), Path(__file__).parents[1] / "e2e" / "test_whole_system.py"]
+    folder = Path(__file__).parent
+    tests = [Path(__file__), folder / "test_loadtest.py", folder.parent / "e2e" / "test_whole_system.py"]
     said = "".join(path.read_text(encoding="utf-8") for path in tests)
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in said] == []

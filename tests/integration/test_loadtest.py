@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
@@ -524,3 +526,42 @@ def test_wrong_replies_end_the_command_with_1() -> None:
 def test_what_cannot_be_run_is_refused(arguments: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         CliRunner().invoke(app, ["loadtest", *arguments], catch_exceptions=False)
+
+
+# --- the example for locust
+
+
+def test_the_file_for_locust_asks_an_endpoint() -> None:
+    """With a locust that is a few lines where there is none: what the file calls is what locust has."""
+    path = Path(__file__).parents[2] / "examples" / "locustfile.py"
+    assert "CLOSED loop" in path.read_text(encoding="utf-8")
+
+    class Response:
+        status_code, text = 429, "no place"
+        failed: ClassVar[list[str]] = []
+
+        def __enter__(self) -> "Response":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def failure(self, why: str) -> None:
+            self.failed.append(why)
+
+    class HttpUser:
+        def __init__(self) -> None:
+            self.client = SimpleNamespace(post=lambda path, **asked: sent.append((path, asked)) or Response())
+
+    sent: list[tuple[str, dict[str, Any]]] = []
+    locust = SimpleNamespace(HttpUser=HttpUser, between=lambda low, high: None, task=lambda of: of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "locust", locust)
+        names = runpy.run_path(str(path))
+    names["Reader"]().ask()
+    assert sent == [
+        (
+            "/v1/answer",
+            {"json": {"question": names["QUESTIONS"][0], "timeout_s": 10.0}, "timeout": 11.0, "catch_response": True},
+        )
+    ]
+    assert Response.failed == ["429: no place"]

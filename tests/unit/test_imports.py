@@ -10,7 +10,14 @@ HEAVY = {"torch", "transformers", "ray", "faiss", "numba", "fastapi"}
 
 @pytest.mark.parametrize(
     "module",
-    ["openbook.cli", "openbook.client", "openbook.rag.pipeline", "openbook.config", "openbook.index.client.sharded"],
+    [
+        "openbook.cli",
+        "openbook.client",
+        "openbook.rag.pipeline",
+        "openbook.config",
+        "openbook.index.client.sharded",
+        "openbook.loadtest.run",
+    ],
 )
 def test_importing_it_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*({HEAVY!r} & sys.modules.keys()))"

@@ -84,10 +84,7 @@ class GrpcSender:
         if not self._check:
             return Reply(OK, OK, "", first)
         ids = [each.passage.id for each in response.evidence]
-        numbers = [value for each in response.evidence for value in (each.score, each.log_prior, each.log_posterior)]
-        text = ""
-        if isinstance(response, AnswerResponse):
-            text = response.answer
-            numbers.append(response.log_likelihood)
+        numbers = [value for each in response.evidence for value in (each.score, each.log_prior)]
+        text = response.answer if isinstance(response, AnswerResponse) else ""
         key = about(self._questions[number], response.snapshot_id, response.coverage.missing_shards)
         return Reply(OK, OK, "", first, key, digest(self._check, text, ids, numbers))

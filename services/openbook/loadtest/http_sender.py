@@ -101,9 +101,9 @@ class HttpSender:
             if not self._check:
                 return Reply(OK, "200", "", first)
             ids = [each["passage"]["id"] for each in evidence]
-            numbers = [each[name] for each in evidence for name in ("score", "log_prior", "log_posterior")]
+            numbers = [each[name] for each in evidence for name in ("score", "log_prior")]
             key = about(self._questions[number], body["snapshot_id"], body["coverage"]["missing_shards"])
-            of = digest(self._check, body.get("answer", ""), ids, [*numbers, body.get("log_likelihood")])
+            of = digest(self._check, body.get("answer", ""), ids, numbers)
             return Reply(OK, "200", "", first, key, of)
         except (ValueError, LookupError, TypeError, AttributeError):
             return Reply(BROKEN, "200", f"no answer: {data[:80]!r}")

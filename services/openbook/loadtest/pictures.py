@@ -42,7 +42,7 @@ def by_percentile(result: Result) -> str:
         kind = "from sending: a closed loop" if result.settings.closed else "from the intended start"
         axes.set(title=f"Latency by percentile, {kind}", xlabel="percentile", ylabel="seconds")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left")
+        _legend(axes)
 
     return _svg(draw)
 
@@ -74,7 +74,7 @@ def over_time(result: Result) -> str:
             draw(axes)
             if result.settings.warm_up_s:
                 axes.axvspan(0, result.settings.warm_up_s, color="grey", alpha=0.2, label="warm-up, not counted")
-            axes.legend(loc="upper left", fontsize="small")
+            _legend(axes)
 
         return drawn
 
@@ -92,16 +92,20 @@ def of_knee(knee: Knee) -> str:
         axes.plot(offered, offered, "--", color="grey", label="offered")
         axes.plot(offered, [each.goodput_rate for each in steps], "o-", color=COLOURS[OK], label="goodput")
         axes.set(title="Goodput by offered rate", ylabel="a second")
-        axes.legend(loc="upper left")
+        _legend(axes)
 
     def latency(axes: Axes) -> None:
         for name in ("p50_s", "p99_s"):
             values = [getattr(each.latency, name) if each.latency else np.nan for each in steps]
             axes.plot(offered, values, "o-", label=name.removesuffix("_s"))
         axes.set(title="Latency by offered rate", xlabel="questions offered a second", ylabel="seconds")
-        axes.legend(loc="upper left")
+        _legend(axes)
 
     return _svg(goodput, latency)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")  # beside the lines, not on them
 
 
 def _tail(latency_s: Float64) -> tuple[Float64, Float64]:

@@ -41,7 +41,10 @@ def about(question: str, snapshot_id: str, missing_shards: Iterable[int]) -> int
 
 
 def digest(check: Check, answer: str, ids: Sequence[int], numbers: Sequence[float]) -> int:
-    """Of what must be equal: the text and the passages, and to the bit of `numbers` if that is checked."""
+    """Of what must be equal: the text and the passages, and to the bit the scores and priors if that is checked.
+
+    Not the answer's own probabilities: the generator rounds differently in batches of other sizes.
+    """
     return _digest(answer, *ids, *(numbers if check is Check.BITS else ()))
 
 
