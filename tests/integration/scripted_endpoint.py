@@ -85,11 +85,11 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
 
 
 @asynccontextmanager
-async def grpc_endpoint(script: Script) -> AsyncIterator[str]:
+async def grpc_endpoint(script: Script, port: int = 0) -> AsyncIterator[str]:
     """Its address."""
     server = grpc.aio.server()
     answer_pb2_grpc.add_AnswerServiceServicer_to_server(Servicer(script), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -21,8 +21,14 @@ from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 if TYPE_CHECKING:
     from openbook.v1.answer_pb2_grpc import AnswerServiceAsyncStub
 
-# Channels to one address would share one connection, on which a proxy lets no more than 100 calls be in flight.
-OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+# Channels to one address would share one connection, on which a proxy lets no more than 100 calls be in flight. And
+# they would wait for up to two minutes before they try an endpoint again that was gone, which it would be blamed for.
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # what one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
 
 
 @asynccontextmanager
@@ -30,7 +36,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
     """Connected, on all connections. Raises Unreachable."""
     async with AsyncExitStack() as stack:
         channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(settings.address, OWN_CONNECTION))
+            await stack.enter_async_context(grpc.aio.insecure_channel(settings.address, OPTIONS))
             for _ in range(settings.connections)
         ]
         try:

@@ -1,6 +1,7 @@
 """Questions over HTTP: JSON, and server-sent events."""
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import aiohttp
 from grpc import StatusCode
 
 from openbook.loadtest.kinds import What
-from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
+from openbook.loadtest.outcomes import BROKEN, NAN, NOT_SENT, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
 from openbook.loadtest.settings import LoadSettings
 
@@ -36,6 +37,9 @@ CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 """Of replies that name no gRPC code themselves: a proxy's."""
+
+OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+"""No more files or ports on this machine: nothing that the endpoint could help."""
 
 
 @asynccontextmanager
@@ -80,7 +84,10 @@ class HttpSender:
                     return await self._stream(number, response)
                 return self._reply(number, await response.read())
         except (aiohttp.ClientError, OSError) as error:
-            return Reply("UNAVAILABLE", "connection", str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            if getattr(error, "errno", None) in OURS:
+                return Reply(NOT_SENT, NOT_SENT, why)
+            return Reply("UNAVAILABLE", "connection", why)
 
     async def _stream(self, number: int, response: aiohttp.ClientResponse) -> Reply:
         first = NAN

@@ -20,7 +20,7 @@ class Arrivals(StrEnum):
 
 
 class Check(StrEnum):
-    """What answers to one question from one snapshot must have in common: text and passages, or scores and priors too."""
+    """What answers to one question from one snapshot must share: text and passages, or scores and priors too."""
 
     TEXT = "text"
     BITS = "bits"

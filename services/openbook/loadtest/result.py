@@ -64,16 +64,12 @@ class Figures(_Figures):
     n_refused: int  # RESOURCE_EXHAUSTED, 429
     n_checked: int  # answers compared with others to the same question from the same snapshot
     n_wrong: int  # of them, those that are not the most frequent one
+    good_share: float  # goodput over offered; 0 of none
     on_time: float  # share of the questions that were sent within 50 ms of their intended start
     latency: Latency | None  # of answers, from the intended start
     refusal: Latency | None  # of refusals
     first_token: Latency | None  # of streams that were answered
     send_delay: Latency | None  # from the intended start to the sending
-
-    @property
-    def good_share(self) -> float:
-        """Goodput over what was offered."""
-        return self.goodput_rate / self.offered_rate if self.n else 0.0
 
 
 class Second(_Figures):
@@ -132,11 +128,13 @@ class Result:
         if found.n_wrong:
             raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")
         if found.on_time < MIN_ON_TIME:
-            n_on_time, not_sent = round(found.on_time * found.n), _count(found, NOT_SENT)
-            why = f"; {not_sent} were not sent, with {self.settings.max_in_flight} in flight" if not_sent else ""
+            n_on_time = round(found.on_time * found.n)
+            not_sent = [
+                f"; {each.n} were not sent: {each.example}" for each in found.statuses if each.status == NOT_SENT
+            ]
             raise NotKeptUp(
                 f"the load generator could not keep up: sent/intended must be at least {MIN_ON_TIME}, got "
-                f"{n_on_time}/{found.n} = {found.on_time:.3f} sent within {ON_TIME_S * 1000:.0f} ms{why}. "
+                f"{n_on_time}/{found.n} = {found.on_time:.3f} sent within {ON_TIME_S * 1000:.0f} ms{''.join(not_sent)}. "
                 "Lower the rate, or raise --processes on a machine with free cores"
             )
 
@@ -158,7 +156,8 @@ def figures(outcomes: Outcomes, settings: LoadSettings, duration_s: float) -> Fi
     """Of one window's outcomes."""
     answered = outcomes.where(outcomes.among(OK))
     refused = outcomes.where(outcomes.among(REFUSED))
-    delay_s = outcomes.sent_s - outcomes.intended_s
+    delay_s = np.where(outcomes.among(NOT_SENT), np.nan, outcomes.sent_s - outcomes.intended_s)
+    n_good = int(good(outcomes, settings).sum())
     n_checked, n_wrong = wrong(answered)
     statuses = _statuses(outcomes)
     count = {each.status: each.n for each in statuses}
@@ -168,12 +167,13 @@ def figures(outcomes: Outcomes, settings: LoadSettings, duration_s: float) -> Fi
         n=len(outcomes),
         offered_rate=len(outcomes) / duration_s,
         answered_rate=len(answered) / duration_s,
-        goodput_rate=int(good(outcomes, settings).sum()) / duration_s,
+        goodput_rate=n_good / duration_s,
         statuses=statuses,
         n_hangs=count.get(HANG, 0),
         n_refused=count.get(REFUSED, 0),
         n_checked=n_checked,
         n_wrong=n_wrong,
+        good_share=n_good / max(1, len(outcomes)),
         on_time=float(np.mean(delay_s <= ON_TIME_S)) if len(outcomes) else 1.0,  # NaN, not sent, is not on time
         latency=latency(answered.latency_s),
         refusal=latency(refused.latency_s),
@@ -243,7 +243,3 @@ def _second(number: int, outcomes: Outcomes, settings: LoadSettings) -> Second:
     counts = {each.status: each.n for each in _statuses(outcomes)}
     n_good = int(good(outcomes, settings).sum())
     return Second(second=number, counts=counts, n_good=n_good, p50_s=p50, p99_s=p99, max_s=longest)
-
-
-def _count(found: Figures, status: str) -> int:
-    return next((each.n for each in found.statuses if each.status == status), 0)

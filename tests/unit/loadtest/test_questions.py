@@ -1,6 +1,7 @@
 """Questions of files, and about the embedded corpus; what the senders make of replies."""
 
 import asyncio
+import errno
 import gzip
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.errors import InvalidDocuments
-from openbook.loadtest.http_sender import _failed, events
+from openbook.loadtest.http_sender import HttpSender, _failed, events
+from openbook.loadtest.outcomes import NOT_SENT
 from openbook.loadtest.questions import FIRST, read
 from openbook.loadtest.settings import LoadSettings
 
@@ -76,6 +78,16 @@ def test_events_are_the_same_in_whatever_pieces_they_come(data: st.DataObject) -
 def test_http_statuses_have_names_of_grpc_and_stay_visible(seen: str, body: bytes, status: str) -> None:
     found = _failed(seen, body)
     assert (found.status, found.seen) == (status, seen)
+
+
+def test_a_machine_without_files_left_does_not_blame_the_endpoint() -> None:
+    class Session:
+        def post(self, *asked: object, **more: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    settings = LoadSettings(address="http://a:1")
+    found = asyncio.run(HttpSender(Session(), settings, ["who?"]).send(0))
+    assert (found.status, found.message) == (NOT_SENT, "[Errno 24] Too many open files")
 
 
 @pytest.mark.parametrize("address", ["a", "a:b", "a:1/path", "ftp://a:1", "http://a", "http://a:1?x=1", ""])
