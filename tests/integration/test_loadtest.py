@@ -390,7 +390,8 @@ def test_an_endpoint_that_comes_back_is_asked_again_at_once() -> None:
         return result
 
     seconds = asyncio.run(measured()).seconds
-    assert seconds[1].counts == {"UNAVAILABLE": 20}
+    assert seconds[1].counts["UNAVAILABLE"] > 10
+    assert seconds[3].counts[OK] > 10
     assert seconds[4].counts == {OK: 20}
 
 

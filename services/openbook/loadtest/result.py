@@ -129,12 +129,11 @@ class Result:
             raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")
         if found.on_time < MIN_ON_TIME:
             n_on_time = round(found.on_time * found.n)
-            not_sent = [
-                f"; {each.n} were not sent: {each.example}" for each in found.statuses if each.status == NOT_SENT
-            ]
+            unsent = (f"; {each.n} were not sent: {each.example}" for each in found.statuses if each.status == NOT_SENT)
+            within = f"within {ON_TIME_S * 1000:.0f} ms{''.join(unsent)}"
             raise NotKeptUp(
                 f"the load generator could not keep up: sent/intended must be at least {MIN_ON_TIME}, got "
-                f"{n_on_time}/{found.n} = {found.on_time:.3f} sent within {ON_TIME_S * 1000:.0f} ms{''.join(not_sent)}. "
+                f"{n_on_time}/{found.n} = {found.on_time:.3f} sent {within}. "
                 "Lower the rate, or raise --processes on a machine with free cores"
             )
 
