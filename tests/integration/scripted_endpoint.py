@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,9 @@ import uvicorn
 
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
+
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""Who asks, for the script that answers."""
 
 Script = Callable[[str], Awaitable[AnswerResponse]]
 """The answer to a question. Raises Refused."""
@@ -63,6 +67,7 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
         self._script = script
 
     async def _run(self, question: str, context: Any) -> AnswerResponse:
+        caller.set(dict(context.invocation_metadata() or ()).get("x-caller", ""))
         try:
             return await self._script(question)
         except Refused as refused:
@@ -107,6 +112,7 @@ async def http_endpoint(script: Script) -> AsyncIterator[str]:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
         question = json.loads(body)["question"]
+        caller.set(dict(scope["headers"]).get(b"x-caller", b"").decode())
         try:
             answer = as_json(await script(question))
             status, kind = 200, "application/json"

@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import pytest
 import scripted_endpoint
-from scripted_endpoint import Refused, answered, echo, grpc_endpoint, http_endpoint
+from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint
 from typer.testing import CliRunner
 
 from openbook import processes
@@ -131,18 +131,21 @@ def test_answers_are_counted_compared_and_timed(endpoint: Endpoint, what: str) -
 @ENDPOINTS
 def test_the_request_says_what_was_asked_for(endpoint: Endpoint, tmp_path: Path) -> None:
     seen: list[str] = []
+    callers: set[str] = set()
 
     async def script(question: str) -> AnswerResponse:
         seen.append(question)
+        callers.add(caller.get())
         return answered("")
 
     async def measured() -> None:
         async with endpoint(script) as address:
-            await measure(asked(address, questions=questions, replay=True, duration_s=0.05))
+            await measure(asked(address, questions=questions, replay=True, duration_s=0.05, caller="me"))
 
     questions = tmp_path / "questions.txt"
     questions.write_text("who?\n\nwhere?\nwhen?\n")
     asyncio.run(measured())
+    assert callers == {"me"}
     assert sorted(seen) == sorted(["who?", "where?", "when?", "who?", "where?"])
 
 

@@ -45,6 +45,7 @@ def loadtest(
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", "--timeout", help="The deadline that each request states.")
     ] = 10.0,
+    caller: Annotated[str | None, typer.Option(help="Who asks, as x-caller.")] = None,
     k: Annotated[int | None, typer.Option(help="Passages to retrieve.")] = None,
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
     decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,

@@ -53,6 +53,7 @@ class GrpcSender:
     def __init__(self, channels: Sequence[grpc.aio.Channel], settings: LoadSettings, questions: Sequence[str]) -> None:
         self._stubs = cycle([AnswerServiceStub(channel) for channel in channels])
         self._questions = questions
+        self._metadata = (("x-caller", settings.caller),) if settings.caller else ()
         self._check = settings.check
         asked = options(settings)
         for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
@@ -71,14 +72,14 @@ class GrpcSender:
             return Reply(code, code, error.details() or "")
 
     async def _answer(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
-        return self._reply(number, await stub.Answer(self._answers[number]))
+        return self._reply(number, await stub.Answer(self._answers[number], metadata=self._metadata))
 
     async def _retrieve(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
-        return self._reply(number, await stub.Retrieve(self._retrieves[number]))
+        return self._reply(number, await stub.Retrieve(self._retrieves[number], metadata=self._metadata))
 
     async def _stream(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
         first = NAN
-        async for event in stub.AnswerStream(self._answers[number]):
+        async for event in stub.AnswerStream(self._answers[number], metadata=self._metadata):
             kind = event.WhichOneof("event")
             if isnan(first) and kind != "retrieved":
                 first = monotonic()

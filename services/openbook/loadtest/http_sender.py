@@ -58,7 +58,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         settings.address,
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **({"X-Caller": settings.caller} if settings.caller else {})},
     ) as session:
         yield HttpSender(session, settings, questions)
 

@@ -40,6 +40,9 @@ class LoadSettings(Section):
     )
     replay: bool = False  # in the order of the file, again and again, in place of drawing
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0  # equal seeds give equal times and equal questions
+    caller: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = (
+        None  # who asks: x-caller; endpoints may share by it
+    )
     timeout_s: Seconds = 10.0  # the deadline stated in each request; an answer within it is a good one
     k: Positive | None = None
     formulation: Formulation | None = None
