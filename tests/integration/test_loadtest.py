@@ -534,9 +534,10 @@ def test_wrong_replies_end_the_command_with_1() -> None:
 
     n_asked: list[int] = []
     short = ("loadtest", "ADDRESS", "--rate", "50", "--duration", "0.5", "--warm-up", "0", "--zipf", "9")
-    code, said = asyncio.run(command(*short, "--check", "text", script=wrong))
-    assert code == 1
-    assert re.search(r"openbook: of (\d+) answers compared \d+ differ from their like", said)
+    for how in ((), ("--find-knee", "--max-p99", "0.00001")):
+        code, said = asyncio.run(command(*short, *how, "--check", "text", script=wrong))
+        assert code == 1
+        assert re.search(r"openbook: of (\d+) answers compared \d+ differ from their like", said)
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,6 @@ def _find_knee(settings: "LoadSettings", min_goodput: float, max_p99_s: float | 
     screen.show_knee(found)
     if output:
         folder.write_knee(output, found)
+    for step in found.steps:
+        if step.measured.n_wrong or found.rate is found.above is None:  # nothing was found
+            step.check()
