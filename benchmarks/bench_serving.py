@@ -35,11 +35,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
 import psutil
-from openbook.loadtest.kinds import Arrivals
-from openbook.loadtest.questions import embedded
-from openbook.loadtest.result import Figures
-from openbook.loadtest.run import measure, run
-from openbook.loadtest.settings import LoadSettings
 from rich.console import Console
 from rich.table import Table
 
@@ -47,6 +42,11 @@ from openbook import config
 from openbook.client import Client
 from openbook.config import GeneratorSettings, Settings
 from openbook.core.types import Passage, Retrieved
+from openbook.loadtest.kinds import Arrivals
+from openbook.loadtest.questions import embedded
+from openbook.loadtest.result import Figures
+from openbook.loadtest.run import measure, run
+from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_ports
 from openbook.serving.launch.local import local_system
 

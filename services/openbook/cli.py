@@ -73,17 +73,19 @@ def index_serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback if not given.")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one; the address is printed.")] = None,
     threads: Annotated[int | None, typer.Option(help="FAISS threads.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Of metrics over HTTP: the first free one of 32.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="YAML with a section index_server; OPENBOOK_INDEX_SERVER__<KEY> wins over it.")
     ] = None,
 ) -> None:
     """Serve one shard over gRPC until told to stop."""
-    from openbook import telemetry
     from openbook.config import load_index_server
     from openbook.index.server.server import run
+    from openbook.logs import setup_logging
 
-    settings = load_index_server(config, snapshot=snapshot, shard=shard, host=host, port=port, n_threads=threads)
-    telemetry.setup_logging(f"index-{settings.shard}")
+    address = {"host": host, "port": port, "metrics_port": metrics_port}
+    settings = load_index_server(config, None, snapshot=snapshot, shard=shard, n_threads=threads, **address)
+    setup_logging(f"index-{settings.shard}")
     run(settings)
 
 
@@ -161,11 +163,11 @@ def up(
     """
     import signal
 
-    from openbook import telemetry
     from openbook.config import load
+    from openbook.logs import setup_logging
     from openbook.serving.launch.local import follow, local_system, until_stopped
 
-    telemetry.setup_logging("up")
+    setup_logging("up")
     with until_stopped(), local_system(snapshot, load(config)) as settings:
         serving = settings.serving
         print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
@@ -184,10 +186,10 @@ def deploy(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the index servers.")] = 1800.0,
 ) -> None:
     """Deploy on a Ray cluster once its index servers answer. Run it on the head node, as ray_cluster.yaml does."""
-    from openbook import telemetry
+    from openbook.logs import setup_logging
     from openbook.serving.launch.cluster import deploy
 
-    telemetry.setup_logging("deploy")
+    setup_logging("deploy")
     deploy(config, index_nodes, shards, timeout)
 
 

@@ -50,6 +50,8 @@ class IndexServerSettings(Section):
     port: Port = 0  # 0 takes a free one
     # Of the connections without gRPC; 0 takes a free one, none: gRPC alone. Not encrypted, so not there with tls.
     frame_port: Port | None = 0
+    # Of metrics over HTTP, for Prometheus: the first free one of 32 from here; 0 takes any, none serves none
+    metrics_port: Port | None = None
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU (experimental): cuda:0 ...
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
@@ -185,6 +187,9 @@ class ServingSettings(Section):
     host: str = "127.0.0.1"  # address to listen on
     http_port: Annotated[Port, Field(ge=1)] = 8000  # of HTTP
     grpc_port: Annotated[Port, Field(ge=1)] = 9000  # of gRPC
+    # Of each replica's own metrics, and of the index servers that `openbook up` starts: the first free one of 32 from
+    # here; 0 takes any, none serves none
+    metrics_port: Port | None = None
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429

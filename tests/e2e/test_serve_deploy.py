@@ -141,7 +141,7 @@ def until_running(ray_cluster: Cluster) -> None:
             break
         assert details["status"] in ("NOT_STARTED", "DEPLOYING"), details["message"]
         time.sleep(0.1)
-    health = f"http://127.0.0.1:{ray_cluster.serving.http_port}/healthz"
+    health = f"http://127.0.0.1:{ray_cluster.serving.http_port}/readyz"
     while not _answers(health):
         time.sleep(0.1)
 

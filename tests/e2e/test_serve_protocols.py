@@ -322,7 +322,7 @@ def test_the_model_stops_when_its_caller_leaves(
 def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> None:
     health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status is health_pb2.HealthCheckResponse.SERVING
-    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/healthz").json() == http.get("/readyz").json() == {"status": "ok"}
     services = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"openbook.v1.AnswerService", "grpc.health.v1.Health"} <= set(services)
 
@@ -330,7 +330,7 @@ def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> Non
 def test_the_documentation_names_every_path(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
     paths = http.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/metrics"}
+    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/readyz", "/metrics"}
     assert set(paths["/v1/answer"]["post"]["responses"]) == {"200", "default"}
 
 
@@ -363,7 +363,7 @@ def test_one_more_than_the_places_is_refused_at_once(client: Client, http: httpx
             client.answer(QUESTION)
         response = http.post("/v1/answer", json={"question": QUESTION})
         assert (response.status_code, response.json()["error"]["code"]) == (429, "RESOURCE_EXHAUSTED")
-        assert http.get("/healthz").status_code == 200
+        assert http.get("/readyz").status_code == 200
         list(pool.map(lambda stream: stream.close(), streams))  # type: ignore[attr-defined]
     held_up.unlink()  # behind the Python proxy a stream that was closed mostly goes on to its end
     admitted(client, question).close()  # type: ignore[attr-defined]  # the places of those who went away become free
@@ -415,7 +415,7 @@ def test_only_what_the_docs_name_listens_beyond_this_machine(system: System) -> 
 
 
 def test_heads_are_given_where_gets_are_and_a_405_says_what_is(http: httpx.Client) -> None:
-    for path in ("/healthz", "/metrics"):
+    for path in ("/healthz", "/readyz", "/metrics"):
         response = http.head(path)
         assert (response.status_code, response.content) == (200, b"")
     assert http.put("/v1/answer").headers["allow"] == "POST"

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[IndexProcess]:
     processes: list[IndexProcess] = []
 
     class Recorded(IndexProcess):
-        def __init__(self, snapshot: Path, shard: int) -> None:
-            super().__init__(snapshot, shard)
+        def __init__(self, *asked: Any) -> None:
+            super().__init__(*asked)
             processes.append(self)
 
     monkeypatch.setattr(local, "IndexProcess", Recorded)

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import small_snapshot
 import tiny_checkpoints as tiny
 import typer
 import yaml
@@ -17,6 +18,10 @@ from prometheus_client import REGISTRY
 
 from openbook import config, errors, telemetry
 from openbook.cli import app
+from openbook.config import IndexServerSettings
+from openbook.index.client.metrics import TierMetrics
+from openbook.index.client.sharded import ShardedIndex
+from openbook.index.server.server import IndexServer
 from openbook.models.checkpoint import load_generator
 from openbook.training.settings import TrainingSettings
 from openbook.v1 import answer_pb2
@@ -196,10 +201,32 @@ def test_fields_of_evidence_and_coverage_are_told() -> None:
             assert f"`{name}`" in TEXTS["docs/ask.md"], (message.DESCRIPTOR.name, name)
 
 
-def test_every_metric_has_its_row() -> None:
-    assert telemetry.STAGE_SECONDS
-    ours = {f"{m.name}_total" if m.type == "counter" else m.name for m in REGISTRY.collect() if "openbook" in m.name}
-    assert {row[0] for row in table("docs/operate.md", "Metrics")} - {"metric", "---"} == ours
+def test_every_metric_has_its_row_and_its_labels(tmp_path: Path) -> None:
+    index = ShardedIndex(["127.0.0.1:1"], 1.0)
+    server = IndexServer(IndexServerSettings(snapshot=small_snapshot.build(tmp_path)))
+    of_telemetry = [each for each in vars(telemetry).values() if hasattr(each, "_labelnames")]
+    of_telemetry += [each.__wrapped__.__self__ for each in vars(telemetry).values() if hasattr(each, "__wrapped__")]
+    ours = {each._name + "_total" * (each._type == "counter"): set(each._labelnames) for each in of_telemetry}
+    for family in (*TierMetrics(index).collect(), *server.metrics.collect()):
+        ours[family.name] = set(family._labelnames)
+    server._searches.close()
+    assert {family.name for family in REGISTRY.collect() if family.name.startswith("openbook_")} <= {
+        name.removesuffix("_total") for name in ours
+    }
+    rows = [row for row in table("docs/operate.md", "Metrics") if row[0].startswith("openbook_") and len(row) == 3]
+    assert {row[0]: set(filter(None, row[1].split(", "))) for row in rows} == ours
+
+
+def test_metrics_named_elsewhere_are_metrics_with_these_labels() -> None:
+    rows = [row for row in table("docs/operate.md", "Metrics") if row[0].startswith("openbook_") and len(row) == 3]
+    labels = {row[0]: set(row[1].split(", ")) for row in rows}
+    named = {each for text in CURRENT.values() for each in re.findall(r"(openbook_[a-z]\w+)((?:\{[^}]*\})?)", text)}
+    named = {each for each in named if each[0] not in ("openbook_fields",)}
+    assert len(named) > len(labels)
+    for name, chosen in named:
+        whole = name if name in labels else re.sub("_(bucket|sum|count)$", "", name)
+        assert whole in labels, name
+        assert set(re.findall(r"(\w+)(?:[=!]|\}|,)", re.sub('"[^"]*"', "", chosen))) <= labels[whole], (name, chosen)
 
 
 # --- links

@@ -22,7 +22,7 @@ from openbook.config import CacheSettings
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32
 from openbook.errors import InvalidConfig
-from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS
+from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS, CACHE_UP
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class RedisCache:
         self._codec = Codec(settings.secret.get_secret_value() if settings.secret else "")
         self._clock = clock
         self._paused_until = -float("inf")
+        self._up = CACHE_UP.labels("redis")
         # An exhausted pool raises instead of waiting, so no more calls are let in than it has connections.
         self._places = asyncio.Semaphore(settings.n_connections)
         if settings.url is None:
@@ -95,12 +96,16 @@ class RedisCache:
             return None
         try:
             async with asyncio.timeout_at(due):
-                return await call()
+                result = await call()
         except Exception as error:
             CACHE_ERRORS.labels(operation).inc()
+            self._up.set(0)
             log.warning("cache %s failed, paused for %.0f s: %s: %s", operation, PAUSE_S, type(error).__name__, error)
             self._paused_until = self._clock() + PAUSE_S
             return None
+        else:
+            self._up.set(1)
+            return result
         finally:
             self._places.release()
 

@@ -14,10 +14,10 @@ from selectors import EVENT_READ, DefaultSelector
 
 import numpy as np
 
-from openbook import telemetry
 from openbook.config import EncoderSettings
 from openbook.errors import OpenbookError, StartupError
 from openbook.index.disk.store import PassageReader
+from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of
 from openbook.models.encoder import TextEncoder
 from openbook.processes import end, start, threads
@@ -113,7 +113,7 @@ def main(folder: str, settings: str) -> None:
 
 
 if __name__ == "__main__":
-    telemetry.setup_logging("encode")
+    setup_logging("encode")
     try:
         main(*sys.argv[1:])
     except OpenbookError as error:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from openbook.core.deadline import Clock
-from openbook.telemetry import STAGE_SECONDS
+from openbook.errors import OpenbookError
+from openbook.telemetry import STAGE_SECONDS, stage_errors
 
 
 @dataclass(slots=True)
@@ -25,6 +26,9 @@ class Stopwatch:
         begun = self.clock()
         try:
             yield
+        except BaseException as error:
+            stage_errors(name, _code(error)).inc()
+            raise
         finally:
             self.stages[name] = self.clock() - begun
             STAGE_SECONDS.labels(name).observe(self.stages[name])
@@ -32,3 +36,10 @@ class Stopwatch:
     def read(self) -> dict[str, float]:
         """All stages so far, and the total."""
         return {**self.stages, "total": self.clock() - self.started}
+
+
+def _code(error: BaseException) -> str:
+    """Of gRPC. Whoever is no error went away: tasks are cancelled and streams closed."""
+    if isinstance(error, OpenbookError):
+        return error.grpc_code
+    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"

@@ -4,16 +4,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from prometheus_client import REGISTRY
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from openbook import config, telemetry
+from openbook import config
 from openbook.cache.redis import TieredCache
 from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
 from openbook.core.space import Space
 from openbook.errors import InvalidConfig
+from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.opening import open_index
+from openbook.logs import setup_logging
 from openbook.processes import threads
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
@@ -27,6 +30,7 @@ from openbook.serving.workers.generator import (
     LocalGenerator,
     RemoteGenerator,
 )
+from openbook.telemetry import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +78,12 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
     if settings.serving.topology == "split":
         return _ingress(settings, n_threads=1, num_gpus=0).bind(
             settings,
-            _model("encoder", EncoderDeployment, encoder, _grace_s(settings)).bind(encoder, make_encoder),
-            _model("generator", GeneratorDeployment, generator, _grace_s(settings)).bind(generator, make_generator),
+            _model("encoder", EncoderDeployment, encoder, _grace_s(settings)).bind(
+                encoder, make_encoder, settings.serving
+            ),
+            _model("generator", GeneratorDeployment, generator, _grace_s(settings)).bind(
+                generator, make_generator, settings.serving
+            ),
         )
     n_threads = max(threads(encoder.n_threads), threads(generator.n_threads))
     return _ingress(settings, n_threads, encoder.num_gpus + generator.num_gpus).bind(
@@ -98,7 +106,8 @@ class Ingress(AnswerIngress):
         encoder: EncoderLoader | DeploymentHandle,
         generator: GeneratorLoader | DeploymentHandle,
     ) -> None:
-        telemetry.setup_logging("ingress")
+        setup_logging("ingress")
+        MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
@@ -112,6 +121,7 @@ class Ingress(AnswerIngress):
         else:
             the_generator = LocalGenerator(generator(settings.generator), settings.generator)
             the_generator.warm_up()
+        REGISTRY.register(TierMetrics(index))
         cache = TieredCache(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer)
         super().__init__(AnswerService(pipeline, settings, index.connect))

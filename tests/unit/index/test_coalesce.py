@@ -9,17 +9,9 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.server.coalesce import (
-    PART_ROWS,
-    SHARED_S,
-    Later,
-    Outcome,
-    PendingSearch,
-    SearchQueue,
-    Ticket,
-    search_together,
-)
+from openbook.index.server.coalesce import search_together
 from openbook.index.server.failed import Failed
+from openbook.index.server.waiting import PART_ROWS, SHARED_S, Later, Outcome, PendingSearch, SearchQueue, Ticket
 
 HERE, THERE = object(), object()
 

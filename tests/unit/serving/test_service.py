@@ -344,7 +344,7 @@ def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:
     async def gone() -> None:
         raise ShardUnavailable("shard 1 does not answer")
 
-    response = request("GET", "/healthz", service(check_ready=gone))
+    response = request("GET", "/readyz", service(check_ready=gone))
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "UNAVAILABLE"
     assert response.json()["error"]["message"] == "shard 1 does not answer"
@@ -357,7 +357,7 @@ def test_callers_do_not_hear_where_index_servers_listen_and_the_log_does(caplog:
         raise ShardUnavailable("10.0.0.1:7001: nobody answers; 10.0.0.1:700: neither")
 
     under_test = service(settings, check_ready=gone)
-    said = request("GET", "/healthz", under_test).json()["error"]["message"]
+    said = request("GET", "/readyz", under_test).json()["error"]["message"]
     assert said == "index server 1: nobody answers; index server 0: neither"
 
     async def search(*asked: Any) -> Any:

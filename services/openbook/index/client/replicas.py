@@ -13,6 +13,7 @@ from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUn
 from openbook.index.client.client import IndexClient
 from openbook.index.client.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
 from openbook.index.client.tier import ShardServers
+from openbook.logs import about
 from openbook.telemetry import INDEX_SERVERS_SILENT, SHARD_ERRORS, SHARD_HEDGES, SHARD_SECONDS
 from openbook.v1.index_pb2 import InfoResponse
 
@@ -124,7 +125,8 @@ class Replicas:
             return await call
         except OpenbookError as error:
             SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
-            log.info("%s at shard %d failed, request id %s: %s", method, shard.number, context.request_id, error)
+            why = f"{method} at shard {shard.number} failed, request id {context.request_id}: {error}"
+            log.info("%s", why, extra=about(context, method=method, shard=shard.number, code=error.grpc_code))
             raise
         finally:
             SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)

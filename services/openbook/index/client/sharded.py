@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -144,6 +144,18 @@ class ShardedIndex:
             replicas, self._replicas = self._replicas, None
             await replicas.close()
         self._told, self._is_latest = Told(), False
+
+    def servers(self) -> Iterator[tuple[str, bool]]:
+        """Of each server its shard, "" if it never answered, and whether it answers as far as is known."""
+        infos, replicas = self._told.infos, self._replicas
+        for address in self._addresses:
+            is_gone = replicas is None or replicas.router.is_gone([address])
+            yield str(infos[address].shard) if address in infos else "", address in infos and not is_gone
+
+    @property
+    def sequence(self) -> int:
+        """Of the publication of the snapshot that is searched; 0 before the servers were asked."""
+        return self._tier.sequence if self._tier else 0
 
     async def _search(self, tier: Tier, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         k, min_coverage = settings.k, settings.min_coverage

@@ -14,7 +14,8 @@ from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
 from openbook.index.server.held import HeldSnapshots
-from openbook.index.server.service import abort, info, respond
+from openbook.index.server.info import info
+from openbook.index.server.service import abort, respond
 from openbook.index.shard.shard import Shard
 from openbook.processes import is_loopback
 from openbook.v1 import index_pb2, index_pb2_grpc

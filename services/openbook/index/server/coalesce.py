@@ -1,191 +1,19 @@
 """Searches that wait together are searched together: one FAISS call for all that ask the same of the same snapshot."""
 
-import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
 
-from openbook.core.context import Context
 from openbook.core.deadline import Clock
-from openbook.core.turns import Turns
-from openbook.core.types import Float32, Hits, SearchParameters
-from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable
-from openbook.index.server.failed import CANCELLED, Failed, explain
+from openbook.core.types import Hits
+from openbook.errors import DeadlineExceeded, ShardUnavailable
+from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, part_rows
 from openbook.index.shard import engine
-from openbook.index.shard.shard import Shard
-
-Outcome = Hits | Failed
-Later = Callable[[], None] | None
-"""What is still to be done once all of a batch have heard; the same of several of them only once."""
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """By which the caller of something under way can let go of it."""
-
-    caller: Hashable = None
-    """Whose turns it takes: a stream, or a connection of gRPC's."""
-    cancelled: bool = False
-    size_bytes: int = 0
-    """Of the reply, once it is known; before, about."""
-
-
-@dataclass(eq=False, slots=True)
-class PendingSearch:
-    """A search that waits for its turn. `queries` are those that `Shard.check` gave back."""
-
-    shard: Shard
-    queries: Float32  # (n, d)
-    k: int
-    parameters: SearchParameters
-    context: Context
-    done: Callable[[Outcome], Later] = field(repr=False)
-    """Told once what came of it, mostly in the searching thread: must be quick and must not raise."""
-    ticket: Ticket = field(default_factory=Ticket)
-    begin: int = 0
-    end: int | None = None
-    """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
-    found: list[Hits] = field(default_factory=list)
-    """Of the rows before `begin`."""
-    is_over: bool = False
-
-    def goes_with(self, other: "PendingSearch") -> bool:
-        """Whether one FAISS call can answer both as it would answer each."""
-        return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
-
-    def hear(self, hits: Hits) -> Later:
-        """Take the hits of the rows that were searched, and tell of all once there are no more."""
-        self.found.append(hits)
-        self.begin += len(hits.ids)
-        return self._tell(_joined(self.found)) if self.begin == len(self.queries) else None
-
-    def fail(self, error: Exception) -> Later:
-        """Tell of it, unless nobody wants to know."""
-        return self._tell(CANCELLED if self.ticket.cancelled else explain("Search", self.context.request_id, error))
-
-    def _tell(self, outcome: Outcome) -> Later:
-        self.is_over = True
-        return self.done(outcome)
-
-
-FLAT_PART_ROWS = 16
-PART_ROWS = 4
-"""Searched at once where callers share a server, for everyone waits for the FAISS call that is under way: so few that
-one more costs about what it costs by itself. A Flat index reads all its vectors for one row, and hardly longer for 16.
-"""
-PART_HITS = 2000
-"""Of these rows together, as exact scores cost too."""
-SHARED_S = 3.0
-"""How long a server counts as shared after two callers asked in turn: either may come again at any moment."""
-
-
-class SearchQueue:
-    """What waits, by turns. Pure: no lock, no clock, no search."""
-
-    def __init__(
-        self, max_rows: int, max_batch: int, part_rows: Callable[[PendingSearch], int] = lambda _: PART_ROWS
-    ) -> None:
-        self._max_rows = max_rows
-        self._max_batch = max_batch
-        self._part_rows = part_rows
-        self._turns: Turns[PendingSearch] = Turns(max_rows)
-        self._latest: Hashable = None  # whose turn it was
-        self._former: Hashable = None  # and before him
-        self._shared_until = -math.inf
-        self._asked: dict[Hashable, tuple[float, int]] = {}  # of each caller: when it was his turn, and rows he had
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    @property
-    def n_rows(self) -> int:
-        """That wait."""
-        return self._turns.size
-
-    def put(self, search: PendingSearch) -> list[PendingSearch]:
-        """Join the queue; whoever finds it empty may, whatever their size. Returns those who lost their places to it,
-        the newest of whom most rows wait.
-
-        Raises:
-            Overloaded: there is no place.
-        """
-        refused = self._turns.put(search.ticket.caller, search, len(search.queries))
-        if search in refused:
-            raise self.overloaded()
-        return refused
-
-    def overloaded(self) -> Overloaded:
-        """Why there is no place."""
-        return Overloaded(f"at most {self._max_rows} query rows may wait, {self.n_rows} do: try again later")
-
-    def take(self, now: float) -> tuple[list[PendingSearch], list[PendingSearch]]:
-        """The next batch, of at most `max_batch` rows or one search, and those dropped as late or no longer wanted.
-
-        The batch is the search whose turn it is and all that go with it; what does not keeps its place. While callers
-        share the server, those who have more waiting than another asks for, and than `part_rows`, get no more of it
-        together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that.
-        """
-        batch: list[PendingSearch] = []
-        dropped: list[PendingSearch] = []
-        n_rows = n_heavy = 0
-        light = math.inf  # who has more rows waiting is heavy
-        for search in self._turns.in_order(FLAT_PART_ROWS):
-            n_left = len(search.queries) - search.begin
-            if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
-                dropped.append(search)
-                continue
-            if not batch and self._is_shared(search.ticket.caller, now):
-                light = max(self._part_rows(search), self._least_asked(now))
-            is_heavy = self._turns.waiting(search.ticket.caller) > light
-            if not batch:
-                n_left = int(min(n_left, light))
-            elif is_heavy and n_heavy + n_left > light:
-                break  # who has little waiting comes before
-            elif not search.goes_with(batch[0]) or n_rows + n_left > self._max_batch:
-                continue
-            batch.append(search)
-            search.end = search.begin + n_left
-            n_rows += n_left
-            n_heavy += n_left if is_heavy else 0
-            if n_rows >= self._max_batch:
-                break
-        for search in dropped:
-            self._turns.remove(search)
-        for search in batch:
-            assert search.end is not None
-            self._turns.give(search, search.end - search.begin)
-        return batch, [search for search in dropped if not search.is_over]
-
-    def _is_shared(self, caller: Hashable, now: float) -> bool:
-        if caller != self._latest:
-            if caller == self._former:
-                self._shared_until = now + SHARED_S
-            self._former, self._latest = self._latest, caller
-        if self._turns.n_callers > 1:
-            self._shared_until = now + SHARED_S
-        is_shared = now < self._shared_until
-        if not is_shared:
-            self._asked.clear()
-        self._asked[caller] = now, self._turns.waiting(caller)
-        return is_shared
-
-    def _least_asked(self, now: float) -> int:
-        """Rows that the least demanding of the latest callers had waiting when it was their turn."""
-        self._asked = {caller: asked for caller, asked in self._asked.items() if asked[0] > now - SHARED_S}
-        return min(n_rows for _, n_rows in self._asked.values())
-
-
-def part_rows(search: PendingSearch) -> int:
-    """See PART_ROWS and PART_HITS."""
-    shard = search.shard
-    reads_all = shard.is_exact and not shard.manifest.shards[shard.number].has_scan
-    return max(1, min(FLAT_PART_ROWS if reads_all else PART_ROWS, PART_HITS // search.k))
-
+from openbook.telemetry import SEARCH_ROWS, SEARCH_SECONDS, refused
 
 SHORT_S = 5e-3
 """A search that takes no longer is done by the thread that read it: handing it over takes a tenth of a millisecond."""
@@ -206,6 +34,11 @@ class Coalescer:
         self._thread = threading.Thread(target=self._work, name="search", daemon=True)
         self._thread.start()
 
+    @property
+    def n_rows(self) -> int:
+        """That wait."""
+        return self._queue.n_rows
+
     def submit(self, search: PendingSearch) -> None:
         """Queue a search; `search.done` hears what came of it once somebody calls `go`.
 
@@ -216,9 +49,10 @@ class Coalescer:
         with self._lock:
             if self._closed:
                 raise ShardUnavailable("this server is stopping")
-            refused = self._queue.put(search)
-        if refused:
-            finish(*(each.fail(self._queue.overloaded()) for each in refused))
+            lost = self._queue.put(search)
+        if lost:
+            refused("index", "rows").inc(len(lost))
+            finish(*(each.fail(self._queue.overloaded()) for each in lost))
 
     def go(self, in_thread: bool = True) -> None:
         """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
@@ -255,8 +89,10 @@ class Coalescer:
             finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))
             if batch:
                 began = perf_counter()
-                search_together(batch)
+                n_rows = search_together(batch)
                 self._last_s = perf_counter() - began
+                SEARCH_SECONDS.observe(self._last_s)
+                SEARCH_ROWS.observe(n_rows)
         finally:
             with self._lock:
                 self._searching = False
@@ -270,8 +106,8 @@ def finish(*later: Later) -> None:
             each()
 
 
-def search_together(batch: Sequence[PendingSearch]) -> None:
-    """Search once for searches that go together, and tell each its part."""
+def search_together(batch: Sequence[PendingSearch]) -> int:
+    """Search once for searches that go together, and tell each its part. Returns their rows."""
     first = batch[0]
     parts = [search.queries[search.begin : search.end] for search in batch]
     queries = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -286,13 +122,7 @@ def search_together(batch: Sequence[PendingSearch]) -> None:
             later.append(search.hear(_rows(hits, row, row + len(part))))
             row += len(part)
     finish(*later)
-
-
-def _joined(parts: Sequence[Hits]) -> Hits:
-    if len(parts) == 1:
-        return parts[0]
-    ids, scores = np.concatenate([hits.ids for hits in parts]), np.concatenate([hits.scores for hits in parts])
-    return Hits(ids, scores, parts[0].snapshot_id)
+    return len(queries)
 
 
 def _rows(hits: Hits, start: int, end: int) -> Hits:

@@ -16,8 +16,9 @@ import grpc
 from openbook import wire
 from openbook.core.context import Context
 from openbook.errors import Overloaded
-from openbook.index.server.coalesce import Later, Ticket, finish
+from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
+from openbook.index.server.waiting import Later, Ticket
 from openbook.telemetry import requests
 from openbook.v1 import index_pb2
 

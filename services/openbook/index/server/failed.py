@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from openbook.core.context import MAX_CHARS
 from openbook.errors import OpenbookError, Overloaded
+from openbook.logs import with_fields
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,10 @@ def explain(method: str, request_id: str, error: Exception) -> Failed:
     if isinstance(error, OpenbookError):
         # A flood of calls must not become a flood of lines.
         level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-        log.log(level, "%s failed, request id %a: %s: %s", method, request_id[:MAX_CHARS], error.grpc_code, error)
+        text = f"{method} failed, request id {request_id[:MAX_CHARS]!a}: {error.grpc_code}: {error}"
+        fields = with_fields(request_id=request_id[:MAX_CHARS], method=method, code=error.grpc_code)
+        log.log(level, "%s", text, extra=fields)
         return Failed(error.grpc_code, str(error))
-    log.error("%s failed, request id %a", method, request_id[:MAX_CHARS], exc_info=error)
+    fields = with_fields(request_id=request_id[:MAX_CHARS], method=method, code="INTERNAL")
+    log.error("%s failed, request id %a", method, request_id[:MAX_CHARS], exc_info=error, extra=fields)
     return Failed("INTERNAL", f"internal error in {method}; the server's log says more")

@@ -140,6 +140,14 @@ class HeldSnapshots(Generic[Held]):
             entries = sorted(self._entries.items(), key=lambda named: (named[0] != self._current, -named[1].sequence))
             return [(entry.sequence, entry.item) for _, entry in entries]
 
+    def states(self) -> list[tuple[str, str, int]]:
+        """Every snapshot's id, whether it is current, prepared or former, and its sequence."""
+        with self._lock:
+            return [
+                (name, "current" if name == self._current else "prepared" if e.prepared else "former", e.sequence)
+                for name, e in self._entries.items()
+            ]
+
     def _publishable(self, snapshot_id: str, sequence: int) -> _Entry[Held]:
         entry = self._entries.get(snapshot_id)
         if entry is None:

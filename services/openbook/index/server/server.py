@@ -24,10 +24,12 @@ from openbook.index.disk.snapshot import MAX_DIMENSION, verify_apart
 from openbook.index.server.admin import IndexAdminService, Publishing
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.frames import FrameServer
+from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
 from openbook.index.server.threads import CallThreads, Fetches, Patience
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
+from openbook.telemetry import MetricsServer
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class IndexServer:
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
         self._workers = CallThreads(n_workers, n_spared=N_WORKERS // 2)
         self._service = IndexService(self.held, self._searches, self._fetches, self._workers, settings.max_streams)
+        self.metrics = ServerMetrics(self.held, self._searches, self._service)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._health = health.HealthServicer()
@@ -190,7 +193,8 @@ def run(settings: IndexServerSettings) -> None:
     gc.collect()
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
-    with server:
+    role = f"index-{settings.shard}"
+    with server.metrics, MetricsServer(role, settings.host, settings.metrics_port), server:
         shard = server.shard
         log.info(
             "serving shard %d, %d passages of snapshot %s, at %s",

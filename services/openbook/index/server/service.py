@@ -13,13 +13,15 @@ from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
-from openbook.index.server.coalesce import Coalescer, Later, Outcome, PendingSearch, Ticket, finish
+from openbook.index.server.coalesce import Coalescer, finish
 from openbook.index.server.exchange import Answer, Asked, CallStream, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.info import info
 from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
+from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
 from openbook.index.shard.shard import Shard
-from openbook.telemetry import requests
+from openbook.telemetry import refused, requests
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 Response = TypeVar("Response")
@@ -111,6 +113,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             if len(self._streams) >= self._max_streams:
                 idle = min(self._streams, key=lambda each: each.idle_since)
                 if monotonic() - idle.idle_since < IDLE_S:
+                    refused("index", "streams").inc()
                     raise Overloaded(f"at most {self._max_streams} streams at once")
                 self._streams.discard(idle)
                 idle.end()
@@ -118,6 +121,11 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         if self._stopping:
             stream.end()
         return stream
+
+    @property
+    def n_streams(self) -> int:
+        """Open now."""
+        return len(self._streams)
 
     def leave(self, stream: CallStream) -> None:
         """It is over."""
@@ -235,43 +243,6 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 response.vectors.data = vectors.astype(wire.FLOAT32, copy=False).tobytes()
         finally:
             self._held.release(snapshot_id)
-
-
-def info(held: HeldSnapshots[Shard]) -> index_pb2.InfoResponse:
-    """What this server holds, and its limits."""
-    shard = held.current
-    return index_pb2.InfoResponse(
-        snapshot_id=shard.manifest.snapshot_id,
-        shard=shard.number,
-        n_shards=len(shard.manifest.shards),
-        n_passages=shard.n_passages,
-        first_id=shard.first_id,
-        dimension=shard.manifest.dimension,
-        encoder=shard.manifest.encoder,
-        encoder_fingerprint=shard.manifest.encoder_fingerprint,
-        factory=shard.manifest.factory,
-        max_k=shard.max_k,
-        max_rows=shard.max_rows,
-        held=[_held_snapshot(sequence, each) for sequence, each in held.held()],
-    )
-
-
-def _held_snapshot(sequence: int, shard: Shard) -> index_pb2.HeldSnapshot:
-    manifest = shard.manifest
-    return index_pb2.HeldSnapshot(
-        snapshot_id=manifest.snapshot_id,
-        sequence=sequence,
-        n_shards=len(manifest.shards),
-        n_passages=shard.n_passages,
-        first_id=shard.first_id,
-        dimension=manifest.dimension,
-        encoder=manifest.encoder,
-        encoder_fingerprint=manifest.encoder_fingerprint,
-        factory=manifest.factory,
-        n_passages_total=manifest.n_passages,
-        created_at=manifest.created_at,
-        recall=manifest.recall.by_k() if manifest.recall else {},
-    )
 
 
 def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response | Failed]) -> Response:

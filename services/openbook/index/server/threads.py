@@ -13,6 +13,7 @@ import grpc
 
 from openbook.core.turns import Turns
 from openbook.errors import Overloaded, StartupError
+from openbook.telemetry import refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,6 +97,7 @@ class CallThreads(Threads):
         with self._lock:
             n_held = self._working[caller]
             if n_held and n_held >= self.n_threads - self._working.total() - len(self._waiting):
+                refused("index", "threads").inc()
                 raise Overloaded(f"{n_held} calls of this connection are under way, and there is no thread for more")
             self._working[caller] += 1
         try:
@@ -229,9 +231,10 @@ class Fetches:
         """
         fetch = _Fetch(n_ids + 1, parts, refuse)
         with self._lock:
-            refused = self._turns.put(caller, fetch, fetch.n_left)
+            lost = self._turns.put(caller, fetch, fetch.n_left)
             n_waiting = self._turns.size
-        for each in refused:
+        for each in lost:
+            refused("index", "ids").inc()
             each.refuse(Overloaded(f"at most {self._max_ids} ids may wait to be fetched, {n_waiting} do"))
         self._threads.submit(self._run)
 

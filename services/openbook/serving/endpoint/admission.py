@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.errors import Overloaded
+from openbook.telemetry import refused
 
 SPARE = 1.25
 """What is predicted to take a second gets so many: the rate is a mean."""
@@ -47,6 +48,12 @@ class Rate:
         """How long so much will take; 0 as long as that is not known."""
         return work * self._busy_s / self._done if self._done and self._busy_s > KNOWN_S else 0.0
 
+    @property
+    def per_second(self) -> float:
+        """Work; 0 as long as that is not known."""
+        one_s = self.seconds(1)
+        return 1 / one_s if one_s else 0.0
+
 
 class Admission:
     """At most `max_n` requests at once, and `max_work` of their work together.
@@ -69,7 +76,7 @@ class Admission:
             Overloaded: there is none, or the answer would be late.
         """
         caller = context.caller
-        self._rate.advance(self._work_of.total() > 0)
+        self._rate.advance(self.work_in_flight > 0)
         self._check(caller, work, context.deadline.remaining_s())
         self._n_of[caller] += 1
         self._work_of[caller] += work
@@ -78,26 +85,44 @@ class Admission:
             self._rate.advance(True)
             self._rate.did(work)
         finally:
-            self._rate.advance(self._work_of.total() > 0)
+            self._rate.advance(self.work_in_flight > 0)
             for count, amount in ((self._n_of, 1), (self._work_of, work)):
                 count[caller] -= amount
                 if not count[caller]:
                     del count[caller]
 
+    @property
+    def n_in_flight(self) -> int:
+        """Admitted and not yet answered."""
+        return self._n_of.total()
+
+    @property
+    def work_in_flight(self) -> int:
+        """Of these together."""
+        return self._work_of.total()
+
+    @property
+    def work_per_second(self) -> float:
+        """As it is answered while there is some; 0 as long as that is not known."""
+        return self._rate.per_second
+
     def _check(self, caller: str, work: int, remaining_s: float) -> None:
-        n, n_callers = self._n_of.total(), len(self._n_of.keys() | {caller})
+        n, n_callers = self.n_in_flight, len(self._n_of.keys() | {caller})
         has_share = n_callers > 1 and self._n_of[caller] >= self._max_n / n_callers
         if n >= self._max_n or (has_share and n >= self._max_n - self._max_n // KEPT):
+            refused("endpoint", "places").inc()
             raise Overloaded(f"{n} questions are in flight, of max_in_flight = {self._max_n}, and no more are admitted")
-        in_flight = self._work_of.total()
+        in_flight = self.work_in_flight
         if in_flight + work > self._max_work:
             limit = f"max_work_in_flight = {self._max_work}"
+            refused("endpoint", "work").inc()
             raise Overloaded(f"work of {in_flight} is in flight, and {work} more would exceed {limit}")
         if work and in_flight:  # alone it is let in however slow things were: else nobody would learn when they are not
             n_working = len(self._work_of.keys() | {caller})
             ahead = min(in_flight, n_working * self._work_of[caller])
             needed_s = SPARE * self._rate.seconds(ahead + work)
             if needed_s > remaining_s:
+                refused("endpoint", "time").inc()
                 raise Overloaded(
                     f"the answer would be ready in {needed_s:.1f} s, as things go, and is due in {remaining_s:.1f} s",
                     retry_after_s=min(needed_s - remaining_s, MEMORY_S),

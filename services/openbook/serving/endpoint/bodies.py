@@ -19,6 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openbook.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, OpenbookError, Overloaded
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.replies import error_reply
+from openbook.telemetry import refused
+
+BODY_WANTS: dict[type[OpenbookError], str] = {
+    BodyTooLarge: "small body",
+    BodyTooSlow: "fast body",
+    Overloaded: "room for bodies",
+}
+"""What a body that is refused lacks, for the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class BufferedBodies:
         try:
             body = await self._read(scope, receive)
         except OpenbookError as error:
+            refused("endpoint", BODY_WANTS.get(type(error), "UTF-8")).inc()
             reply = error_reply(Request(scope), error)
             reply.headers["Connection"] = "close"  # what is still to come of the body is not waited for
             await reply(scope, receive, send)

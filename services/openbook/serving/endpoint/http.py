@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from openbook import __version__, wire
 from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
+from openbook.logs import as_ours
 from openbook.serving.endpoint.bodies import BufferedBodies
 from openbook.serving.endpoint.replies import error_body, error_reply, request_id_of, to_json
 from openbook.serving.endpoint.schemas import (
@@ -24,7 +25,7 @@ from openbook.serving.endpoint.schemas import (
     describe,
     event_to_json,
 )
-from openbook.serving.endpoint.service import AnswerService, to_openbook_error, with_request_id
+from openbook.serving.endpoint.service import AnswerService, with_request_id
 
 
 class _Exposition(Response):
@@ -73,7 +74,13 @@ def build_app(service: AnswerService) -> FastAPI:
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz")
-    async def healthz(request: Request) -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
+        """Whether the replica that answers lives, whatever else does: its event loop runs."""
+        return {"status": "ok"}
+
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz")
+    async def readyz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
         with _asked(request):
             await service.check_ready()
@@ -95,7 +102,7 @@ async def _server_sent(first: Event, events: AsyncGenerator[Event], request_id: 
             async for event in events:
                 yield _event(*event_to_json(event))
     except Exception as error:
-        ours = to_openbook_error(error, request_id)
+        ours = as_ours(error, request_id)
         yield _event("error", error_body(ours.grpc_code, str(ours), request_id).model_dump_json())
 
 
@@ -114,7 +121,7 @@ def _asked(request: Request, body: RetrieveRequest | None = None) -> Iterator[Co
         request.state.request_id = context.request_id
         yield context
     except Exception as error:
-        raise to_openbook_error(error, request_id_of(request)) from None
+        raise as_ours(error, request_id_of(request)) from None
 
 
 async def _on_openbook_error(request: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from openbook import wire
 from openbook.core.context import Context
 from openbook.errors import OpenbookError, Overloaded
+from openbook.logs import as_ours
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.schemas import (
@@ -25,7 +26,7 @@ from openbook.serving.endpoint.schemas import (
     request_from_proto,
     retrieval_to_proto,
 )
-from openbook.serving.endpoint.service import AnswerService, to_openbook_error, with_request_id
+from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import new_request_id
 from openbook.v1 import answer_pb2
 
@@ -107,7 +108,7 @@ def _call(
         request_id = context.request_id
         yield request_from_proto(model, message), context
     except Exception as error:
-        ours = to_openbook_error(error, request_id)
+        ours = as_ours(error, request_id)
         call.set_code(grpc.StatusCode[ours.grpc_code])
         call.set_details(str(ours))
         retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from copy import copy
 from dataclasses import fields, replace
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -13,10 +14,11 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
+from openbook.logs import about, shows_questions
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
-from openbook.telemetry import new_request_id, requests
+from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,12 @@ class AnswerService:
         self._pipeline = pipeline
         self._defaults = settings.answer
         self._admission = Admission(settings.serving.max_in_flight, settings.serving.max_work_in_flight, monotonic)
+        for gauge, name in (
+            (IN_FLIGHT, "n_in_flight"),
+            (WORK_IN_FLIGHT, "work_in_flight"),
+            (WORK_PER_SECOND, "work_per_second"),
+        ):
+            gauge.set_function(partial(getattr, self._admission, name))
         self._check_ready = check_ready
         names = ((address, f"index server {n}") for n, address in enumerate(settings.index.addresses))
         self._index_servers = sorted(names, key=lambda named: -len(named[0]))  # one may be the beginning of another
@@ -43,7 +51,7 @@ class AnswerService:
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
-        with self._served("Answer", context):
+        with self._served("Answer", request, context):
             context = self._in_time(request, context)
             retrieval, generation, work = self._asked_for(request)
             with self._admission.admitted(context, work):
@@ -51,7 +59,7 @@ class AnswerService:
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._served("AnswerStream", context):
+        with self._served("AnswerStream", request, context):
             context = self._in_time(request, context)
             retrieval, generation, work = self._asked_for(request)
             with self._admission.admitted(context, work):
@@ -62,30 +70,39 @@ class AnswerService:
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
-        with self._served("Retrieve", context):
+        with self._served("Retrieve", request, context):
             context = self._in_time(request, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
                 return await self._pipeline.retrieve(request.question, retrieval, context)
 
     @contextmanager
-    def _served(self, method: str, context: Context) -> Iterator[None]:
-        """Errors as callers may hear them, counted. One line in the log, refusals apart."""
+    def _served(self, method: str, request: RetrieveRequest, context: Context) -> Iterator[None]:
+        """Errors as callers may hear them, counted. One line in the log, refusals apart; of the question, and of errors
+        that may quote what was asked, only with OPENBOOK_LOG_QUESTIONS=1.
+        """
         begun = monotonic()
         why, code = "", "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
         try:
             yield
             code = "OK"
         except OpenbookError as error:
-            code, why = error.grpc_code, f": {error}"
+            code = error.grpc_code
+            if shows_questions() or not isinstance(error, InvalidRequest):
+                why = f": {error}"
             raise self._told(error) from None
         except Exception:
             code = "INTERNAL"
             raise
         finally:
             requests(method, code).inc()
-            level = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO
-            log.log(level, "%s %s %.3f s, request id %s%s", method, code, monotonic() - begun, context.request_id, why)
+            level, seconds = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO, monotonic() - begun
+            found = {"method": method, "code": code, "seconds": round(seconds, 6)}
+            if shows_questions():
+                found["question"] = request.question
+                why += f"; asked {request.question!r}"
+            text = f"{method} {code} {seconds:.3f} s, request id {context.request_id}{why}"
+            log.log(level, "%s", text, extra=about(context, **found))
 
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""
@@ -123,11 +140,3 @@ def with_request_id(context: Context, request_id: str) -> Context:
         InvalidRequest: the id is too long, or not of printable ASCII.
     """
     return replace(context, request_id=request_id or context.request_id or new_request_id())
-
-
-def to_openbook_error(error: Exception, request_id: str) -> OpenbookError:
-    """The error as the caller may see it: ours as they are, of others no more than the id to look for in the log."""
-    if isinstance(error, OpenbookError):
-        return error
-    log.error("internal error, request id %s", request_id, exc_info=error)
-    return OpenbookError(f"internal error, request id {request_id}")

@@ -31,8 +31,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class IndexProcess:
     """One index server in a process of its own, on a free port of loopback."""
 
-    def __init__(self, snapshot: Path, shard: int) -> None:
+    def __init__(self, snapshot: Path, shard: int, metrics_port: int | None = None) -> None:
         command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
+        if metrics_port is not None:
+            command += ["--metrics-port", str(metrics_port)]
         self.process = start(command, stdout=subprocess.PIPE, text=True)
         self.shard = shard
 
@@ -72,7 +74,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
             servers: list[IndexProcess] = []
             for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
-                servers.append(IndexProcess(snapshot, shard))
+                servers.append(IndexProcess(snapshot, shard, settings.serving.metrics_port))
                 stack.callback(servers[-1].stop)
             index = index.model_copy(update={"addresses": tuple(server.address() for server in servers)})
         if cache.url is None:

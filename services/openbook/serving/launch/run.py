@@ -85,7 +85,7 @@ def deploy(application: Any, serving: ServingSettings) -> None:
         status = serve.status().applications[APPLICATION]
         told = [deployment.message for deployment in status.deployments.values()]
         raise _why("\n".join([str(error), status.message, *told])) from None
-    _await_ready(f"http://{serving.host}:{serving.http_port}/healthz")
+    _await_ready(f"http://{serving.host}:{serving.http_port}/readyz")
 
 
 def _stop_serve() -> None:

@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeVar
 from openbook.core.context import Context
 from openbook.core.deadline import Check, Clock, Deadline, go_on
 from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
+from openbook.logs import about
 from openbook.serving.workers.queue import Queue, Waiting
 from openbook.serving.workers.worker import Worker
-from openbook.telemetry import BATCH_SIZE, QUEUED
+from openbook.telemetry import BATCH_SECONDS, BATCH_SIZE, QUEUE_SECONDS, QUEUED
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class _Asked(Waiting):
 
     item: Any
     result: asyncio.Future[Any]
+    since: float  # when it came
 
     @property
     def is_wanted(self) -> bool:
@@ -76,7 +78,9 @@ class Batcher(Generic[Item, Result]):
         self._queue: Queue[_Asked] = Queue(name, max_batch, max_queue, max_work, clock)
         self._worker = Worker(name, clock)
         self._loops: dict[bool, asyncio.Task[None]] = {}  # that take batches: any, and short ones beside a long one
-        self._queued = QUEUED.labels(name)
+        self._clock = clock
+        self._queued, self._queue_seconds = QUEUED.labels(name), QUEUE_SECONDS.labels(name)
+        self._batch_size, self._batch_seconds = BATCH_SIZE.labels(name), BATCH_SECONDS.labels(name)
 
     async def submit(self, item: Item, context: Context) -> Result:
         """The item's own result. Cancelling the call takes the item out of the queue, or stops a batch of its own.
@@ -113,7 +117,7 @@ class Batcher(Generic[Item, Result]):
 
         try:
             await self._turn_of(asked)
-            log.debug("%s streams, request id %s", self._name, context.request_id)
+            log.debug("%s streams, request id %s", self._name, context.request_id, extra=about(context))
             while True:
                 async with in_time(self._name, context.deadline):
                     part, seconds = await self._worker.run_between(step)
@@ -142,7 +146,7 @@ class Batcher(Generic[Item, Result]):
 
     def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
         result = asyncio.get_running_loop().create_future()
-        asked = _Asked(key, work, context, is_stream, item=item, result=result)
+        asked = _Asked(key, work, context, is_stream, item=item, result=result, since=self._clock())
         self._refuse(self._queue.enter(asked))
         self._go_on()
         return asked
@@ -162,6 +166,7 @@ class Batcher(Generic[Item, Result]):
     def _go_on(self) -> None:
         """See to it that what waits is taken."""
         for asked in self._queue.streams():
+            self._queue_seconds.observe(self._clock() - asked.since)
             if not asked.result.done():
                 asked.result.set_result(None)
         for is_short in (False, True):
@@ -182,7 +187,10 @@ class Batcher(Generic[Item, Result]):
     async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
         if not batch:  # all were cancelled
             return
-        BATCH_SIZE.labels(self._name).observe(len(batch))
+        begun = self._clock()
+        self._batch_size.observe(len(batch))
+        for asked in batch:
+            self._queue_seconds.observe(begun - asked.since)
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         try:
             if is_short:
@@ -200,6 +208,7 @@ class Batcher(Generic[Item, Result]):
         except Exception as error:
             _fail(batch, error)
         else:
+            self._batch_seconds.observe(seconds)
             self._queue.learn(batch, seconds)
             for asked, result in zip(batch, results, strict=True):
                 if not asked.result.done():

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from openbook.config import EncoderSettings
+from openbook.config import EncoderSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.core.types import Float32
 from openbook.errors import OpenbookError
+from openbook.logs import setup_logging
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.hop import call
-from openbook.telemetry import setup_logging
+from openbook.serving.workers.hop import answered, call
+from openbook.telemetry import MetricsServer
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -76,8 +77,9 @@ class LocalEncoder:
 class EncoderDeployment:
     """One replica of the encoder, `split` topology. Our errors are returned, not raised: see `hop`."""
 
-    def __init__(self, settings: EncoderSettings, load: EncoderLoader) -> None:
+    def __init__(self, settings: EncoderSettings, load: EncoderLoader, serving: ServingSettings) -> None:
         setup_logging("encoder")
+        MetricsServer("encoder", serving.host, serving.metrics_port)
         self._encoder = LocalEncoder(load(settings), settings)
 
     async def describe(self) -> tuple[str, str, int]:
@@ -86,10 +88,7 @@ class EncoderDeployment:
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32 | OpenbookError:
         """As `rag.ports.Encoder.encode`."""
-        try:
-            return await self._encoder.encode(questions, context)
-        except OpenbookError as error:
-            return error
+        return await answered(context, self._encoder.encode(questions, context))
 
 
 class RemoteEncoder:

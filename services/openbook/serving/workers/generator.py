@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from openbook.config import GeneratorSettings
+from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
+from openbook.logs import as_ours, setup_logging
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.hop import call, call_stream
-from openbook.telemetry import setup_logging
+from openbook.serving.workers.hop import answered, call, call_stream
+from openbook.telemetry import MetricsServer
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -123,8 +124,9 @@ class LocalGenerator:
 class GeneratorDeployment:
     """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
 
-    def __init__(self, settings: GeneratorSettings, load: GeneratorLoader) -> None:
+    def __init__(self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings) -> None:
         setup_logging("generator")
+        MetricsServer("generator", serving.host, serving.metrics_port)
         self._generator = LocalGenerator(load(settings), settings)
         self._generator.warm_up()
 
@@ -136,10 +138,7 @@ class GeneratorDeployment:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation | OpenbookError:
         """As `rag.ports.Generator.generate`."""
-        try:
-            return await self._generator.generate(question, retrieved, settings, context)
-        except OpenbookError as error:
-            return error
+        return await answered(context, self._generator.generate(question, retrieved, settings, context))
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
@@ -150,8 +149,8 @@ class GeneratorDeployment:
             async with aclosing(parts):  # type: ignore[type-var]  # an async generator
                 async for part in parts:
                     yield part
-        except OpenbookError as error:
-            yield error
+        except Exception as error:
+            yield as_ours(error, context.request_id)
 
 
 class RemoteGenerator:

@@ -1,20 +1,24 @@
 """Calls to another deployment: under our deadline, with our errors.
 
-Our own errors cross as values, not as exceptions: Ray would wrap an exception together with its traceback, and log both
-for every bad request. A context crosses as it is: see `Deadline.__reduce__`.
+Errors cross as values, not as exceptions: Ray would wrap an exception together with its traceback, and log both for
+every bad request, with whatever they quote. A context crosses as it is: see `Deadline.__reduce__`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from openbook.core.context import Context
 from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
+from openbook.logs import as_ours
 from openbook.serving.workers.batching import in_time
+from openbook.telemetry import hop_errors
+
+T = TypeVar("T")
 
 Send = Callable[[], Any]
 """Starts the call; gives Serve's response to wait for."""
@@ -33,7 +37,8 @@ async def call(name: str, context: Context, send: Send) -> Any:
         with _from_ray(name):
             try:
                 return unwrap(await _cancellable(send()))
-            except RayActorError:
+            except RayActorError as error:
+                hop_errors(name, type(error).__name__).inc()
                 return unwrap(await _cancellable(send()))
 
 
@@ -51,6 +56,14 @@ async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[
         pass
     finally:
         response.cancel()
+
+
+async def answered(context: Context, work: Awaitable[T]) -> T | OpenbookError:
+    """What the work of a deployment comes to, or why it does not."""
+    try:
+        return await work
+    except Exception as error:
+        return as_ours(error, context.request_id)
 
 
 def unwrap(value: Any) -> Any:
@@ -77,6 +90,8 @@ def _from_ray(name: str) -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
+        hop_errors(name, type(error).__name__).inc()
         raise Overloaded(f"{name}: {error.message}") from None
     except (RayActorError, DeploymentUnavailableError) as error:
+        hop_errors(name, type(error).__name__).inc()
         raise ModelUnavailable(f"no replica of the {name} answers: {type(error).__name__}") from None

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from openbook import telemetry
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.turns import Turns
@@ -34,6 +35,7 @@ class Waiting:
 
 
 W = TypeVar("W", bound=Waiting)
+E = TypeVar("E", bound=OpenbookError)
 
 
 class Queue(Generic[W]):
@@ -71,7 +73,8 @@ class Queue(Generic[W]):
         newcomer.context.deadline.check(self._name)
         own_s = self._pace.seconds(newcomer.key, newcomer.work)
         if self._is_hopeless(newcomer):
-            raise DeadlineExceeded(f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s")
+            why = f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s"
+            raise self._counted("time", DeadlineExceeded(why))
         is_next = self._due is None and not self._streams and not len(self)
         self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
         try:
@@ -119,9 +122,11 @@ class Queue(Generic[W]):
                     batch.append(each)
                     work += each.work
             elif not each.remaining_s:
-                refused.append((each, DeadlineExceeded(f"deadline passed before {self._name}")))
+                late = DeadlineExceeded(f"deadline passed before {self._name}")
+                refused.append((each, self._counted("time", late)))
             elif self._is_hopeless(each):
-                refused.append((each, Overloaded(f"{self._name}: others came first, and now it would be late")))
+                late_now = Overloaded(f"{self._name}: others came first, and now it would be late")
+                refused.append((each, self._counted("time", late_now)))
             else:
                 batch, work = [each], each.work
         for each, _ in refused:
@@ -156,11 +161,9 @@ class Queue(Generic[W]):
             n_batches = math.ceil(n / self._most_at_once(key, work_of[key] / n))
             seconds += self._pace.seconds(key, work_of[key], n_batches)
         if SPARE * seconds > newcomer.remaining_s:
-            raise Overloaded(
-                f"{self._name}: would be done in {SPARE * seconds:.1f} s, and the deadline is in "
-                f"{newcomer.remaining_s:.1f} s",
-                retry_after_s=SPARE * seconds - newcomer.remaining_s,
-            )
+            due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
+            retry_after_s = SPARE * seconds - newcomer.remaining_s
+            raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
 
     def _make_room(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
         """Whom it puts out: the newest of who has most waiting. Raises Overloaded if that is the newcomer."""
@@ -169,6 +172,7 @@ class Queue(Generic[W]):
         if n_others < self._max_queue:
             return []
         full = Overloaded(f"{self._name}: the queue has room for {self._max_queue}, and {n_others} wait")
+        self._counted("room", full)
         n_of = Counter(each.context.caller for each in waiting)
         caller, most = n_of.most_common(1)[0]
         if n_of[newcomer.context.caller] == most:
@@ -176,6 +180,11 @@ class Queue(Generic[W]):
         last = next(each for each in reversed(waiting) if each.context.caller == caller)
         self._turns.remove(last)
         return [(last, full)]
+
+    def _counted(self, want: str, error: E) -> E:
+        """An error that refuses somebody."""
+        telemetry.refused(self._name, want).inc()
+        return error
 
     def _is_hopeless(self, waiting: W) -> bool:
         """Whether it will be late even if its turn comes now. Never of what was not tried lately."""
