@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client.parser import text_string_to_metric_families
 from small_system import (
     DIMENSION,
     PASSAGES,
@@ -45,11 +46,12 @@ from openbook.errors import (
     ShardUnavailable,
     SnapshotMismatch,
 )
-from openbook.processes import is_loopback
+from openbook.processes import free_ports, is_loopback
 from openbook.serving.app import assemble
 from openbook.serving.launch import run
 from openbook.serving.workers.encoder import EncoderLoader
 from openbook.serving.workers.generator import GeneratorLoader
+from openbook.telemetry import N_METRICS_PORTS
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
@@ -67,7 +69,8 @@ def system(
 ) -> Iterator[System]:
     proxy, topology = request.param
     snapshot = write_snapshot(tmp_path_factory.mktemp("serve") / "snapshot")
-    serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT}
+    ports = {"metrics_port": free_ports(N_METRICS_PORTS)}
+    serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT, **ports}
     with serving_tier(snapshot, redis_server.url, serving, modules=[__name__]) as running:
         yield running
 
@@ -325,6 +328,27 @@ def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> Non
     assert http.get("/healthz").json() == http.get("/readyz").json() == {"status": "ok"}
     services = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"openbook.v1.AnswerService", "grpc.health.v1.Health"} <= set(services)
+
+
+def test_every_process_shows_its_own_metrics(system: System, client: Client) -> None:
+    assert client.answer(QUESTION).answer
+    serving, found = system.settings.serving, {}
+    assert serving.metrics_port
+    for port in range(serving.metrics_port, serving.metrics_port + N_METRICS_PORTS):
+        with suppress(httpx.ConnectError):
+            families = text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+            samples = [sample for family in families for sample in family.samples]
+            (role,) = (sample.labels["role"] for sample in samples if sample.name == "openbook_process")
+            found[role] = {sample.name: sample.value for sample in samples}
+    assert set(found) == {"index-0", "index-1", "ingress"} | ({"encoder", "generator"} if is_split(system) else set())
+    assert found["index-0"]["openbook_index_passages"] == found["index-1"]["openbook_index_passages"] == 2
+    assert found["index-0"]["openbook_search_rows_count"] > 0
+    assert found["ingress"]["openbook_searched_sequence"] == found["ingress"]["openbook_cache_up"] == 1
+    assert found["generator" if is_split(system) else "ingress"]["openbook_queue_seconds_count"] > 0
+
+
+def is_split(system: System) -> bool:
+    return system.settings.serving.topology == "split"
 
 
 def test_the_documentation_names_every_path(http: httpx.Client) -> None:
