@@ -98,14 +98,19 @@ class IndexClientSettings(Section):
 
 
 class CacheSettings(Section):
-    """The cache of query embeddings."""
+    """The cache of query embeddings, and of answers if you like."""
 
-    url: SecretRedisUrl | None = None  # with none, `openbook up` starts a Redis of its own
-    timeout_s: Seconds = 0.05  # one read or write; longer than this is a miss
-    ttl_s: Positive = 7 * 24 * 3600  # how long an embedding is kept in Redis
+    # with none, `openbook up` starts a Redis of its own; user and password may stand in it; rediss:// is encrypted
+    url: SecretRedisUrl | None = None
+    tls: ClientTls | None = None  # for rediss://; with none, certificates that this machine trusts
+    timeout_s: Seconds = 0.05  # one round trip; longer than this is a miss
+    ttl_s: Positive = 7 * 24 * 3600  # how long an entry is kept in Redis
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
-    n_connections: Positive = 32  # to Redis, at once
-    # with one, the same in every replica, nobody who does not know it can put embeddings into Redis that are believed
+    # of embeddings in Redis; float16 takes half the memory, and then cached and fresh ones differ in their bits
+    dtype: Literal["float32", "float16"] = "float32"
+    # answers kept in process, and as long as `ttl_s` in Redis; 0 keeps none. The search is done for every question
+    answers: Annotated[int, Field(ge=0)] = 0
+    # with one, the same in every replica, nobody who does not know it can put entries into Redis that are believed
     secret: Annotated[SecretText, Field(min_length=16)] | None = None
 
 

@@ -36,7 +36,7 @@ QUEUE_SECONDS = Histogram("openbook_queue_seconds", "From coming into a model's 
 hop_errors = cache(Counter("openbook_hop_errors", "Calls to replicas that failed on the way", ["to", "error"]).labels)
 
 # The cache.
-CACHE_LOOKUPS = Counter("openbook_cache_lookups", "Query embeddings looked up", ["tier", "outcome"])
+CACHE_LOOKUPS = Counter("openbook_cache_lookups", "Query embeddings and answers looked up", ["tier", "outcome"])
 CACHE_ERRORS = Counter("openbook_cache_errors", "Redis calls that failed or took too long", ["operation"])
 CACHE_UP = Gauge("openbook_cache_up", "Whether the last call to it succeeded", ["tier"])
 

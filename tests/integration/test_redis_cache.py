@@ -3,22 +3,32 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+from certificates import tls_files
 from pydantic import SecretStr
 from redis import Redis
 
 from openbook import processes
-from openbook.cache.redis import KEY_PREFIX, PAUSE_S, RedisCache, TieredCache
+from openbook.cache.codec import EmbeddingCodec, GenerationCodec
+from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings
 from openbook.cache.server import RedisServer
-from openbook.config import CacheSettings
+from openbook.config import CacheSettings, ClientTls, ServerTls
+from openbook.core.types import Generation
 from openbook.errors import InvalidConfig
 from openbook.telemetry import CACHE_ERRORS
 from openbook.testing import ManualClock
 
+EMBEDDINGS = EmbeddingCodec()
+KEY_PREFIX = EMBEDDINGS.prefix
 EMBEDDING = np.random.default_rng(0).standard_normal(384).astype(np.float32)
+LOG_P = np.array([-0.1, -2.4, -np.inf])
+GENERATION = Generation("Erdős", (7, 102), -0.1, LOG_P, LOG_P / 3, np.stack([LOG_P, LOG_P / 7]))
 
 
 def errors(operation: str) -> float:
@@ -37,7 +47,7 @@ def settings(server: RedisServer, **changes: object) -> CacheSettings:
 
 def test_the_same_bits_come_back_in_the_order_of_the_keys(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server))
+        cache = RedisCache(settings(redis_server), EMBEDDINGS)
         await cache.put_many([("one", EMBEDDING), ("two", -EMBEDDING)])
         two, nothing, one = await cache.get_many(["two", "never seen", "one"])
         assert nothing is None
@@ -52,7 +62,7 @@ def test_the_same_bits_come_back_in_the_order_of_the_keys(redis_server: RedisSer
 
 def test_entries_expire(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server, ttl_s=1234))
+        cache = RedisCache(settings(redis_server, ttl_s=1234), EMBEDDINGS)
         await cache.put_many([("expiring", EMBEDDING)])
         await cache.aclose()
 
@@ -73,7 +83,7 @@ def test_entries_expire(redis_server: RedisServer) -> None:
 )
 def test_an_altered_value_is_a_miss(redis_server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server))
+        cache = RedisCache(settings(redis_server), EMBEDDINGS)
         await cache.put_many([("altered", EMBEDDING)])
         with Redis(port=redis_server.port) as client:
             client.set(KEY_PREFIX + "altered", damage(client.get(KEY_PREFIX + "altered")))
@@ -88,7 +98,7 @@ def test_an_embedding_that_no_encoder_makes_is_a_miss(redis_server: RedisServer,
     """Whoever put it there knows the format; a search with it would be refused, and the one who asked be blamed."""
 
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server))
+        cache = RedisCache(settings(redis_server), EMBEDDINGS)
         await cache.put_many([("poisoned", np.full_like(EMBEDDING, value))])
         assert await cache.get_many(["poisoned"]) == [None]
         await cache.aclose()
@@ -99,7 +109,7 @@ def test_an_embedding_that_no_encoder_makes_is_a_miss(redis_server: RedisServer,
 def test_an_embedding_belongs_to_one_key_and_to_those_who_know_the_secret(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         mine, theirs, open_to_all = (
-            RedisCache(settings(redis_server).model_copy(update={"secret": secret and SecretStr(secret)}))
+            RedisCache(settings(redis_server).model_copy(update={"secret": secret and SecretStr(secret)}), EMBEDDINGS)
             for secret in ("one of some length", "another of some length", None)
         )
         await mine.put_many([("one", EMBEDDING), ("another", EMBEDDING + 1)])
@@ -116,7 +126,7 @@ def test_an_embedding_belongs_to_one_key_and_to_those_who_know_the_secret(redis_
 
 def test_a_second_process_finds_what_the_first_left_in_redis(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        first, second = TieredCache(settings(redis_server)), TieredCache(settings(redis_server))
+        first, second = open_embeddings(settings(redis_server)), open_embeddings(settings(redis_server))
         await first.put_many([("shared", EMBEDDING)])
         with Redis(port=redis_server.port) as client:
             (found,) = await second.get_many(["shared"])
@@ -135,7 +145,7 @@ def test_a_stopped_server_is_a_miss_and_a_metric_and_it_is_found_again() -> None
     async def scenario() -> None:
         clock = ManualClock()
         with RedisServer() as server:
-            cache = RedisCache(settings(server), clock)
+            cache = RedisCache(settings(server), EMBEDDINGS, clock)
             await cache.put_many([("before", EMBEDDING)])
             os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
@@ -156,9 +166,9 @@ def test_a_frozen_server_costs_one_timeout_and_serves_again_when_it_thaws() -> N
     async def scenario() -> None:
         clock = ManualClock()
         with RedisServer() as server:
-            cache = RedisCache(settings(server), clock)
+            cache = RedisCache(settings(server), EMBEDDINGS, clock)
             await cache.put_many([("before", EMBEDDING)])
-            impatient = RedisCache(settings(server, timeout_s=0.05), clock)
+            impatient = RedisCache(settings(server, timeout_s=0.05), EMBEDDINGS, clock)
             freeze(server)
             try:
                 before = errors("read")
@@ -174,31 +184,169 @@ def test_a_frozen_server_costs_one_timeout_and_serves_again_when_it_thaws() -> N
     asyncio.run(scenario())
 
 
-def test_more_callers_than_connections_all_get_their_answer(redis_server: RedisServer) -> None:
+def test_who_comes_while_a_round_trip_is_under_way_shares_the_next(redis_server: RedisServer) -> None:
+    def n_reads(client: Redis) -> int:
+        return int(client.info("commandstats").get("cmdstat_mget", {"calls": 0})["calls"])
+
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server, n_connections=2))
-        await cache.put_many([("popular", EMBEDDING)])
-        answers = await asyncio.gather(*(cache.get_many(["popular"]) for _ in range(50)))
-        assert all(found is not None for (found,) in answers)
+        cache = RedisCache(settings(redis_server), EMBEDDINGS)
+        await cache.put_many([(f"popular {i}", EMBEDDING + i) for i in range(50)])
+        with Redis(port=redis_server.port) as client:
+            before = n_reads(client)
+            answers = await asyncio.gather(*(cache.get_many([f"popular {i}", "never seen"]) for i in range(50)))
+            assert n_reads(client) <= before + 2
+        for i, (found, nothing) in enumerate(answers):
+            assert nothing is None
+            assert found is not None
+            assert found.tobytes() == (EMBEDDING + i).tobytes()
         await cache.aclose()
 
     asyncio.run(scenario())
 
 
-def test_a_crowd_of_our_own_is_a_miss_and_no_reason_to_leave_redis_alone(redis_server: RedisServer) -> None:
+def test_after_a_pause_one_round_trip_tries_for_all() -> None:
     async def scenario() -> None:
-        cache = RedisCache(settings(redis_server, n_connections=1))
-        await cache.put_many([("wanted", EMBEDDING)])
-        impatient = RedisCache(settings(redis_server, n_connections=1, timeout_s=0.01))
-        async with impatient._places:
-            assert await impatient.get_many(["wanted"]) == [None]
-        assert impatient._paused_until < 0
-        (found,) = await cache.get_many(["wanted"])
+        clock = ManualClock()
+        with RedisServer() as server:
+            cache = RedisCache(settings(server, timeout_s=0.05), EMBEDDINGS, clock)
+            freeze(server)
+            before = errors("read") + errors("write")
+            try:
+                for n_tries in (1, 2):
+                    await asyncio.gather(*(cache.get_many(["any"]) for _ in range(20)))
+                    await cache.put_many([("any", EMBEDDING)])
+                    assert errors("read") + errors("write") == before + n_tries, "one for all, reads and writes"
+                    clock.advance(PAUSE_S)
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            await cache.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_user_with_few_rights_is_enough(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        with Redis(port=redis_server.port) as client:
+            client.execute_command("ACL", "SETUSER", "openbook", "on", ">se:cret/1", "~openbook:*", "+mget", "+set")
+        try:
+            place = f"127.0.0.1:{redis_server.port}/0"
+            allowed = RedisCache(
+                CacheSettings(url=f"redis://openbook:se%3Acret%2F1@{place}", timeout_s=60.0), EMBEDDINGS
+            )
+            await allowed.put_many([("mine", EMBEDDING)])
+            (found,) = await allowed.get_many(["mine"])
+            assert found is not None
+            assert found.tobytes() == EMBEDDING.tobytes()
+            refused = RedisCache(CacheSettings(url=f"redis://openbook:wrong@{place}", timeout_s=60.0), EMBEDDINGS)
+            before = errors("read")
+            assert await refused.get_many(["mine"]) == [None]
+            assert errors("read") == before + 1
+            await allowed.aclose()
+            await refused.aclose()
+        finally:
+            with Redis(port=redis_server.port) as client:
+                client.execute_command("ACL", "DELUSER", "openbook")
+
+    asyncio.run(scenario())
+
+
+def test_float16_is_near_at_half_the_size_and_has_keys_of_its_own(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        exact, half = (
+            RedisCache(settings(redis_server), EMBEDDINGS),
+            RedisCache(settings(redis_server), EmbeddingCodec("float16")),
+        )
+        await half.put_many([("half", EMBEDDING), ("too large", EMBEDDING * 1e6)])
+        found, nothing = await half.get_many(["half", "too large"])
+        assert nothing is None, "infinite in float16"
         assert found is not None
-        await cache.aclose()
-        await impatient.aclose()
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, EMBEDDING, atol=2e-3)
+        assert await exact.get_many(["half"]) == [None]
+        with Redis(port=redis_server.port) as client:
+            value = client.get(EmbeddingCodec("float16").prefix + "half")
+            assert len(value) == 16 + 2 * 384
+            client.set(KEY_PREFIX + "half", value)
+        assert await exact.get_many(["half"]) == [None], "the digest is of the whole key"
+        await exact.aclose()
+        await half.aclose()
 
     asyncio.run(scenario())
+
+
+def test_answers_come_back_as_they_were_and_damaged_ones_do_not(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        first, second = (open_answers(settings(redis_server, answers=10)) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        await first.put_many([("answer", GENERATION), ("damaged", GENERATION)])
+        with Redis(port=redis_server.port) as client:
+            key = GenerationCodec.prefix + "damaged"
+            client.set(key, client.get(key)[:-1])
+        found, nothing = await second.get_many(["answer", "damaged"])
+        assert nothing is None
+        assert found is not None
+        assert (found.text, found.token_ids, found.log_likelihood) == ("Erdős", (7, 102), -0.1)
+        for name in ("log_prior", "log_posterior", "token_log_posterior"):
+            assert getattr(found, name).tobytes() == getattr(GENERATION, name).tobytes()
+        await first.aclose()
+        await second.aclose()
+        assert open_answers(settings(redis_server)) is None
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def encrypted(server: RedisServer, tls: ServerTls) -> AsyncIterator[int]:
+    """The port of what decrypts in front of a server: not every redis-server was built with TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.certificate, tls.key)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as front:
+        yield front.sockets[0].getsockname()[1]
+
+
+def test_through_tls_and_only_to_whom_the_ca_knows(redis_server: RedisServer, tmp_path: Path) -> None:
+    (tmp_path / "another").mkdir()
+    ours, trusted = tls_files(tmp_path)
+    _, others = tls_files(tmp_path / "another")
+
+    async def scenario() -> None:
+        async with encrypted(redis_server, ours) as port:
+            url = f"rediss://127.0.0.1:{port}/0"
+            cache = RedisCache(CacheSettings(url=url, tls=trusted, timeout_s=60.0), EMBEDDINGS)
+            await cache.put_many([("through tls", EMBEDDING)])
+            (found,) = await cache.get_many(["through tls"])
+            assert found is not None
+            assert found.tobytes() == EMBEDDING.tobytes()
+            stranger = RedisCache(CacheSettings(url=url, tls=others, timeout_s=60.0), EMBEDDINGS)
+            before = errors("read")
+            assert await stranger.get_many(["through tls"]) == [None]
+            assert errors("read") == before + 1
+            await cache.aclose()
+            await stranger.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_tls_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+    _, tls = tls_files(tmp_path)
+    with pytest.raises(InvalidConfig, match=r"cache\.tls is for a cache\.url of rediss://"):
+        RedisCache(CacheSettings(url="redis://nowhere", tls=tls), EMBEDDINGS)
+    gone = ClientTls(ca=tmp_path / "gone.pem")
+    with pytest.raises(InvalidConfig, match=r"cache\.tls: its files cannot be used: .*No such file"):
+        RedisCache(CacheSettings(url="rediss://nowhere", tls=gone), EMBEDDINGS)
 
 
 def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +359,7 @@ def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_url_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(InvalidConfig, match=r"cache\.url = 'http://nowhere': no URL of a Redis server"):
-        RedisCache(CacheSettings(url="http://nowhere"))
+        RedisCache(CacheSettings(url="http://nowhere"), EMBEDDINGS)
     with pytest.raises(InvalidConfig, match=r"cache\.url = '\*\*\*': no URL of a Redis server") as refused:
-        RedisCache(CacheSettings(url="redis://openbook:sec/ret@nowhere:x/0"))
+        RedisCache(CacheSettings(url="redis://openbook:sec/ret@nowhere:x/0"), EMBEDDINGS)
     assert "sec" not in str(refused.value)

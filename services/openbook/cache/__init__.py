@@ -1,1 +1,1 @@
-"""Embeddings of questions seen before: an in-process cache in front of Redis."""
+"""What was computed before: an in-process cache in front of Redis."""

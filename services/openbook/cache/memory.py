@@ -1,35 +1,41 @@
-"""The most recently used embeddings, in process."""
+"""What was used most recently, in process."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from openbook.core.types import Float32
+import numpy as np
+
 from openbook.telemetry import CACHE_LOOKUPS
 
+V = TypeVar("V")
 
-class MemoryCache:
-    """Least recently used goes first. For one event loop; holds at most `n_max` embeddings."""
 
-    def __init__(self, n_max: int) -> None:
+class MemoryCache(Generic[V]):
+    """Least recently used goes first. For one event loop; holds at most `n_max` values, which nobody changes."""
+
+    def __init__(self, n_max: int, tier: str = "memory") -> None:
         self._n_max = n_max
-        self._entries: OrderedDict[str, Float32] = OrderedDict()
+        self._tier = tier
+        self._entries: OrderedDict[str, V] = OrderedDict()
 
-    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[V | None]:
         return [self._get(key) for key in keys]
 
-    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
-        for key, embedding in entries:
-            # A copy of its own: a row of a batch would keep the whole batch alive, and nobody may write into it.
-            kept = embedding.copy()
-            kept.flags.writeable = False
-            self._entries[key] = kept
+    async def put_many(self, entries: Sequence[tuple[str, V]]) -> None:
+        for key, value in entries:
+            if isinstance(value, np.ndarray):
+                # A copy of its own: a row of a batch would keep the whole batch alive, and nobody may write into it.
+                value = value.copy()
+                value.flags.writeable = False
+            self._entries[key] = value
             self._entries.move_to_end(key)
             if len(self._entries) > self._n_max:
                 self._entries.popitem(last=False)
 
-    def _get(self, key: str) -> Float32 | None:
-        embedding = self._entries.get(key)
-        if embedding is not None:
+    def _get(self, key: str) -> V | None:
+        value = self._entries.get(key)
+        if value is not None:
             self._entries.move_to_end(key)
-        CACHE_LOOKUPS.labels("memory", "miss" if embedding is None else "hit").inc()
-        return embedding
+        CACHE_LOOKUPS.labels(self._tier, "miss" if value is None else "hit").inc()
+        return value

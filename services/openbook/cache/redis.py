@@ -1,135 +1,146 @@
-"""Embeddings in Redis, shared by all replicas, with an in-process cache in front.
+"""A cache in Redis, shared by all replicas, and with one in process in front of it.
 
 Whatever goes wrong with Redis is a miss and a metric, never an error: an answer must not depend on its cache. After a
 failure Redis is left alone for a moment, so that a frozen server costs one timeout now and then, not one a question.
 """
 
 import asyncio
-import hashlib
-import hmac
 import logging
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from openbook.cache.codec import Codec, EmbeddingCodec, GenerationCodec, Seal
 from openbook.cache.memory import MemoryCache
-from openbook.config import CacheSettings
+from openbook.cache.trips import Breaker, Lane
+from openbook.config import CacheSettings, ClientTls
 from openbook.core.deadline import Clock
-from openbook.core.types import Float32
+from openbook.core.types import Float32, Generation
 from openbook.errors import InvalidConfig
 from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS, CACHE_UP
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+V = TypeVar("V")
 
 PAUSE_S = 1.0
-"""How long Redis is left alone after a failure."""
-
-KEY_PREFIX = "openbook:query:3:"
-"""The 3 is the version of the value's format (see `Codec`) and of how encoders compute (see `models.batches`)."""
-
-DIGEST_BYTES = 16
-MAX_NORM = 1e15
-"""Of an embedding: no encoder's is as long, and the scores of longer ones might be infinite."""
+"""How long Redis is left alone after a failure. Then one round trip tries."""
+N_CONNECTIONS = 2
+"""One reads, one writes: what comes meanwhile shares the next round trip."""
 
 
-class RedisCache:
+class _Paused(Exception):
+    """Redis is left alone."""
+
+
+class RedisCache(Generic[V]):
     """The shared tier.
 
     Raises:
-        InvalidConfig: the URL is missing or not one of Redis's.
+        InvalidConfig: the URL is missing or not one of Redis's, or the files of `tls` cannot be used.
     """
 
-    def __init__(self, settings: CacheSettings, clock: Clock = time.monotonic) -> None:
+    def __init__(self, settings: CacheSettings, codec: Codec[V], clock: Clock = time.monotonic) -> None:
         self._settings = settings
-        self._codec = Codec(settings.secret.get_secret_value() if settings.secret else "")
-        self._clock = clock
-        self._paused_until = -float("inf")
-        self._up = CACHE_UP.labels("redis")
-        # An exhausted pool raises instead of waiting, so no more calls are let in than it has connections.
-        self._places = asyncio.Semaphore(settings.n_connections)
-        if settings.url is None:
-            raise InvalidConfig("cache.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
-        try:
-            self._redis = Redis.from_url(
-                settings.url.get_secret_value(),
-                socket_timeout=settings.timeout_s,
-                socket_connect_timeout=settings.timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                max_connections=settings.n_connections,
-            )
-        except ValueError:  # which quotes parts of the URL
-            raise InvalidConfig(f"cache.url = '{settings.url}': no URL of a Redis server") from None
+        self._codec = codec
+        self._seal = Seal(settings.secret.get_secret_value() if settings.secret else "")
+        self._breaker = Breaker(PAUSE_S, clock)
+        self._up = CACHE_UP.labels(codec.tier)
+        self._reads: Lane[str, bytes | None] = Lane(self._read)
+        self._writes: Lane[tuple[str, bytes], None] = Lane(self._write)
+        self._redis = connect(settings)
 
-    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
-        values = await self._guarded("read", lambda: self._redis.mget([KEY_PREFIX + key for key in keys]))
-        found = [self._codec.unpack(key, value) for key, value in zip(keys, values or [None] * len(keys), strict=True)]
-        for embedding in found:
-            CACHE_LOOKUPS.labels("redis", "miss" if embedding is None else "hit").inc()
+    async def get_many(self, keys: Sequence[str]) -> list[V | None]:
+        full = [self._codec.prefix + key for key in keys]
+        try:
+            values = await self._reads.go(full)
+        except Exception:  # counted where it happened
+            values = [None] * len(keys)
+        found = [self._unpack(key, value) for key, value in zip(full, values, strict=True)]
+        for value in found:
+            CACHE_LOOKUPS.labels(self._codec.tier, "miss" if value is None else "hit").inc()
         return found
 
-    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
-        pipeline = self._redis.pipeline(transaction=False)
-        for key, embedding in entries:
-            pipeline.set(KEY_PREFIX + key, self._codec.pack(key, embedding), ex=self._settings.ttl_s)
-        await self._guarded("write", pipeline.execute)
+    async def put_many(self, entries: Sequence[tuple[str, V]]) -> None:
+        packed = [(self._codec.prefix + key, self._codec.pack(value)) for key, value in entries]
+        try:
+            await self._writes.go([(key, self._seal.close(key, data)) for key, data in packed])
+        except Exception:  # counted where it happened
+            return
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._reads.aclose()
+        await self._writes.aclose()
         await self._redis.aclose()
 
-    async def _guarded(self, operation: str, call: Callable[[], Awaitable[T]]) -> T | None:
-        if self._clock() < self._paused_until:
-            return None
-        # One time limit for the wait for a place, connecting, and every byte of the reply.
-        due = asyncio.get_running_loop().time() + self._settings.timeout_s
+    async def _read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        values: Sequence[bytes | None] = await self._guarded("read", lambda: self._redis.mget(keys))
+        return values
+
+    async def _write(self, entries: Sequence[tuple[str, bytes]]) -> Sequence[None]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, value in entries:
+            pipeline.set(key, value, ex=self._settings.ttl_s)
+        await self._guarded("write", pipeline.execute)
+        return [None] * len(entries)
+
+    async def _guarded(self, operation: str, call: Any) -> Any:
+        if not self._breaker.lets_through():
+            raise _Paused
         try:
-            async with asyncio.timeout_at(due):
-                await self._places.acquire()
-        except TimeoutError:  # a crowd of our own is no fault of Redis
-            CACHE_ERRORS.labels(operation).inc()
-            return None
-        try:
-            async with asyncio.timeout_at(due):
+            # One time limit for connecting and every byte of the reply.
+            async with asyncio.timeout(self._settings.timeout_s):
                 result = await call()
-        except Exception as error:
-            CACHE_ERRORS.labels(operation).inc()
-            self._up.set(0)
-            log.warning("cache %s failed, paused for %.0f s: %s: %s", operation, PAUSE_S, type(error).__name__, error)
-            self._paused_until = self._clock() + PAUSE_S
+        except BaseException as error:
+            self._breaker.failed()
+            if isinstance(error, Exception):
+                CACHE_ERRORS.labels(operation).inc()
+                self._up.set(0)
+                what = f"{type(error).__name__}: {error}"
+                log.warning("cache %s failed, paused for %.0f s: %s", operation, PAUSE_S, what)
+            raise
+        self._breaker.succeeded()
+        self._up.set(1)
+        return result
+
+    def _unpack(self, key: str, value: object) -> V | None:
+        if not isinstance(value, bytes):
             return None
-        else:
-            self._up.set(1)
-            return result
-        finally:
-            self._places.release()
+        if (data := self._seal.open(key, value)) is None:
+            CACHE_ERRORS.labels("digest").inc()
+            return None
+        try:
+            return self._codec.unpack(data)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            CACHE_ERRORS.labels("value").inc()
+            return None
 
 
-class TieredCache:
+class TieredCache(Generic[V]):
     """Memory in front of Redis."""
 
-    def __init__(self, settings: CacheSettings) -> None:
-        self._memory = MemoryCache(settings.n_memory)
-        self._redis = RedisCache(settings)
+    def __init__(self, memory: MemoryCache[V], redis: RedisCache[V]) -> None:
+        self._memory = memory
+        self._redis = redis
 
-    async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[V | None]:
         found = await self._memory.get_many(keys)
-        missing = [i for i, embedding in enumerate(found) if embedding is None]
+        missing = [i for i, value in enumerate(found) if value is None]
         if not missing:
             return found
         fetched = await self._redis.get_many([keys[i] for i in missing])
-        for i, embedding in zip(missing, fetched, strict=True):
-            if embedding is not None:
-                found[i] = embedding
-                await self._memory.put_many([(keys[i], embedding)])
+        for i, value in zip(missing, fetched, strict=True):
+            if value is not None:
+                found[i] = value
+                await self._memory.put_many([(keys[i], value)])
         return found
 
-    async def put_many(self, entries: Sequence[tuple[str, Float32]]) -> None:
+    async def put_many(self, entries: Sequence[tuple[str, V]]) -> None:
         await self._memory.put_many(entries)
         await self._redis.put_many(entries)
 
@@ -138,35 +149,45 @@ class TieredCache:
         await self._redis.aclose()
 
 
-class Codec:
-    """Embeddings as Redis holds them: a digest of key and value, then little-endian float32.
+def open_embeddings(settings: CacheSettings) -> TieredCache[Float32]:
+    """The cache of query embeddings. Raises InvalidConfig as `RedisCache`."""
+    return TieredCache(MemoryCache(settings.n_memory), RedisCache(settings, EmbeddingCodec(settings.dtype)))
 
-    The digest depends on `secret`: who does not know it can neither alter an entry nor put one in another's place.
-    """
 
-    def __init__(self, secret: str) -> None:
-        self._digest_key = hashlib.blake2b(secret.encode()).digest() if secret else b""
+def open_answers(settings: CacheSettings) -> TieredCache[Generation] | None:
+    """The cache of answers, where one is wanted. Raises InvalidConfig as `RedisCache`."""
+    if not settings.answers:
+        return None
+    return TieredCache(MemoryCache(settings.answers, "answers-memory"), RedisCache(settings, GenerationCodec()))
 
-    def pack(self, key: str, embedding: Float32) -> bytes:
-        """A (d,) embedding as the value of a key."""
-        data = embedding.astype("<f4").tobytes()
-        return self._digest(key, data) + data
 
-    def unpack(self, key: str, value: bytes | str | None) -> Float32 | None:
-        """The embedding, or None for what `pack` did not make of this key and an embedding."""
-        if not isinstance(value, bytes):
-            return None
-        digest, data = value[:DIGEST_BYTES], value[DIGEST_BYTES:]
-        if not data or len(data) % 4 or not hmac.compare_digest(digest, self._digest(key, data)):
-            CACHE_ERRORS.labels("digest").inc()
-            return None
-        embedding = np.frombuffer(data, dtype="<f4")
-        if not np.linalg.norm(embedding.astype(np.float64)) <= MAX_NORM:  # nor is NaN
-            CACHE_ERRORS.labels("value").inc()
-            return None
-        return embedding
+def connect(settings: CacheSettings) -> "Redis":
+    """A client that never waits longer than `timeout_s` and never tries twice. Raises InvalidConfig as `RedisCache`."""
+    if settings.url is None:
+        raise InvalidConfig("cache.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
+    url = settings.url.get_secret_value()
+    tls: dict[str, Any] = _tls_options(settings.tls, url) if settings.tls else {}
+    try:
+        return Redis.from_url(
+            url,
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=N_CONNECTIONS,
+            **tls,
+        )
+    except ValueError:  # which quotes parts of the URL
+        raise InvalidConfig(f"cache.url = '{settings.url}': no URL of a Redis server") from None
 
-    def _digest(self, key: str, data: bytes) -> bytes:
-        digest = hashlib.blake2b(key.encode() + b"\0", digest_size=DIGEST_BYTES, key=self._digest_key)
-        digest.update(data)
-        return digest.digest()
+
+def _tls_options(tls: ClientTls, url: str) -> dict[str, Any]:
+    if not url.startswith("rediss://"):
+        raise InvalidConfig("cache.tls is for a cache.url of rediss://")
+    try:  # now: later whatever is wrong with them would be a miss
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.certificate and tls.key:
+            context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(f"cache.tls: its files cannot be used: {error}") from None
+    given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    return {name: str(path) for name, path in given.items() if path}

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from openbook import config
-from openbook.cache.redis import TieredCache
+from openbook.cache.redis import open_answers, open_embeddings
 from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
 from openbook.core.space import Space
 from openbook.errors import InvalidConfig
@@ -122,8 +122,8 @@ class Ingress(AnswerIngress):
             the_generator = LocalGenerator(generator(settings.generator), settings.generator)
             the_generator.warm_up()
         REGISTRY.register(TierMetrics(index))
-        cache = TieredCache(settings.cache)
-        pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer)
+        cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
+        pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
         super().__init__(AnswerService(pipeline, settings, index.connect))
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,87 @@ def test_the_same_question_is_encoded_once_and_answered_alike() -> None:
         assert (first.cached, second.cached) == (False, True)
         assert first.evidence == second.evidence
         assert "encode" not in second.timings
+
+    asyncio.run(scenario())
+
+
+def test_a_thousand_equal_questions_at_once_are_encoded_once_and_looked_up_once() -> None:
+    class CountingCache(MemoryCache[Float32]):
+        n_reads = 0
+
+        async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+            self.n_reads += 1
+            return await super().get_many(keys)
+
+    async def scenario() -> None:
+        encoder, cache = CountingEncoder(), CountingCache(10)
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, EchoGenerator(), cache, AnswerDefaults(), ManualClock())
+        found = await asyncio.gather(*(rag.retrieve("telephone", asked(1), Context()) for _ in range(1000)))
+        assert (encoder.asked, cache.n_reads) == (["telephone"], 1)
+        assert len({each.evidence for each in found}) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
+    class Counting(EchoGenerator):
+        asked = 0
+
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            self.asked += 1
+            return await super().generate(question, retrieved, settings, context)
+
+    async def scenario() -> None:
+        encoder, generator = HashEncoder(), Counting()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=3)
+        answers = MemoryCache[Generation](10)
+        rag = Pipeline(
+            encoder, index, index, generator, MemoryCache(10), AnswerDefaults(), ManualClock(), answers=answers
+        )
+        partial = RetrievalSettings(k=2, min_coverage=0.1)
+
+        async def ask(question: str = "telephone", settings: GenerationSettings = GREEDY_TOKEN) -> Answer:
+            return await rag.answer(question, partial, settings, Context())
+
+        first = (await asyncio.gather(*(ask() for _ in range(100))))[0]
+        await rag.aclose()
+        again = await ask()
+        assert (again.text, again.evidence, again.log_likelihood) == (first.text, first.evidence, first.log_likelihood)
+        assert generator.asked == 1
+        seen = 1
+        for change in (
+            ask("telephones"),
+            ask(settings=replace(GREEDY_TOKEN, max_new_tokens=3)),
+            ask(settings=replace(GREEDY_TOKEN, temperature=1.0, seed=1)),
+            ask(settings=replace(GREEDY_TOKEN, temperature=1.0, seed=2)),
+        ):
+            await change
+            seen += 1
+            assert generator.asked == seen
+        index.snapshot_id = "published"
+        assert (await ask()).snapshot_id == "published"
+        index.missing_shards.add(0)
+        assert not (await ask()).complete
+        assert generator.asked == seen + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_generation_of_other_passages_is_none() -> None:
+    class LyingCache(MemoryCache[Generation]):
+        async def get_many(self, keys: Sequence[str]) -> list[Generation | None]:
+            return [Generation("a lie", (), 0.0, np.zeros(7), np.zeros(7)) for _ in keys]
+
+    async def scenario() -> None:
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(
+            encoder, index, index, EchoGenerator(), MemoryCache(1), AnswerDefaults(), ManualClock(), LyingCache(1)
+        )
+        assert (await rag.answer("telephone", asked(1), GREEDY_TOKEN, Context())).text != "a lie"
 
     asyncio.run(scenario())
 

@@ -1,0 +1,86 @@
+"""What Redis holds: generations come back to the bit, and what no `pack` made is refused."""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from openbook.cache.codec import EmbeddingCodec, GenerationCodec, Seal
+from openbook.core.types import Classification, Generation
+
+LOG_P = st.floats(max_value=0, allow_nan=False)
+CODEC = GenerationCodec()
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> Generation:
+    k, t, c = (draw(st.integers(1, 4)) for _ in range(3))
+
+    def log_p(*shape: int) -> Any:
+        return draw(arrays(np.float64, shape, elements=LOG_P))
+
+    labels = tuple(draw(st.lists(st.text(), min_size=c, max_size=c)))
+    chosen = Classification(labels, log_p(c), log_p(c), log_p(k), log_p(c, k))
+    token_ids = tuple(draw(st.lists(st.integers(0, 1 << 40), min_size=t, max_size=t)))
+    per_token, classification = draw(st.sampled_from([None, log_p(t, k)])), draw(st.sampled_from([None, chosen]))
+    return Generation(draw(st.text()), token_ids, draw(LOG_P), log_p(k), log_p(k), per_token, classification)
+
+
+def assert_same(one: object, other: object) -> None:
+    if isinstance(one, Generation | Classification):
+        assert type(one) is type(other)
+        for field in fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        assert (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())
+    else:
+        assert one == other
+
+
+@given(generations())
+def test_a_generation_comes_back_to_the_bit(generation: Generation) -> None:
+    assert_same(generation, CODEC.unpack(CODEC.pack(generation)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log_prior": [0.0]},
+        {"log_posterior": ["none", 0.0]},
+        {"log_likelihood": float("nan")},
+        {"token_log_posterior": [[0.0, 0.0]]},
+        {"token_ids": 7},
+        {"classification": {"labels": ["a"]}},
+    ],
+)
+def test_what_is_no_generation_is_refused(change: dict[str, Any]) -> None:
+    whole = Generation("text", (1, 2), -1.0, np.zeros(2), np.zeros(2), np.zeros((2, 2)))
+    forged = json.dumps(json.loads(CODEC.pack(whole)) | change).encode()
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        CODEC.unpack(forged)
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_nothing_are_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        CODEC.unpack(data)
+
+
+def test_a_seal_belongs_to_key_value_and_secret() -> None:
+    seal = Seal("a secret of some length")
+    value = seal.close("key", b"data")
+    assert seal.open("key", value) == b"data"
+    assert seal.open("another", value) is None
+    assert Seal("").open("key", value) is None
+    assert seal.open("key", value + b"x") is seal.open("key", b"") is None
+
+
+def test_codecs_have_keys_of_their_own() -> None:
+    prefixes = {EmbeddingCodec().prefix, EmbeddingCodec("float16").prefix, CODEC.prefix}
+    assert len(prefixes) == 3
