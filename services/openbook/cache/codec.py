@@ -35,7 +35,7 @@ class Codec(Protocol[V]):
         ...
 
     def unpack(self, data: bytes) -> V:
-        """The value. Raises ValueError, KeyError or TypeError for what `pack` did not make."""
+        """The value. Raises ValueError, KeyError, TypeError, OverflowError or RecursionError for what is none."""
         ...
 
 

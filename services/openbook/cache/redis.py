@@ -116,7 +116,7 @@ class RedisCache(Generic[V]):
             return None
         try:
             return self._codec.unpack(data)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             CACHE_ERRORS.labels("value").inc()
             return None
 
