@@ -90,11 +90,8 @@ def batches_computed(settings: Settings) -> dict[int, float]:
 
 def replica_memory() -> int:
     """Bytes that the ingress replicas hold for themselves."""
-    found = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if "ServeReplica:openbook:ingress" in " ".join(p.info["cmdline"] or ())
-    ]
+    ours = psutil.Process().children(recursive=True)
+    found = [each for each in ours if "ServeReplica:openbook:ingress" in " ".join(each.cmdline())]
     return sum(p.memory_full_info().uss for p in found)
 
 

@@ -114,12 +114,15 @@ class CacheSettings(Section):
     secret: Annotated[SecretText, Field(min_length=16)] | None = None
 
 
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+
+
 class ModelSettings(Section):
     """One model and the workers that run it."""
 
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"  # auto: bfloat16 where it is the faster one
+    dtype: Dtype = "float32"  # auto: bfloat16 where it is the faster one
     n_threads: Annotated[int, Field(ge=0)] = 0  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
     n_replicas: Positive = 1  # `split` only
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
@@ -138,6 +141,18 @@ class GeneratorSettings(ModelSettings):
     """The generator."""
 
     max_tokens_in_flight: Positive = 65_536  # (passages x tokens of context and answers) at once: bounds memory
+
+
+class ServedEncoderSettings(EncoderSettings):
+    """The query encoder of an endpoint."""
+
+    dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
+
+
+class ServedGeneratorSettings(GeneratorSettings):
+    """The generator of an endpoint."""
+
+    dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
 
 
 class AnswerDefaults(Section):
@@ -206,8 +221,8 @@ class Settings(Section):
 
     index: IndexClientSettings = IndexClientSettings()
     cache: CacheSettings = CacheSettings()
-    encoder: EncoderSettings = EncoderSettings()
-    generator: GeneratorSettings = GeneratorSettings()
+    encoder: ServedEncoderSettings = ServedEncoderSettings()
+    generator: ServedGeneratorSettings = ServedGeneratorSettings()
     answer: AnswerDefaults = AnswerDefaults()
     serving: ServingSettings = ServingSettings()
 
