@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import re
 import select
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,19 @@ import numpy as np
 import pytest
 
 from openbook import processes as tethered
+from openbook.cache.redis import RedisCache
+from openbook.cache.server import RedisServer
 from openbook.config import Settings
-from openbook.core.types import Passage
-from openbook.errors import InvalidConfig, StartupError
+from openbook.core.context import Context
+from openbook.core.deadline import Deadline
+from openbook.core.types import Passage, RetrievalSettings
+from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
+from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
-from openbook.serving.launch import local
+from openbook.index.disk.snapshot import Snapshot
+from openbook.serving.launch import local, supervise
 from openbook.serving.launch.local import IndexProcess, local_tiers
 
 
@@ -56,7 +66,7 @@ def test_a_start_that_fails_leaves_nothing_behind(snapshot: Path, started: list[
     vectors = snapshot / "shard-0001" / "vectors.npy"
     vectors.write_bytes(vectors.read_bytes()[:-1])
     with (
-        pytest.raises(StartupError, match="index server of shard 1 ended with code 1"),
+        pytest.raises(StartupError, match=r"index server of shard 1 ended with code 1: openbook: .*vectors\.npy"),
         local_tiers(snapshot, Settings()),
     ):
         pass
@@ -72,7 +82,6 @@ def test_an_interruption_while_they_read_their_shards_leaves_nothing_behind(
     monkeypatch.setattr(IndexProcess, "address", interrupted)
     with pytest.raises(KeyboardInterrupt), local_tiers(snapshot, Settings()):
         pass
-    assert len(started) == 2
     assert all(each.process.poll() is not None for each in started)
 
 
@@ -118,6 +127,96 @@ def test_whoever_is_killed_leaves_nothing_behind(snapshot: Path) -> None:
     for end in ends:
         assert select.select([end], [], [], 60)[0]
         os.close(end)
+
+
+async def searched(settings: Settings, snapshot_id: str) -> None:
+    """Returns once a search finds this snapshot."""
+    tier = ShardedIndex.of(settings.index)
+    try:
+        async with asyncio.timeout(120):
+            while True:
+                with suppress(ShardUnavailable, DeadlineExceeded):
+                    context = Context(Deadline.after(5))
+                    hits = await tier.search(np.eye(4, dtype=np.float32), RetrievalSettings(k=2), context)
+                    assert hits.snapshot_id == snapshot_id
+                    return
+                await asyncio.sleep(0.05)
+    finally:
+        await tier.close()
+
+
+def cached(settings: Settings) -> None:
+    """Returns once Redis keeps what it is given."""
+    key, vector = "key", np.ones(4, np.float32)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(120):
+            while True:
+                cache = RedisCache(settings.cache)
+                await cache.put_many([(key, vector)])
+                [found] = await cache.get_many([key])
+                await cache.aclose()
+                if found is not None:
+                    return
+                await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_ends_or_freezes_comes_back_where_it_was(
+    snapshot: Path,
+    tmp_path: Path,
+    fault: signal.Signals,
+    started: list[IndexProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(supervise, "PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr(supervise, "PROBE_TIMEOUT_S", 0.5)
+    redis: list[RedisServer] = []
+
+    def begin() -> RedisServer:
+        redis.append(RedisServer())
+        return redis[0]
+
+    monkeypatch.setattr(local, "RedisServer", begin)
+    passages = [Passage(i, "d", "t", "new") for i in range(4)]
+    new_id = build_snapshot(passages, -np.eye(4, dtype=np.float32), tmp_path / "new", 2, "Flat", "e", "f").snapshot_id
+    Root.create(tmp_path / "root", snapshot)
+    with local_tiers(tmp_path / "root", Settings()) as settings:
+        asyncio.run(publish(tmp_path / "new", settings.index))
+        former = [each.process for each in (*started, *redis)]
+        for process in former:
+            process.send_signal(fault)
+        for process in former:
+            process.wait(60)
+        asyncio.run(searched(settings, new_id))
+        cached(settings)
+        assert [process.returncode for process in former] == [-signal.SIGKILL] * 3
+    assert [each.process.returncode for each in started] == [0, 0]
+    assert redis[0].process.returncode is not None
+    assert not redis[0].folder.exists()
+    said = [each.getMessage() for each in caplog.records if each.name == supervise.__name__]
+    for name in ("the index server of shard 0", "the index server of shard 1", "Redis"):
+        what = "ended with SIGKILL" if fault == signal.SIGKILL else "did not answer 3 times in a row"
+        assert any(each.startswith(f"{name} {what}") for each in said)
+        assert any(each.startswith(f"{name} serves again at ") for each in said)
+
+
+def test_one_that_cannot_start_is_tried_again_until_it_can(
+    snapshot: Path, started: list[IndexProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    with local_tiers(snapshot, Settings()) as settings:
+        vectors = snapshot / "shard-0001" / "vectors.npy"
+        vectors.rename(snapshot / "gone")
+        next(each for each in started if each.shard == 1).process.kill()
+        while not any("does not start" in each.getMessage() for each in caplog.records):
+            time.sleep(0.01)
+        (snapshot / "gone").rename(vectors)
+        asyncio.run(searched(settings, Snapshot.open(snapshot).manifest.snapshot_id))
+    [first, *_] = [each.getMessage() for each in caplog.records if "does not start" in each.getMessage()]
+    assert re.search(r"shard 1 does not start: .* ended with code 1: openbook: .*vectors\.npy", first)
 
 
 def test_with_nothing_to_serve_it_says_what_to_name() -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -42,24 +43,24 @@ class RedisServer:
 
     def __init__(self, max_memory_bytes: int = 256 * 2**20) -> None:
         self._stack = ExitStack()
-        folder = self._stack.enter_context(temporary_folder("openbook-redis-"))
+        self.folder = self._stack.enter_context(temporary_folder("openbook-redis-"))
         self.port = free_port()
-        self._log = folder / "redis.log"
+        self._log = self.folder / "redis.log"
         arguments = {
             "bind": "127.0.0.1",
             "port": self.port,
-            "dir": folder,
+            "dir": self.folder,
             "logfile": self._log,
             "save": "",
             "appendonly": "no",
             "maxmemory": max_memory_bytes,
             "maxmemory-policy": "allkeys-lru",
         }
-        self.executable = find_server()
         options = [str(part) for key, value in arguments.items() for part in (f"--{key}", value)]
-        self.process = start([str(self.executable), *options], stdout=subprocess.DEVNULL)
+        self._command = [str(find_server()), *options]
+        self.again()
         try:
-            self._wait_until_ready()
+            self.address()
         except BaseException:
             self.stop()
             raise
@@ -69,24 +70,45 @@ class RedisServer:
         """What `cache.url` takes."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def again(self) -> None:
+        """Start it once more where it was, empty; the former process has ended."""
+        self._log.unlink(missing_ok=True)
+        self.process = start(self._command, stdout=subprocess.DEVNULL)
+
+    def address(self) -> str:
+        """Its URL, once it answers.
+
+        Raises:
+            StartupError: it ended, or is silent for long; carries what it said.
+        """
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while not self.answers(START_TIMEOUT_S):
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                said = self._log.read_text(errors="replace") if self._log.exists() else ""
+                raise StartupError(f"redis-server does not start, or ended with {self.process.poll()}: {said}")
+            time.sleep(0.02)
+        return self.url
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether it says anything."""
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+        from redis.retry import Retry
+
+        with Redis(port=self.port, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0)) as probe:
+            try:
+                probe.ping()
+            except ResponseError:
+                return True
+            except (ConnectionError, TimeoutError):
+                return False
+        return True
+
     def stop(self) -> None:
         """Stop it and remove its folder. May be called twice."""
         end(self.process)
         self._stack.close()
-
-    def _wait_until_ready(self) -> None:
-        from redis import Redis
-        from redis.backoff import ConstantBackoff
-        from redis.exceptions import ConnectionError as NotYet
-        from redis.retry import Retry
-
-        tries = Retry(ConstantBackoff(0.02), int(START_TIMEOUT_S / 0.02))
-        with Redis(port=self.port, socket_timeout=START_TIMEOUT_S, retry=tries, retry_on_error=[NotYet]) as probe:
-            try:
-                probe.ping()
-            except NotYet as error:
-                said = self._log.read_text(errors="replace") if self._log.exists() else ""
-                raise StartupError(f"redis-server does not start: {error}\n{said}") from None
 
     def __enter__(self) -> "RedisServer":
         return self

@@ -109,6 +109,13 @@ def test_a_rollback_of_which_one_server_tells() -> None:
     assert latest(told, old) == ("old", 3, ())
 
 
+def test_a_server_that_has_heard_of_the_latest_is_not_outdated() -> None:
+    told = Told()
+    says(told, "b1", ("new", 2), at=2.0)
+    says(told, "a1", ("new", 2), at=1.0)  # asked before, and slower
+    assert latest(told) == ("new", 2, ())
+
+
 def test_an_answer_that_was_overtaken_is_forgotten() -> None:
     told, _ = of_all(("old", 1))
     says(told, "a1", ("new", 2), ("old", 1), at=2.0)

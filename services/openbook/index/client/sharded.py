@@ -277,9 +277,9 @@ class ShardedIndex:
             asking.result()
 
     def _alive(self) -> dict[str, InfoResponse]:
-        """What the servers hold that are not known to be gone."""
+        """What the servers said lately that are not known to be gone."""
         router = self._connected().router
-        return {address: info for address, info in self._told.infos.items() if not router.is_gone([address])}
+        return {address: info for address, info in self._told.recent().items() if not router.is_gone([address])}
 
     def _failures(self) -> list[str]:
         problems = self._connected().problems

@@ -35,8 +35,7 @@ class Told:
             return  # overtaken by what was asked later
         self.infos[address], self._asked_at[address] = info, asked_at
         self.tiers = Tier.all_of(self.infos)
-        current = next((held.sequence for held in info.held if held.snapshot_id == info.snapshot_id), 0)
-        self._named[address] = current
+        self._named[address] = current = _sequence(info)
         if current > self._newest:
             self._newest, self.outdated_before = current, asked_at
 
@@ -60,12 +59,21 @@ class Told:
         what it said before counts only for `searched`, from which nobody goes back to an older one unless the servers
         of a shard say that they do not have it any more.
         """
-        said = {address: self.infos[address] for address in self.infos if self._is_recent(address)}
-        tier = choose(Tier.all_of(said), alive)
+        tier = choose(Tier.all_of(self.recent()), alive)
         if searched is None or (tier is not None and tier.sequence >= searched.sequence):
             return tier
         same = self.tiers.get(searched.snapshot_id)
         return tier if same is None or same.missing else same
 
-    def _is_recent(self, address: str) -> bool:
-        return self._asked_at[address] >= self.outdated_before
+    def recent(self) -> dict[str, InfoResponse]:
+        """What was said since the latest publication that was named."""
+        return {
+            address: info
+            for address, info in self.infos.items()
+            if self._asked_at[address] >= self.outdated_before or _sequence(info) >= self._newest
+        }
+
+
+def _sequence(info: InfoResponse) -> int:
+    """Of the publication that is current at a server."""
+    return next((held.sequence for held in info.held if held.snapshot_id == info.snapshot_id), 0)

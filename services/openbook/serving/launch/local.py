@@ -1,24 +1,32 @@
 """The whole system on one machine: index servers, Redis and Ray Serve, started in order and stopped in reverse."""
 
 import logging
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import IO, Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from openbook import config
-from openbook.cache.server import RedisServer
+from openbook.cache.server import RedisServer, find_server
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
-from openbook.processes import end, start
+from openbook.processes import end, free_port, start
 from openbook.secret import RedisUrl
+from openbook.serving.launch.supervise import Supervised
 
 log = logging.getLogger(__name__)
 
@@ -29,38 +37,76 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class IndexProcess:
-    """One index server in a process of its own, on a free port of loopback."""
+    """One index server in a process of its own, on a port of loopback that stays the same. Fits `supervise.Service`."""
 
     def __init__(self, snapshot: Path, shard: int, metrics_port: int | None = None) -> None:
-        command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
-        if metrics_port is not None:
-            command += ["--metrics-port", str(metrics_port)]
-        self.process = start(command, stdout=subprocess.PIPE, text=True)
         self.shard = shard
+        # Not one of those that the system hands out: while the server is down, it might become somebody's.
+        port = free_port()
+        self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
+        self._command += ["--shard", str(shard), "--port", str(port)]
+        if metrics_port is not None:
+            self._command += ["--metrics-port", str(metrics_port)]
+        self._address = ""
+        self._start()
+
+    def again(self) -> None:
+        """Bare."""
+        end(self.process)  # which closes its pipes
+        self._start()
+
+    def _start(self) -> None:
+        self._said: deque[str] = deque(maxlen=1)
+        self.process = start(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        errors, self.process.stderr = self.process.stderr, None
+        self._listener = threading.Thread(target=_pass_on, args=(errors, self._said), daemon=True)
+        self._listener.start()
 
     def address(self) -> str:
         """Where it listens, once it has read every byte of its shard.
 
         Raises:
-            StartupError: it ended before; what it said stands on standard error.
+            StartupError: it ended before; carries the last that it said.
         """
         assert self.process.stdout is not None
         # It prints its address once it listens, and nothing if it never does.
-        address = str(self.process.stdout.readline()).strip()
-        if not address:
-            raise StartupError(f"the index server of shard {self.shard} ended with code {self.process.wait()}")
-        return address
+        self._address = str(self.process.stdout.readline()).strip()
+        if not self._address:
+            code = self.process.wait()
+            self._listener.join()
+            raise StartupError(f"the index server of shard {self.shard} ended with code {code}: {''.join(self._said)}")
+        return self._address
+
+    def answers(self, timeout_s: float) -> bool:
+        """Bare."""
+        with grpc.insecure_channel(self._address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+            try:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            except grpc.RpcError as error:
+                return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # to refuse is a sign of life
+        return True
 
     def stop(self) -> None:
         """Let it finish what it serves, then end it."""
         end(self.process)
 
 
+def _pass_on(errors: IO[str], said: "deque[str]") -> None:
+    """To our standard error, and remember what was said last."""
+    with errors:
+        for line in errors:
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
+            said.append(line.strip())
+
+
 @contextmanager
 def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
     """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
 
-    What is published to the servers of a root is what the next ones serve.
+    What is published to the servers of a root is what the next ones serve. Whatever of these processes ends or freezes
+    is started again at its address: see `supervise`.
 
     Raises:
         InvalidSnapshot: the folder is neither a snapshot nor a root, or its files were altered.
@@ -72,15 +118,17 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
         if not index.addresses:
             if snapshot is None:
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
-            servers: list[IndexProcess] = []
+            servers: list[Supervised] = []
             for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
-                servers.append(IndexProcess(snapshot, shard, settings.serving.metrics_port))
+                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port)
+                servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
             index = index.model_copy(update={"addresses": tuple(server.address() for server in servers)})
         if cache.url is None:
-            redis = stack.enter_context(RedisServer())
-            log.info("cache: %s serves %s", redis.executable, redis.url)
-            cache = cache.model_copy(update={"url": RedisUrl(redis.url)})
+            redis = Supervised("Redis", RedisServer)
+            stack.callback(redis.stop)
+            log.info("cache: %s serves %s", find_server(), redis.address())
+            cache = cache.model_copy(update={"url": RedisUrl(redis.address())})
         yield settings.model_copy(update={"index": index, "cache": cache})
 
 
