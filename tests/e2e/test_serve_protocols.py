@@ -3,12 +3,14 @@
 import asyncio
 import json
 import math
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -485,3 +487,35 @@ def test_a_replica_that_cannot_start_says_why(
 def test_the_next_one_put_right_starts(system: System, client: Client) -> None:
     run.deploy(assemble(system.settings, load_hash, load_echo), system.settings.serving)
     assert client.answer(QUESTION).answer
+
+
+def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, http: httpx.Client) -> None:
+    """The only one there is. Serve's own proxy has words of its own for what was under way, and lets the others wait."""
+    [replica] = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.cmdline()[:1] == ["ray::ServeReplica:openbook:ingress"]
+    ]
+    mended = system.settings.serving.proxy == "haproxy"
+    reasons = "no replica of the endpoint answers|the replica broke off its answer"
+    replica.kill()
+    with grpc.insecure_channel(system.grpc) as channel:
+        stub = answer_pb2_grpc.AnswerServiceStub(channel)
+        heard, give_up = {False}, monotonic() + PATIENCE_S
+        while heard != {True} and monotonic() < give_up:
+            heard.clear()
+            try:
+                stub.Answer(answer_pb2.AnswerRequest(question=QUESTION), timeout=PATIENCE_S)
+                heard.add(True)
+            except grpc.RpcError as error:
+                heard.add(False)
+                if mended:
+                    assert error.code() is grpc.StatusCode.UNAVAILABLE
+                    assert re.search(reasons, error.details() or "")
+            with suppress(httpx.RemoteProtocolError):  # a connection that was kept may be closed instead
+                response = http.post("/v1/answer", json={"question": QUESTION})
+                heard.add(response.status_code == 200)
+                if mended and response.status_code != 200:
+                    assert response.json()["error"]["code"] == "UNAVAILABLE"
+                    assert re.search(reasons, response.json()["error"]["message"])
+    assert heard == {True}

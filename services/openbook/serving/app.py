@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 """For a replica that is told to stop, beyond the time that any question may take."""
 
+HEALTH_CHECK_S = 1.0
+"""Between two of Serve's looks at a replica: one that died is missed, and its successor started, after at most this."""
+
 SPARE_PLACES = 32
 """Beyond those admitted: for the requests that we refuse ourselves, with a reason, and for health checks."""
 
@@ -157,6 +160,7 @@ def _deployment(
         name=name,
         max_ongoing_requests=n_ongoing,
         max_queued_requests=n_ongoing,
+        health_check_period_s=HEALTH_CHECK_S,
         max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
         graceful_shutdown_timeout_s=grace_s,
         max_surge_percent=100,  # in an update the new replicas answer before the old ones stop

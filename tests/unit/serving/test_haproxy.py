@@ -2,13 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 
 from ray.serve._private import haproxy_templates
 
 from openbook.serving.endpoint.schemas import ErrorResponse
-from openbook.serving.launch.haproxy import ERRORS, mended
+from openbook.serving.launch.haproxy import ERRORS, grpc_errors, mended
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
+FOLDER = Path("/tmp/x")
 SAMPLE = """global
     stats socket /tmp/x/admin.sock mode 666 level admin expose-fd listeners
 defaults
@@ -27,7 +29,7 @@ listen stats
 
 
 def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
-    lines = mended(SAMPLE).splitlines()
+    lines = mended(SAMPLE, FOLDER).splitlines()
     assert lines[2:4] == ["defaults", "    timeout http-request 10s"]
     assert "    stats socket /tmp/x/admin.sock mode 600 level admin expose-fd listeners" in lines
     assert [line.split()[1] for line in lines if "bind" in line] == [
@@ -40,17 +42,31 @@ def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
 
 def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     """Or it has others, and `mended` finds nothing to mend."""
-    mends = mended(TEMPLATES)
-    assert mends.count("timeout http-request 10s") == 1
+    mends = mended(TEMPLATES, FOLDER)
+    assert mends.count("timeout http-request 10s") == 2  # HTTP's defaults and gRPC's
+    assert mends.count("retry-on conn-failure empty-response\n    retries 1\n") == 2
+    assert mends.index("errorfile 503 /tmp/x/grpc-503.http") < mends.index("frontend grpc_frontend")
+    assert (
+        len(re.findall(r" check backup$", TEMPLATES, re.M))
+        == len(re.findall(r" check backup weight 0$", mends, re.M))
+        > 0
+    )
     assert mends.count("option http-buffer-request") == 1
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends
     assert not re.search(r"bind \*?:", mends)
-    assert "errorfile" not in re.sub(r"{%.*?%}", "", mends)
+    assert "errorfile 50" not in re.sub(r"{%.*?%}|.*/grpc-.*", "", mends)
 
 
 def test_errors_have_the_shape_of_all_others() -> None:
-    bodies = re.findall(r"http-error status (\d+) content-type application/json string '(.*)'", mended(SAMPLE))
+    bodies = re.findall(r"http-error status (\d+) content-type application/json string '(.*)'", mended(SAMPLE, FOLDER))
     assert [int(status) for status, _ in bodies] == list(ERRORS)
     for _, body in bodies:
         assert ErrorResponse.model_validate(json.loads(body), strict=True).error.request_id == ""
+
+
+def test_callers_over_grpc_hear_a_status_of_grpc() -> None:
+    lines = grpc_errors(FOLDER)[FOLDER / "grpc-503.http"].split("\r\n")
+    assert lines[0] == "HTTP/1.1 200 OK"
+    assert {"content-type: application/grpc", "grpc-status: 14", f"grpc-message: {ERRORS[503][1]}"} < set(lines)
+    assert lines[-2:] == ["", ""]

