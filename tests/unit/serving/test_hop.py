@@ -58,8 +58,8 @@ def test_when_a_replica_dies_another_is_asked_once() -> None:
 
 def test_the_second_attempt_has_what_the_first_left_of_the_time() -> None:
     second = Response()
+    soon = Context(Deadline.after(0.01, ManualClock()))
     with pytest.raises(DeadlineExceeded, match="before encoder was done"):
-        soon = Context(Deadline.after(0.01, ManualClock()))
         asyncio.run(call("encoder", soon, sender(Response(ActorDiedError()), second)))
     assert second.cancelled
 
