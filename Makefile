@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-serving bench-hops bench-change identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -60,6 +60,18 @@ bench-stopping: $(VENV)/.dev  ## How soon the generator is free when nobody wait
 
 bench-cache: $(VENV)/.dev  ## What the cache saves, its hits under Zipf, a thousand equal questions at once; a minute
 	$(BIN)/python benchmarks/bench_cache.py
+
+bench-serving: var/demo/snapshot  ## The endpoint under load, beside the bare generator; ten minutes
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_serving.py var/demo/snapshot
+
+bench-hops: $(VENV)/.dev  ## What an answer costs besides the models, through every protocol, topology and proxy; five minutes
+	$(BIN)/python benchmarks/bench_hops.py
+
+bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while questions come: none may fail; a quarter of an hour
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_change.py
+
+var/demo/snapshot: $(VENV)/.dev
+	$(BIN)/openbook build embedded --out $@ --shards 2
 
 bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
 	$(BIN)/python benchmarks/bench_slow_senders.py
