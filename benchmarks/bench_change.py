@@ -40,7 +40,7 @@ from openbook.processes import end, free_ports, start
 
 WARM_UP_S = 10.0
 TIMEOUT_S = 20.0
-N_DOCUMENTS = (400, 300)  # of the two snapshots
+N_DOCUMENTS = (150, 100)  # of the two snapshots
 IN_FORCE_S = 180.0
 console = Console(width=110)
 
