@@ -1,6 +1,6 @@
 """The endpoint under load, beside the bare generator on the same batches.
 
-    python benchmarks/bench_serving.py SNAPSHOT [--config FILE] [--seconds 60] [--soak 0] [--out FOLDER]
+    python benchmarks/bench_serving.py SNAPSHOT [--config FILE] [--seconds 60] [--out FOLDER]
 
 Starts the whole system as `openbook up` does, and asks it over gRPC, in this order:
 
@@ -9,7 +9,6 @@ Starts the whole system as `openbook up` does, and asks it over gRPC, in this or
 - at 70 % of that rate, open loop, Poisson: p99 beside p50.
 - at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
 - a flood of one caller: p99 of another, beside the same without the flood.
-- `--soak` minutes at 3 times the rate: memory of the replica over time.
 
 Prints tables and one JSON line. Everything is on this machine, the load generator too.
 """
@@ -95,12 +94,11 @@ def replica_memory() -> int:
     return sum(p.memory_full_info().uss for p in found)
 
 
-def load(settings: Settings, seconds: float, rate: float = 1.0, checked: bool = True, **options: Any) -> Figures:
+def load(settings: Settings, seconds: float, rate: float = 1.0, **options: Any) -> Figures:
     """One run over gRPC."""
     address = f"{settings.serving.host}:{settings.serving.grpc_port}"
     result = run(LoadSettings(address=address, rate=rate, duration_s=seconds, warm_up_s=WARM_UP_S, zipf=0, **options))
-    if checked:
-        result.check()
+    result.check()
     return result.measured
 
 
@@ -194,7 +192,6 @@ def main() -> None:
     parser.add_argument("snapshot", type=Path)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--soak", type=float, default=0.0, help="minutes")
     parser.add_argument("--only", nargs="*", default=["saturated", "seventy", "overload", "flood"])
     parser.add_argument("--peak", type=float, help="questions a second, where `saturated` is left out")
     parser.add_argument("--out", type=Path, default=Path("var/bench_serving"))
@@ -243,13 +240,6 @@ def main() -> None:
         if "flood" in args.only:
             for name, flood in (("good caller, quiet", 0.0), ("good caller, flood", 3 * peak)):
                 rows[name] = asyncio.run(beside_a_flood(settings, args.seconds, 0.25 * peak, flood))
-        if args.soak:
-            memories = []
-            for minute in range(round(args.soak)):
-                figures = load(settings, 60 - WARM_UP_S, 3 * peak, checked=False, seed=minute)  # memory is what counts
-                memories.append(replica_memory() / 1e6)
-                console.print(f"minute {minute + 1}: {memories[-1]:.0f} MB, goodput {figures.goodput_rate:.2f}/s")
-            told |= {"soak_mb": memories}
     for name, figures in rows.items():
         table.add_row(*row(name, figures, peak))
     console.print(table)

@@ -188,19 +188,22 @@ def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
     assert desk.queue.take(is_short=True)[0] == []
 
 
-def test_while_somebody_floods_the_others_do_not_wait_for_his_batch() -> None:
+def test_while_somebody_floods_who_asks_for_little_does_not_wait_for_his_batch() -> None:
     desk = Desk(start_s=1, max_batch=2)
-    for _ in range(6):
+    for _ in range(12):
         desk.enter(caller="much")
     batch, _ = desk.queue.take()
     desk.queue.begin(batch)
     little = desk.enter(caller="little")
     assert desk.queue.take(is_short=True)[0] == [little]
+    for _ in range(2):
+        desk.enter(caller="some")  # of ten: no few
     assert desk.queue.take(is_short=True)[0] == []
-    desk.queue.end()
-    batch, _ = desk.queue.take()
-    desk.queue.begin(batch)  # two are left: that is no flood
-    desk.enter(caller="little")
+    for _ in range(4):
+        desk.queue.end()
+        batch, _ = desk.queue.take()
+        desk.queue.begin(batch)
+    desk.enter(caller="little")  # of two batches: no flood any more
     assert desk.queue.take(is_short=True)[0] == []
 
 

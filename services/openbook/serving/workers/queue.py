@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -108,17 +108,17 @@ class Queue(Generic[W]):
         """A batch: whose turn it is, and those behind who fit; the others keep their places. And who came too late.
 
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
-        left of that. And, while somebody has more than a batch waiting, what all others ask.
+        left of that. And, while somebody has more than a batch waiting, what those ask who have few.
         """
         batch: list[W] = []
-        flooding = self._flooding() if is_short else ()
+        n_of = Counter(each.context.caller for each in self.waiting()) if is_short else Counter[str]()
         refused: list[tuple[W, OpenbookError]] = []
         work = 0
         for each in self.waiting():
             seconds = self._pace.seconds(each.key, work + each.work)
             if each.is_stream:
                 continue
-            if is_short and not self._is_short(each.key, seconds) and not self._is_held_up(each, flooding):
+            if is_short and not self._is_short(each.key, seconds) and not self._is_held_up(each.context.caller, n_of):
                 continue
             if batch:
                 if self._fits([*batch, each], seconds):
@@ -197,14 +197,10 @@ class Queue(Generic[W]):
     def _is_short(self, key: Hashable, seconds: float) -> bool:
         return self._due is not None and key != self._key and 0 < seconds <= self._left_s() / SHORT
 
-    def _flooding(self) -> list[str]:
-        """Callers who have more than a batch waiting."""
-        n_of = Counter(each.context.caller for each in self.waiting())
-        return [caller for caller, n in n_of.items() if n > self._max_batch]
-
-    def _is_held_up(self, waiting: W, flooding: Collection[str]) -> bool:
-        """Whether it waits for a batch only because somebody else floods."""
-        return self._due is not None and bool(flooding) and waiting.context.caller not in flooding
+    def _is_held_up(self, caller: str, n_of: Counter[str]) -> bool:
+        """Whether one who has few of the `n_of` waiting waits for a batch only because somebody else floods."""
+        most = max(n_of.values())
+        return self._due is not None and most > self._max_batch and n_of[caller] * SHORT <= most
 
     def _left_s(self) -> float:
         """Of the batch under way, as predicted."""
