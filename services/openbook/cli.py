@@ -82,10 +82,13 @@ def index_serve(
     from openbook.config import load_index_server
     from openbook.index.server.server import run
     from openbook.logs import setup_logging
+    from openbook.tracing.spans import setup_tracing
 
     address = {"host": host, "port": port, "metrics_port": metrics_port}
     settings = load_index_server(config, None, snapshot=snapshot, shard=shard, n_threads=threads, **address)
-    setup_logging(f"index-{settings.shard}")
+    role = f"index-{settings.shard}"
+    setup_logging(role)
+    setup_tracing(role)
     run(settings)
 
 
@@ -233,6 +236,20 @@ def ask(
     with Client(server, timeout_s) as client:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
         print_answer(question, client.answer(question, **asked))
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="What OPENBOOK_TRACE_FILE named.")],
+    request_id: Annotated[str | None, typer.Option(help="Of the request; the last one if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="The picture, in SVG.")] = Path("trace.svg"),
+) -> None:
+    """Draw what one request met on its way: a row a span, from all processes."""
+    from openbook.tracing.picture import choose, draw, read
+
+    spans = choose(read(file), request_id)
+    out.write_text(draw(spans), encoding="utf-8")
+    print(f"{out}: {len(spans)} spans of trace {spans[0].trace_id}")
 
 
 @app.command()

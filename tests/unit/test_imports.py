@@ -23,3 +23,22 @@ def test_importing_it_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+TRACED = "openbook.rag.pipeline, openbook.index.client.sharded, openbook.index.server.server, openbook.cli"
+
+
+def test_without_traces_nothing_of_opentelemetry_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENBOOK_TRACE_FILE", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    code = f"import sys, {TRACED}; from openbook.tracing.spans import setup_tracing; setup_tracing('index-0'); "
+    code += "print(*{name for name in sys.modules if name.startswith('opentelemetry')})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_traces_that_are_asked_for_need_it() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None; import os; os.environ['OPENBOOK_TRACE_FILE'] = 'x'; "
+    code += "from openbook.tracing.spans import setup_tracing; setup_tracing('index-0')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "and opentelemetry is not installed: pip install 'openbook[otel]'" in done.stderr

@@ -58,13 +58,13 @@ class Queries:
 
     async def _find(self, key: str, question: str, context: Context) -> Query:
         watch = Stopwatch(self._clock)
-        with watch.stage("cache"):
+        with watch.stage("cache", context):
             (embedding,) = await self._cache.get_many([key])
         # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
         if embedding is not None and embedding.shape == (self._encoder.dimension,):
             return Query(embedding, True, watch.stages)
-        with watch.stage("encode"):
-            embedding = (await self._encoder.encode([question], context))[0]
+        with watch.stage("encode", context) as inner:
+            embedding = (await self._encoder.encode([question], inner))[0]
         self._write_backs.start(self._cache.put_many([(key, embedding)]))
         return Query(embedding, False, watch.stages)
 

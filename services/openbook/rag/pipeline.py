@@ -122,8 +122,8 @@ class Pipeline:
         self.work(retrieval, generation)
         watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
-        with watch.stage("generate"):
-            generated = await self._generations.find(question, retrieved, generation, context)
+        with watch.stage("generate", context) as inner:
+            generated = await self._generations.find(question, retrieved, generation, inner)
         return self._to_answer(generated, retrieved, generation, cached, context, watch)
 
     async def stream(
@@ -134,8 +134,8 @@ class Pipeline:
         watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, context, watch)
         yield self._to_retrieval(retrieved, cached, context, watch)
-        items = self._generator.stream(question, retrieved, generation, context)
-        with watch.stage("generate"):
+        with watch.stage("generate", context) as inner:
+            items = self._generator.stream(question, retrieved, generation, inner)
             async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
                 async for item in items:
                     if isinstance(item, TokenDelta):
@@ -183,13 +183,13 @@ class Pipeline:
             return await self._fetch(await self._search(query, settings, context, watch), context, watch)
 
     async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Hits:
-        with watch.stage("search"):
-            return await self._retriever.search(query[None, :], settings, context)
+        with watch.stage("search", context, k=settings.k) as inner:
+            return await self._retriever.search(query[None, :], settings, inner)
 
     async def _fetch(self, hits: Hits, context: Context, watch: Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
-        with watch.stage("fetch"):
-            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, context)
+        with watch.stage("fetch", context, snapshot=hits.snapshot_id) as inner:
+            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, inner)
         return Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id, hits.coverage)
 
     async def _query(self, question: str, context: Context, watch: Stopwatch) -> tuple[Float32, bool]:

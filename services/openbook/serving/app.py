@@ -31,6 +31,7 @@ from openbook.serving.workers.generator import (
     RemoteGenerator,
 )
 from openbook.telemetry import MetricsServer
+from openbook.tracing.spans import setup_tracing
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class Ingress(AnswerIngress):
         generator: GeneratorLoader | DeploymentHandle,
     ) -> None:
         setup_logging("ingress")
+        setup_tracing("ingress")
         MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator

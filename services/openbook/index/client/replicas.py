@@ -15,13 +15,15 @@ from openbook.index.client.routing import Action, Ask, Cancel, Failure, GiveUp, 
 from openbook.index.client.tier import ShardServers
 from openbook.logs import about
 from openbook.telemetry import INDEX_SERVERS_SILENT, SHARD_ERRORS, SHARD_HEDGES, SHARD_SECONDS
+from openbook.tracing.ports import Recording
+from openbook.tracing.spans import span
 from openbook.v1.index_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Call = Callable[[IndexClient, float], Awaitable[Result]]
-"""One call to one server, within so many seconds."""
+Call = Callable[[IndexClient, Context, float], Awaitable[Result]]
+"""One call to one server, on behalf of somebody, within so many seconds."""
 
 PROBE_TIMEOUT_S = 0.5
 FAILURES: dict[type[OpenbookError], Failure] = {
@@ -72,8 +74,17 @@ class Replicas:
                     case Ask(address, timeout_s, is_hedge):
                         if is_hedge:
                             SHARD_HEDGES.labels(shard.number).inc()
-                        answer = call(self._clients[address], timeout_s)
-                        task = asyncio.create_task(self._timed(method, shard, context, answer))
+                        one = span(
+                            f"{method} shard {shard.number}",
+                            context,
+                            "client",
+                            shard=shard.number,
+                            replica=shard.addresses.index(address),
+                            hedge=is_hedge,
+                            retry=bool(heard),
+                        )
+                        answer = call(self._clients[address], one.context, timeout_s)
+                        task = asyncio.create_task(self._timed(method, shard, one, answer))
                         task.add_done_callback(_take_notice)
                         calls[task] = address
                     case Cancel(address):
@@ -119,10 +130,11 @@ class Replicas:
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def _timed(self, method: str, shard: ShardServers, context: Context, call: Awaitable[Result]) -> Result:
+    async def _timed(self, method: str, shard: ShardServers, one: Recording, call: Awaitable[Result]) -> Result:
         started = monotonic()
         try:
-            return await call
+            with one as context:
+                return await call
         except OpenbookError as error:
             SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
             why = f"{method} at shard {shard.number} failed, request id {context.request_id}: {error}"

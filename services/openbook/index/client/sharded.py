@@ -161,8 +161,8 @@ class ShardedIndex:
         k, min_coverage = settings.k, settings.min_coverage
         queries = check_search(queries, k, tier.dimension, tier.max_k, tier.max_rows)
 
-        async def call(client: IndexClient, timeout_s: float) -> Hits:
-            hits, sequence = await client.search(queries, settings, tier.snapshot_id, context, timeout_s)
+        async def call(client: IndexClient, inner: Context, timeout_s: float) -> Hits:
+            hits, sequence = await client.search(queries, settings, tier.snapshot_id, inner, timeout_s)
             if sequence > tier.sequence and self._is_outdated(tier, client.address, sequence):
                 raise _Outdated
             return hits
@@ -201,7 +201,7 @@ class ShardedIndex:
                 shard,
                 len(wanted),
                 context,
-                lambda client, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, context, timeout_s),
+                lambda client, inner, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, inner, timeout_s),
             )
             passages.update(zip(positions, found, strict=True))
             if with_vectors:

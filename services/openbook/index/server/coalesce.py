@@ -14,6 +14,7 @@ from openbook.errors import DeadlineExceeded, ShardUnavailable
 from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, part_rows
 from openbook.index.shard import engine
 from openbook.telemetry import SEARCH_ROWS, SEARCH_SECONDS, refused
+from openbook.tracing.spans import together
 
 SHORT_S = 5e-3
 """A search that takes no longer is done by the thread that read it: handing it over takes a tenth of a millisecond."""
@@ -113,7 +114,8 @@ def search_together(batch: Sequence[PendingSearch]) -> int:
     queries = parts[0] if len(parts) == 1 else np.concatenate(parts)
     try:
         latest = max((search.context.deadline for search in batch), key=lambda deadline: deadline.due)
-        hits = first.shard.search_checked(queries, first.k, first.parameters, latest)
+        with together("FAISS", [search.context for search in batch], rows=len(queries), k=first.k):
+            hits = first.shard.search_checked(queries, first.k, first.parameters, latest)
     except Exception as error:
         later = [search.fail(error) for search in batch]
     else:

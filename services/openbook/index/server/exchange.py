@@ -20,6 +20,8 @@ from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
 from openbook.index.server.waiting import Later, Ticket
 from openbook.telemetry import requests
+from openbook.tracing.ports import Recording, Value
+from openbook.tracing.spans import is_traced, span_of_call
 from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
@@ -35,8 +37,8 @@ PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
 MakeReply = Callable[[], index_pb2.Reply]
 """Makes the reply, its number not yet set. Runs in the sending thread."""
-Answer = Callable[[MakeReply, int], Later]
-"""Hears how to answer a call, and how many bytes that are; once, from any thread."""
+Answer = Callable[[MakeReply, int, str], Later]
+"""Hears how to answer a call, how many bytes that are, and with which code; once, from any thread."""
 Asked = tuple[index_pb2.Call, bytes | memoryview]
 """A call, and the numbers of its queries, which may have come beside it."""
 Begin = Callable[[Asked, Context, Ticket, Answer], None]
@@ -158,7 +160,11 @@ class CallStream:
         self._room.change(1, ticket.size_bytes)
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
-        def answer(how: MakeReply, size_bytes: int) -> Later:
+        recorded: Recording | None = None
+
+        def answer(how: MakeReply, size_bytes: int, code: str) -> Later:
+            if recorded is not None:
+                recorded.end(code)
             make: MakeReply = partial(_reply, number, method, request_id, how)
             if self._sender is not None and self._unfinished.get(number) is ticket:
                 reply = make()
@@ -175,12 +181,15 @@ class CallStream:
             return None
 
         try:
-            self._begin(asked, wire.context_of_call(call), ticket, answer)
+            recorded = span_of_call(method, wire.context_of_call(call))
+            if is_traced(recorded.context):
+                recorded.note(**_asked_for(call))
+            self._begin(asked, recorded.context, ticket, answer)
         except Exception as error:
             failed = explain(method, request_id, error)
         else:
             return
-        finish(answer(failed.reply, 0))
+        finish(answer(failed.reply, 0, failed.code))
         if failed.code == Overloaded.grpc_code:
             sleep(REFUSED_S)
 
@@ -246,6 +255,14 @@ def _expected_bytes(call: index_pb2.Call) -> int:
     if call.HasField("search"):
         return HIT_BYTES * call.search.queries.rows * call.search.k
     return len(call.fetch.ids) * (PASSAGE_BYTES + VECTOR_BYTES * call.fetch.with_vectors)
+
+
+def _asked_for(call: index_pb2.Call) -> dict[str, Value]:
+    """What a trace says of a call."""
+    if call.HasField("search"):
+        queries = call.search.queries
+        return {"snapshot": call.search.snapshot_id, "k": call.search.k, "rows": queries.rows}
+    return {"snapshot": call.fetch.snapshot_id, "ids": len(call.fetch.ids)}
 
 
 def _reply(number: int, method: str, request_id: str, make: MakeReply) -> index_pb2.Reply:

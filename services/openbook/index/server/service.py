@@ -22,6 +22,7 @@ from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
 from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import refused, requests
+from openbook.tracing.spans import span_of_call
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 Response = TypeVar("Response")
@@ -154,14 +155,16 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
         def found(outcome: Outcome) -> Later:
             if isinstance(outcome, Failed):
-                return answer(outcome.reply, 0)
+                return answer(outcome.reply, 0, outcome.code)
             size_bytes = outcome.ids.nbytes + outcome.scores.nbytes
-            return answer(lambda: index_pb2.Reply(search=self._search_response(outcome)), size_bytes)
+            return answer(lambda: index_pb2.Reply(search=self._search_response(outcome)), size_bytes, "OK")
 
         reply = index_pb2.Reply()
 
         def fetched(failed: Failed | None) -> Later:
-            return answer(failed.reply, 0) if failed else answer(lambda: reply, reply.ByteSize())
+            if failed:
+                return answer(failed.reply, 0, failed.code)
+            return answer(lambda: reply, reply.ByteSize(), "OK")
 
         if kind == "search":
             self._begin_search(call.search, data, context, ticket, found)
@@ -252,8 +255,9 @@ def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context]
     response: Response | Failed
     try:
         asked = wire.context_of_headers(headers, NEVER if remaining_s is None else Deadline.after(remaining_s))
-        asked.deadline.check(f"{method} began")
-        response = work(asked)
+        with span_of_call(method, asked) as inner:
+            inner.deadline.check(f"{method} began")
+            response = work(inner)
     except Exception as error:
         response = explain(method, str(headers.get("x-request-id", "")), error)
     if isinstance(response, Failed):

@@ -19,6 +19,7 @@ from openbook.rag.pipeline import Answer, Pipeline, Retrieval
 from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
 from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
+from openbook.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class AnswerService:
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
-        with self._served("Answer", request, context):
+        with self._served("Answer", request, context) as context:
             context = self._in_time(request, context)
             retrieval, generation, work = self._asked_for(request)
             with self._admission.admitted(context, work):
@@ -59,7 +60,7 @@ class AnswerService:
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._served("AnswerStream", request, context):
+        with self._served("AnswerStream", request, context) as context:
             context = self._in_time(request, context)
             retrieval, generation, work = self._asked_for(request)
             with self._admission.admitted(context, work):
@@ -70,21 +71,23 @@ class AnswerService:
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
-        with self._served("Retrieve", request, context):
+        with self._served("Retrieve", request, context) as context:
             context = self._in_time(request, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
                 return await self._pipeline.retrieve(request.question, retrieval, context)
 
     @contextmanager
-    def _served(self, method: str, request: RetrieveRequest, context: Context) -> Iterator[None]:
+    def _served(self, method: str, request: RetrieveRequest, context: Context) -> Iterator[Context]:
         """Errors as callers may hear them, counted. One line in the log, refusals apart; of the question, and of errors
-        that may quote what was asked, only with OPENBOOK_LOG_QUESTIONS=1.
+        that may quote what was asked, only with OPENBOOK_LOG_QUESTIONS=1. The context is for what serves it.
         """
         begun = monotonic()
         why, code = "", "CANCELLED"  # what is left when neither a result nor an error of ours ends the body
+        recorded = span(method, context, "server")
         try:
-            yield
+            with recorded as inner:
+                yield inner
             code = "OK"
         except OpenbookError as error:
             code = error.grpc_code
@@ -102,7 +105,7 @@ class AnswerService:
                 found["question"] = request.question
                 why += f"; asked {request.question!r}"
             text = f"{method} {code} {seconds:.3f} s, request id {context.request_id}{why}"
-            log.log(level, "%s", text, extra=about(context, **found))
+            log.log(level, "%s", text, extra=about(recorded.context, **found))
 
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""

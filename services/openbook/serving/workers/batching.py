@@ -21,6 +21,8 @@ from openbook.logs import about
 from openbook.serving.workers.queue import Queue, Waiting
 from openbook.serving.workers.worker import Worker
 from openbook.telemetry import BATCH_SECONDS, BATCH_SIZE, QUEUE_SECONDS, QUEUED
+from openbook.tracing.ports import Recording
+from openbook.tracing.spans import span, together
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class _Asked(Waiting):
     item: Any
     result: asyncio.Future[Any]
     since: float  # when it came
+    waits: Recording  # ends with its turn
 
     @property
     def is_wanted(self) -> bool:
@@ -118,14 +121,15 @@ class Batcher(Generic[Item, Result]):
         try:
             await self._turn_of(asked)
             log.debug("%s streams, request id %s", self._name, context.request_id, extra=about(context))
-            while True:
-                async with in_time(self._name, context.deadline):
-                    part, seconds = await self._worker.run_between(step)
-                took_s += seconds
-                if part is end:
-                    self._queue.learn([asked], took_s)
-                    return
-                yield part  # type: ignore[misc]  # only `end` is not a Part
+            with span(f"{self._name} streams", context):
+                while True:
+                    async with in_time(self._name, context.deadline):
+                        part, seconds = await self._worker.run_between(step)
+                    took_s += seconds
+                    if part is end:
+                        self._queue.learn([asked], took_s)
+                        return
+                    yield part  # type: ignore[misc]  # only `end` is not a Part
         finally:
             is_closed = True
             self._queue.leave(asked)
@@ -146,8 +150,13 @@ class Batcher(Generic[Item, Result]):
 
     def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
         result = asyncio.get_running_loop().create_future()
-        asked = _Asked(key, work, context, is_stream, item=item, result=result, since=self._clock())
-        self._refuse(self._queue.enter(asked))
+        waits = span(f"wait for {self._name}", context)
+        asked = _Asked(key, work, context, is_stream, item=item, result=result, since=self._clock(), waits=waits)
+        try:
+            self._refuse(self._queue.enter(asked))
+        except OpenbookError as error:
+            waits.end(error.grpc_code)
+            raise
         self._go_on()
         return asked
 
@@ -155,9 +164,14 @@ class Batcher(Generic[Item, Result]):
         try:
             async with in_time(self._name, asked.context.deadline):
                 return await asked.result
-        except BaseException:
+        except BaseException as error:
+            asked.waits.__exit__(type(error), error, None)
             self._queue.leave(asked)
             raise
+
+    def _turn_came(self, asked: _Asked) -> None:
+        self._queue_seconds.observe(self._clock() - asked.since)
+        asked.waits.end()
 
     def _refuse(self, refused: Sequence[tuple[_Asked, OpenbookError]]) -> None:
         for asked, error in refused:
@@ -166,7 +180,7 @@ class Batcher(Generic[Item, Result]):
     def _go_on(self) -> None:
         """See to it that what waits is taken."""
         for asked in self._queue.streams():
-            self._queue_seconds.observe(self._clock() - asked.since)
+            self._turn_came(asked)
             if not asked.result.done():
                 asked.result.set_result(None)
         for is_short in (False, True):
@@ -187,18 +201,19 @@ class Batcher(Generic[Item, Result]):
     async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
         if not batch:  # all were cancelled
             return
-        begun = self._clock()
         self._batch_size.observe(len(batch))
         for asked in batch:
-            self._queue_seconds.observe(begun - asked.since)
+            self._turn_came(asked)
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
+        computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:
-            if is_short:
-                results, seconds = await self._worker.run_between(lambda: self._run(batch, go_on))
-            else:
-                self._queue.begin(batch)
-                self._go_on()  # what is short beside it
-                results, seconds = await self._worker.run(lambda between: self._run(batch, between))
+            with computing:
+                if is_short:
+                    results, seconds = await self._worker.run_between(lambda: self._run(batch, go_on))
+                else:
+                    self._queue.begin(batch)
+                    self._go_on()  # what is short beside it
+                    results, seconds = await self._worker.run(lambda between: self._run(batch, between))
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)

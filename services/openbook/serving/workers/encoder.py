@@ -15,6 +15,7 @@ from openbook.logs import setup_logging
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import answered, call
 from openbook.telemetry import MetricsServer
+from openbook.tracing.spans import setup_tracing
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -79,6 +80,7 @@ class EncoderDeployment:
 
     def __init__(self, settings: EncoderSettings, load: EncoderLoader, serving: ServingSettings) -> None:
         setup_logging("encoder")
+        setup_tracing("encoder")
         MetricsServer("encoder", serving.host, serving.metrics_port)
         self._encoder = LocalEncoder(load(settings), settings)
 
@@ -88,7 +90,7 @@ class EncoderDeployment:
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32 | OpenbookError:
         """As `rag.ports.Encoder.encode`."""
-        return await answered(context, self._encoder.encode(questions, context))
+        return await answered("encoder replica", context, lambda inner: self._encoder.encode(questions, inner))
 
 
 class RemoteEncoder:

@@ -18,6 +18,7 @@ from openbook.logs import as_ours, setup_logging
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import answered, call, call_stream
 from openbook.telemetry import MetricsServer
+from openbook.tracing.spans import setup_tracing, span
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -126,6 +127,7 @@ class GeneratorDeployment:
 
     def __init__(self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings) -> None:
         setup_logging("generator")
+        setup_tracing("generator")
         MetricsServer("generator", serving.host, serving.metrics_port)
         self._generator = LocalGenerator(load(settings), settings)
         self._generator.warm_up()
@@ -138,17 +140,20 @@ class GeneratorDeployment:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation | OpenbookError:
         """As `rag.ports.Generator.generate`."""
-        return await answered(context, self._generator.generate(question, retrieved, settings, context))
+        return await answered(
+            "generator replica", context, lambda inner: self._generator.generate(question, retrieved, settings, inner)
+        )
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[TokenDelta | Generation | OpenbookError]:
         """As `rag.ports.Generator.stream`; an error is the last thing it yields."""
-        parts = self._generator.stream(question, retrieved, settings, context)
         try:
-            async with aclosing(parts):  # type: ignore[type-var]  # an async generator
-                async for part in parts:
-                    yield part
+            with span("generator replica", context, "server") as inner:
+                parts = self._generator.stream(question, retrieved, settings, inner)
+                async with aclosing(parts):  # type: ignore[type-var]  # an async generator
+                    async for part in parts:
+                        yield part
         except Exception as error:
             yield as_ours(error, context.request_id)
 

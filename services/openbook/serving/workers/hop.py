@@ -17,6 +17,7 @@ from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.serving.workers.batching import in_time
 from openbook.telemetry import hop_errors
+from openbook.tracing.spans import span
 
 T = TypeVar("T")
 
@@ -58,10 +59,11 @@ async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[
         response.cancel()
 
 
-async def answered(context: Context, work: Awaitable[T]) -> T | OpenbookError:
-    """What the work of a deployment comes to, or why it does not."""
+async def answered(name: str, context: Context, work: Callable[[Context], Awaitable[T]]) -> T | OpenbookError:
+    """What the work of the deployment `name` comes to, or why it does not."""
     try:
-        return await work
+        with span(name, context, "server") as inner:
+            return await work(inner)
     except Exception as error:
         return as_ours(error, context.request_id)
 
