@@ -14,8 +14,9 @@ from prometheus_client import REGISTRY
 from ray.exceptions import ActorDiedError
 from redis import Redis
 
+from openbook.cache.codec import EmbeddingCodec
 from openbook.cache.memory import MemoryCache
-from openbook.cache.redis import KEY_PREFIX, RedisCache
+from openbook.cache.redis import RedisCache
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, parse
 from openbook.core.context import Context
@@ -31,6 +32,7 @@ from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 EMBEDDING = np.ones(8, np.float32)
 PASSAGES = [Passage(0, "a", "A", "Bell patented the telephone")]
+EMBEDDINGS = EmbeddingCodec()
 ENDLESS = {"formulation": "token", "n_beams": 1}
 
 
@@ -64,7 +66,7 @@ def with_redis(fault: Callable[[RedisServer, Redis], None]) -> None:
 
     async def main() -> None:
         with RedisServer() as server, Redis(port=server.port) as client:
-            cache = RedisCache(CacheSettings(url=server.url, timeout_s=5.0), ManualClock())
+            cache = RedisCache(CacheSettings(url=server.url, timeout_s=5.0), EMBEDDINGS, ManualClock())
             await cache.put_many([("key", EMBEDDING)])
             assert value("openbook_cache_up", tier="redis") == 1
             fault(server, client)
@@ -99,7 +101,7 @@ def test_a_redis_that_is_full() -> None:
 
 def test_a_redis_that_returns_garbage() -> None:
     with rises("openbook_cache_errors_total", operation="digest"):
-        with_redis(lambda server, client: client.set(KEY_PREFIX + "key", b"garbage"))
+        with_redis(lambda server, client: client.set(EMBEDDINGS.prefix + "key", b"garbage"))
     assert value("openbook_cache_up", tier="redis") == 1
 
 

@@ -91,7 +91,7 @@ def draw(spans: Sequence[Span]) -> str:
     for tick in range(5):
         x, ms = NAMES + scale * whole_ms * tick / 4, whole_ms * tick / 4
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 8}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{x:.1f}" y="{TOP - 10}" text-anchor="middle" fill="#666666">{ms:.3g} ms</text>')
+        parts.append(f'<text x="{x:.1f}" y="{TOP - 10}" text-anchor="middle" fill="#666666">{_ms(ms)}</text>')
     for row, (depth, each) in enumerate(rows):
         y, x = TOP + ROW * row, NAMES + scale * (each.start_ns - start) / 1e6
         took_ms = (each.end_ns - each.start_ns) / 1e6
@@ -104,12 +104,19 @@ def draw(spans: Sequence[Span]) -> str:
             f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}" rx="2" '
             f'fill="{colour[each.process]}"{pale}{edge}/>'
         )
-        parts.append(f'<text x="{x + width + 4:.1f}" y="{y + 14}" fill="#444444">{escape(_told(each, took_ms))}</text>')
+        place = f'x="{x + width + 4:.1f}"' if x + width < 0.8 * WIDTH else f'x="{x - 4:.1f}" text-anchor="end"'
+        if x + width >= 0.8 * WIDTH and x < NAMES + 0.4 * WIDTH:  # neither side has room
+            place = f'x="{x + 6:.1f}"'
+        parts.append(f'<text {place} y="{y + 14}" fill="#333333">{escape(_told(each, took_ms))}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.2g} ms"
 
 
 def _told(span: Span, took_ms: float) -> str:
     code = span.attributes.get("code", "OK")
-    said = [f"{took_ms:.3g} ms", *(f"{name} {span.attributes[name]}" for name in TOLD if name in span.attributes)]
+    said = [_ms(took_ms), *(f"{name} {span.attributes[name]}" for name in TOLD if name in span.attributes)]
     said += [name for name in ("hedge", "retry") if span.attributes.get(name)]
     return ", ".join(said + ([code.lower()] if code != "OK" else []))
