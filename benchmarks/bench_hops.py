@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from openbook.cache.redis import TieredCache
+from openbook.cache.redis import open_embeddings
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.context import Context
 from openbook.core.deadline import Check
@@ -121,7 +121,7 @@ async def pipeline_alone(settings: Settings, seconds: float, callers: int) -> tu
     """Median seconds of one caller, questions a second of many, in this process."""
     index = ShardedIndex.of(settings.index)
     await index.connect()
-    cache = TieredCache(settings.cache)
+    cache = open_embeddings(settings.cache)
     encoder = LocalEncoder(NullEncoder(), settings.encoder)
     generator = LocalGenerator(NullGenerator(), settings.generator)
     pipeline = Pipeline(encoder, index, index, generator, cache, settings.answer)

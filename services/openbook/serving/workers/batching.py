@@ -185,7 +185,7 @@ class Batcher(Generic[Item, Result]):
                 asked.result.set_result(None)
         for is_short in (False, True):
             loop = self._loops.get(is_short)
-            if loop is None or loop.done():
+            if len(self._queue) and (loop is None or loop.done()):
                 self._loops[is_short] = asyncio.create_task(self._drain(is_short))
         self._queued.set(len(self._queue))
 
