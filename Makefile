@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-serving bench-hops bench-change identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -76,6 +76,9 @@ var/demo/snapshot: $(VENV)/.dev
 bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
 	$(BIN)/python benchmarks/bench_slow_senders.py
 	$(BIN)/python benchmarks/bench_attacks.py
+
+bench-faults: $(VENV)/.dev  ## Whatever can break, broken under load: wrong answers, hangs, recovery; twenty minutes
+	$(BIN)/python benchmarks/bench_faults.py --page docs/measurements/faults.md
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)

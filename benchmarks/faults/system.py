@@ -1,0 +1,280 @@
+"""The whole system as `openbook up` starts it, with models that need no time, and what is needed to hurt it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+from openbook.cache.server import RedisServer
+from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.deadline import Check
+from openbook.core.marginal import log_prior
+from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.index.building.build import build_snapshot
+from openbook.processes import end, free_port, free_ports, start
+from openbook.testing import HashEncoder
+
+from .inject import TcpProxy
+
+DIMENSION = 64
+N_PASSAGES, N_SHARDS, N_REPLICAS = 400, 2, 2
+DEADLINE_S = 3.0
+"""Of every question."""
+RECITE = "recite"
+"""Questions that begin so are streamed for two seconds."""
+MARK = "OPENBOOK_BENCH_FAULTS"
+"""In the environment of every process of the system: those whose parents are gone are known by it."""
+
+KINDS = MappingProxyType(
+    {
+        "ingress": "ray::ServeReplica:openbook:ingress",
+        "encoder": "ray::ServeReplica:openbook:encoder",
+        "generator": "ray::ServeReplica:openbook:generator",
+        "controller": "ray::ServeController",
+        "proxy": "ray::HAProxyManager",
+        "haproxy": "haproxy -f",
+        "redis": "redis-server",
+        "index": "index serve",
+        "gcs": "gcs_server",
+        "raylet": "raylet/raylet",
+    }
+)
+"""What stands in the command lines of processes."""
+
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    # Two of each; Redis is the one that `openbook up` starts, the index servers are not.
+    "fused": {"serving": {"n_replicas": 2}},
+    # The index servers are those that `openbook up` starts, one a shard; Redis is not.
+    "split": {
+        "serving": {"topology": "split"},
+        "encoder": {"n_replicas": 2},
+        "generator": {"n_replicas": 2},
+        "answer": {"min_coverage": 0.5},
+    },
+    # As fused, on two nodes of Ray.
+    "nodes": {"serving": {"n_replicas": 2}},
+}
+
+
+class EchoModel:
+    """Answers with the best passage, as `openbook.testing.EchoGenerator` does, in a worker."""
+
+    fingerprint = "echo"
+
+    def generate(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
+    ) -> list[Generation]:
+        """Bare."""
+        check()
+        return [self._echo(each, settings) for each in retrieved]
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
+    ) -> Iterator[TokenDelta | Generation]:
+        """Word by word."""
+        generation = self._echo(retrieved, settings)
+        words = generation.text.split() * (20 if question.startswith(RECITE) else 1)
+        for word in words:
+            check()
+            if question.startswith(RECITE):
+                time.sleep(2.0 / len(words))
+            yield TokenDelta(f"{word} ", 0.0, generation.log_prior)
+        yield generation
+
+    def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
+        prior = log_prior(retrieved.scores)
+        return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior, None)
+
+
+def load_encoder(settings: EncoderSettings) -> HashEncoder:
+    """In a replica."""
+    return HashEncoder(DIMENSION)
+
+
+def load_generator(settings: GeneratorSettings) -> EchoModel:
+    """In a replica."""
+    return EchoModel()
+
+
+def passages() -> list[Passage]:
+    """What is searched: each has words of its own, and some that it shares."""
+    return [
+        Passage(i, f"doc-{i}", f"title {i}", f"word{i} word{i // 7} word{i % 31} stands in passage {i}")
+        for i in range(N_PASSAGES)
+    ]
+
+
+def vectors() -> Float32:
+    """(n, d) of the passages."""
+    return HashEncoder(DIMENSION).encode_passages(passages())
+
+
+def write_snapshot(folder: Path) -> Path:
+    """The passages in their shards."""
+    encoder = HashEncoder(DIMENSION)
+    build_snapshot(passages(), vectors(), folder, N_SHARDS, "Flat", "hash", encoder.fingerprint)
+    return folder
+
+
+class IndexReplica:
+    """One index server on a port that stays the same, and the address at which it is asked: behind a proxy, or not."""
+
+    def __init__(self, snapshot: Path, shard: int, proxied: bool = False) -> None:
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
+        self._command += ["--shard", str(shard), "--port", str(self.port)]
+        # On one machine the connections without gRPC would go past the proxy.
+        self._env = {**os.environ, **({"OPENBOOK_INDEX_SERVER__FRAME_PORT": "null"} if proxied else {})}
+        self.again()
+
+    def again(self) -> None:
+        """Start it, and for the second time where it was."""
+        self.process = start(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._env)
+
+    def wait(self) -> str:
+        """Its address, once it listens."""
+        assert self.process.stdout is not None
+        if not (address := self.process.stdout.readline().strip()):
+            raise RuntimeError(f"the index server ended with code {self.process.wait()}")
+        return str(address)
+
+
+@dataclass
+class System:
+    """A running system, and handles to hurt it with."""
+
+    settings: Settings
+    snapshot: Path
+    folder: Path
+    index: Sequence[IndexReplica] = ()  # replicas of shard 0, then those of shard 1
+    index_proxy: TcpProxy | None = None  # in front of the first one
+    redis_proxy: TcpProxy | None = None
+    clock: Path | None = None
+    node: "subprocess.Popen[Any] | None" = None
+    whole: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.settings.serving.grpc_port}"
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.settings.serving.http_port}"
+
+    @property
+    def redis_port(self) -> int:
+        """Of the Redis that answers, whatever stands in front of it."""
+        assert self.settings.cache.url is not None
+        behind = self.redis_proxy.target if self.redis_proxy else None
+        return behind or int(self.settings.cache.url.get_secret_value().rsplit(":", 1)[1].split("/")[0])
+
+    def pids(self, kind: str) -> list[int]:
+        """The processes of one kind, the oldest first."""
+        return [pid for pid, of in processes().items() if of == kind]
+
+    def kind(self, pid: int) -> str:
+        """Of a process."""
+        return processes().get(pid, "")
+
+    def is_whole(self) -> bool:
+        """Whether as many processes of each kind run as at the start."""
+        return Counter(processes().values()) >= self.whole
+
+
+def processes() -> dict[int, str]:
+    """Every living process of the system of this benchmark, by age, and its kind."""
+    found = {}
+    family = set(psutil.Process().children(recursive=True))
+    for process in sorted(psutil.process_iter(), key=psutil.Process.create_time):
+        with suppress(psutil.Error, OSError):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process not in family and process.environ().get(MARK) != os.environ[MARK]:
+                continue
+            line = " ".join(process.cmdline())
+            if kind := next((kind for kind, pattern in KINDS.items() if pattern in line), ""):
+                found[process.pid] = kind
+    return found
+
+
+@contextmanager
+def running(layout: str, folder: Path) -> Iterator[System]:
+    """The system of this layout on free ports, ready to be asked."""
+    os.environ[MARK] = str(os.getpid())
+    clock = folder / "clock"
+    clock.write_bytes(bytes(8))
+    os.environ["OPENBOOK_BENCH_CLOCK"] = str(clock)
+    here = str(Path(__file__).parent / "clock")
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    snapshot = write_snapshot(folder / "snapshot")
+    with ExitStack() as stack:
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        from openbook.serving.app import assemble
+        from openbook.serving.launch import run
+        from openbook.serving.launch.local import local_tiers
+
+        system = System(Settings(), snapshot, folder, clock=clock)
+        values = _values(layout, system, stack)
+        system.settings = stack.enter_context(local_tiers(snapshot, parse(values)))
+        stack.enter_context(run.local_serve(system.settings.serving, num_cpus=8, shows_logs=False))
+        if layout == "nodes":
+            stack.callback(end, _second_node(system))
+        run.deploy(assemble(system.settings, load_encoder, load_generator), system.settings.serving)
+        system.whole = Counter(processes().values())
+        yield system
+
+
+def _values(layout: str, system: System, stack: ExitStack) -> dict[str, Any]:
+    """Settings of a layout; starts what `openbook up` is not to start."""
+    first = free_ports(2)
+    values = {name: dict(section) for name, section in LAYOUTS[layout].items()}
+    common: dict[str, dict[str, Any]] = {
+        "index": {},
+        "cache": {"n_memory": 1},  # Redis is asked for nearly every question
+        "encoder": {"num_cpus": 0.1},
+        "generator": {"num_cpus": 0.1},
+        "serving": {"http_port": first, "grpc_port": first + 1, "num_cpus": 0.1},
+    }
+    for name, section in common.items():
+        values[name] = {**section, **values.get(name, {})}
+    if layout == "split":
+        redis = stack.enter_context(RedisServer())
+        system.redis_proxy = stack.enter_context(TcpProxy(redis.port))
+        values["cache"]["url"] = f"redis://127.0.0.1:{system.redis_proxy.port}/0"
+        return values
+    shards = [shard for shard in range(N_SHARDS) for _ in range(N_REPLICAS)]
+    system.index = [IndexReplica(system.snapshot, shard, proxied=i == 0) for i, shard in enumerate(shards)]
+    for replica in system.index:
+        stack.callback(lambda each: end(each.process), replica)
+    addresses = [replica.wait() for replica in system.index]
+    system.index_proxy = stack.enter_context(TcpProxy(system.index[0].port))
+    values["index"]["addresses"] = [f"127.0.0.1:{system.index_proxy.port}", *addresses[1:]]
+    return values
+
+
+def _second_node(system: System) -> "subprocess.Popen[Any]":
+    """One more node of the Ray that runs, in a session of its own; waits until it has joined."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}", "--num-cpus=8"]
+    node = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    give_up = time.monotonic() + 60
+    while sum(each["Alive"] for each in ray.nodes()) < 2:
+        if node.poll() is not None or time.monotonic() > give_up:
+            raise RuntimeError(f"the second node of Ray did not join: {node.poll()}")
+        time.sleep(0.1)
+    system.node = node
+    return node
