@@ -65,7 +65,7 @@ def kills(kind: str) -> Fault:
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
-        inject.kill(scene.system.pids(kind)[0])
+        inject.kill(scene.system.first(kind))
         yield
 
     return fault
@@ -73,12 +73,12 @@ def kills(kind: str) -> Fault:
 
 def freezes(kind: str) -> Fault:
     """SIGSTOP, then SIGCONT, for the first process of a kind."""
-    return lambda scene: inject.frozen(scene.system.pids(kind)[0])
+    return lambda scene: inject.frozen(scene.system.first(kind))
 
 
 def slows(kind: str) -> Fault:
     """The first process of a kind stands still half of the time."""
-    return lambda scene: inject.slowed(scene.system.pids(kind)[0])
+    return lambda scene: inject.slowed(scene.system.first(kind))
 
 
 @contextmanager

@@ -41,7 +41,7 @@ KINDS = MappingProxyType(
         "generator": "ray::ServeReplica:openbook:generator",
         "controller": "ray::ServeController",
         "proxy": "ray::HAProxyManager",
-        "haproxy": "haproxy -f",
+        "haproxy": "bin/haproxy -",
         "redis": "redis-server",
         "index": "index serve",
         "gcs": "gcs_server",
@@ -181,6 +181,12 @@ class System:
     def pids(self, kind: str) -> list[int]:
         """The processes of one kind, the oldest first."""
         return [pid for pid, of in processes().items() if of == kind]
+
+    def first(self, kind: str) -> int:
+        """The oldest of them."""
+        if not (pids := self.pids(kind)):
+            raise RuntimeError(f"no process of the system is of the kind {kind}: {KINDS[kind]!r}")
+        return pids[0]
 
     def kind(self, pid: int) -> str:
         """Of a process."""

@@ -51,6 +51,7 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
         == len(re.findall(r" check backup weight 0$", mends, re.M))
         > 0
     )
+    assert mends.count("    http-request deny deny_status 503\n") == TEMPLATES.count(" Ping ") == 3
     assert mends.count("option http-buffer-request") == 1
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends

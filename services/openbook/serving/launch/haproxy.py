@@ -42,6 +42,8 @@ def mended(config: str, folder: Path) -> str:
     # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
     # it gets none, and who asks hears at once that nobody answers.
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
+    # It knows of no application yet, for it has just been started: that is no reason to say that nothing is to be found.
+    config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
     config = re.sub(r"^frontend http_frontend\n", r"\g<0>    option http-buffer-request\n", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.

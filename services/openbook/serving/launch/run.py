@@ -34,8 +34,12 @@ GUARDS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
     # For a client that neither sends nor takes anything; who waits for an answer is not meant.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+    # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly answer.
+    "RAY_worker_niceness": "0",
+    # A proxy that died is missed after three looks at it. By default they are 10 s apart.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
-"""Against slow callers, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the program of `haproxy`."""
+"""Against slow callers, busy machines and dead proxies, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the program of `haproxy`."""
 
 
 @contextmanager
