@@ -42,7 +42,7 @@ def mended(config: str, folder: Path) -> str:
     # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
     # it gets none, and who asks hears at once that nobody answers.
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
-    # It knows of no application yet, for it has just been started: that is no reason to say that nothing is to be found.
+    # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
     config = re.sub(r"^frontend http_frontend\n", r"\g<0>    option http-buffer-request\n", config, flags=re.M)

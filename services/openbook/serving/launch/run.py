@@ -39,7 +39,9 @@ GUARDS = {
     # A proxy that died is missed after three looks at it. By default they are 10 s apart.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
-"""Against slow callers, busy machines and dead proxies, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the program of `haproxy`."""
+"""Against slow callers, busy machines and dead proxies, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the
+program of `haproxy`.
+"""
 
 
 @contextmanager
