@@ -310,7 +310,6 @@ CASES = (
     Case("controller-killed", "fused", "Serve's controller is killed", kills("controller"), heals=False),
     Case("proxy-killed", "fused", "Serve's actor that keeps HAProxy is killed", kills("proxy"), heals=False),
     Case("haproxy-killed", "fused", "HAProxy is killed", kills("haproxy"), heals=False),
-    Case("gcs-frozen", "fused", "Ray's control store is frozen for 5 s", freezes("gcs")),
     Case("nothing-split", "split", "nothing breaks", nothing, heals=False),
     Case("encoder-killed", "split", "one of 2 encoder replicas is killed", kills("encoder"), heals=False),
     Case("encoder-frozen", "split", "one of 2 encoder replicas is frozen for 5 s", freezes("encoder")),

@@ -20,6 +20,7 @@ from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
 from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.index.building.build import build_snapshot
+from openbook.local_ray import ON_ALL_INTERFACES
 from openbook.processes import end, free_port, free_ports, start
 from openbook.testing import HashEncoder
 
@@ -276,7 +277,11 @@ def _second_node(system: System) -> "subprocess.Popen[Any]":
 
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}", "--num-cpus=8"]
-    node = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Ours listens on loopback, where Ray lets nodes be joined on request alone.
+    env = {**os.environ, **ON_ALL_INTERFACES}
+    node = start(
+        [*command, "--node-ip-address=127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
+    )
     give_up = time.monotonic() + 60
     while sum(each["Alive"] for each in ray.nodes()) < 2:
         if node.poll() is not None or time.monotonic() > give_up:
