@@ -12,6 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
@@ -91,7 +94,7 @@ def deploy(application: Any, serving: ServingSettings) -> None:
         status = serve.status().applications[APPLICATION]
         told = [deployment.message for deployment in status.deployments.values()]
         raise _why("\n".join([str(error), status.message, *told])) from None
-    _await_ready(f"http://{serving.host}:{serving.http_port}/readyz")
+    _await_ready(serving)
 
 
 def _stop_serve() -> None:
@@ -193,20 +196,37 @@ def _check_free(host: str, port: int, name: str) -> None:
             raise PortInUse(f"serving.{name} = {port} on {host}: {error.strerror}") from None
 
 
-def _await_ready(url: str) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+def _await_ready(serving: ServingSettings) -> None:
+    """Until questions are answered over both protocols: proxies may know the way for the one before the other."""
     give_up = time.monotonic() + READY_TIMEOUT_S
-    while True:
+    for what, try_once in (("HTTP", _ask_over_http), ("gRPC", _ask_over_grpc)):
+        while said := try_once(serving):
+            if time.monotonic() > give_up:
+                raise StartupError(f"the endpoint is not ready over {what} within {READY_TIMEOUT_S:.0f} s: {said}")
+            time.sleep(0.05)
+
+
+def _ask_over_http(serving: ServingSettings) -> str:
+    """Nothing if questions can be answered, else what was said."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    try:
+        with opener.open(f"http://{serving.host}:{serving.http_port}/readyz", timeout=5):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode(errors="replace")
+    except OSError as error:
+        return str(error)
+
+
+def _ask_over_grpc(serving: ServingSettings) -> str:
+    """As `_ask_over_http`. Over a connection of its own, which no former proxy holds."""
+    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+    with grpc.insecure_channel(f"{serving.host}:{serving.grpc_port}", options) as channel:
         try:
-            with opener.open(url, timeout=5):
-                return
-        except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")
-        except OSError as error:
-            said = str(error)
-        if time.monotonic() > give_up:
-            raise StartupError(f"{url} does not answer within {READY_TIMEOUT_S:.0f} s: {said}")
-        time.sleep(0.05)
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else "NOT_SERVING"
 
 
 def _why(status: str) -> StartupError | errors.OpenbookError:
