@@ -188,22 +188,31 @@ def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
     assert desk.queue.take(is_short=True)[0] == []
 
 
-def test_while_somebody_floods_who_asks_for_little_does_not_wait_for_his_batch() -> None:
-    desk = Desk(start_s=1, max_batch=2)
-    for _ in range(12):
+def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_shares_it() -> None:
+    desk = Desk(start_s=100, max_batch=10)
+    for _ in range(18):
         desk.enter(caller="much")
     batch, _ = desk.queue.take()
+    assert len(batch) == 10
     desk.queue.begin(batch)
     little = desk.enter(caller="little")
-    assert desk.queue.take(is_short=True)[0] == [little]
-    for _ in range(2):
-        desk.enter(caller="some")  # of ten: no few
+    also = desk.enter(caller="also little")
+    assert desk.queue.take(is_short=True)[0] == [little, also]
+    for _ in range(3):
+        desk.enter(caller="some")  # beside eighteen: no few
     assert desk.queue.take(is_short=True)[0] == []
-    for _ in range(4):
-        desk.queue.end()
-        batch, _ = desk.queue.take()
-        desk.queue.begin(batch)
-    desk.enter(caller="little")  # of two batches: no flood any more
+    desk.queue.end()
+    late = desk.enter(caller="little")
+    assert late not in desk.queue.take()[0]  # theirs who ask for more
+
+
+def test_of_many_callers_with_a_question_each_nobody_goes_before() -> None:
+    desk = Desk(start_s=100, max_batch=10)
+    for n in range(30):
+        desk.enter(caller=str(n))
+    batch, _ = desk.queue.take()
+    assert len(batch) == 10
+    desk.queue.begin(batch)
     assert desk.queue.take(is_short=True)[0] == []
 
 

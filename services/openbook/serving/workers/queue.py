@@ -57,7 +57,7 @@ class Queue(Generic[W]):
         self._pace = Pace()
         self._turns: Turns[W] = Turns()
         self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
-        self._key: Hashable = None  # of the batch under way
+        self._running: Sequence[W] = ()  # the batch under way
         self._due: float | None = None  # when that is predicted to be done
 
     def __len__(self) -> int:
@@ -108,20 +108,22 @@ class Queue(Generic[W]):
         """A batch: whose turn it is, and those behind who fit; the others keep their places. And who came too late.
 
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
-        left of that. And, while somebody has more than a batch waiting, what those ask who have few.
+        left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting.
         """
         batch: list[W] = []
-        n_of = Counter(each.context.caller for each in self.waiting()) if is_short else Counter[str]()
+        n_of = Counter(each.context.caller for each in (*self.waiting(), *self._running))
         refused: list[tuple[W, OpenbookError]] = []
         work = 0
         for each in self.waiting():
             seconds = self._pace.seconds(each.key, work + each.work)
             if each.is_stream:
                 continue
-            if is_short and not self._is_short(each.key, seconds) and not self._is_held_up(each.context.caller, n_of):
+            asks_little = self._asks_little(each, n_of)
+            if is_short and (self._due is None or not (asks_little or self._is_short(each.key, seconds))):
                 continue
             if batch:
-                if self._fits([*batch, each], seconds):
+                # Who asks for little shares no batch with who makes it long.
+                if self._asks_little(batch[0], n_of) == asks_little and self._fits([*batch, each], seconds):
                     batch.append(each)
                     work += each.work
             elif not each.remaining_s:
@@ -140,12 +142,12 @@ class Queue(Generic[W]):
 
     def begin(self, batch: Sequence[W]) -> None:
         """The worker computes this; short ones beside it are not told."""
-        self._key = batch[0].key
-        self._due = self._clock() + self._pace.seconds(self._key, sum(each.work for each in batch))
+        self._running = batch
+        self._due = self._clock() + self._pace.seconds(batch[0].key, sum(each.work for each in batch))
 
     def end(self) -> None:
         """It does no more."""
-        self._due = None
+        self._running, self._due = (), None
 
     def learn(self, done: Sequence[Waiting], seconds: float) -> None:
         """So long a batch, or a stream, took by itself."""
@@ -195,12 +197,11 @@ class Queue(Generic[W]):
         return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.key, self._clock())
 
     def _is_short(self, key: Hashable, seconds: float) -> bool:
-        return self._due is not None and key != self._key and 0 < seconds <= self._left_s() / SHORT
+        return key != self._running[0].key and 0 < seconds <= self._left_s() / SHORT
 
-    def _is_held_up(self, caller: str, n_of: Counter[str]) -> bool:
-        """Whether one who has few of the `n_of` waiting waits for a batch only because somebody else floods."""
-        most = max(n_of.values())
-        return self._due is not None and most > self._max_batch and n_of[caller] * SHORT <= most
+    def _asks_little(self, waiting: W, n_of: Counter[str]) -> bool:
+        """Whether its caller has few of those here, beside another who has many."""
+        return n_of[waiting.context.caller] * SHORT <= max(n_of.values())
 
     def _left_s(self) -> float:
         """Of the batch under way, as predicted."""
