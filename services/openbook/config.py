@@ -147,6 +147,7 @@ class ServedEncoderSettings(EncoderSettings):
     """The query encoder of an endpoint."""
 
     dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
+    n_threads: Annotated[int, Field(ge=0)] = 1  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
 
 
 class ServedGeneratorSettings(GeneratorSettings):

@@ -154,17 +154,23 @@ def _prefix(config: Any) -> str:
 
 
 def place(model: Any, settings: ModelSettings) -> Any:
-    """The model ready to compute: device, dtype, evaluation mode. The number of threads is the whole process's.
+    """The model ready to compute: device, dtype, evaluation mode, threads.
 
     Raises:
         InvalidModel: there is no such device.
     """
-    torch.set_num_threads(threads(settings.n_threads))
+    use_threads(threads(settings.n_threads))
     device = device_of(settings.device)
     try:
         return model.eval().requires_grad_(False).to(device=device, dtype=_dtype(settings.dtype, device))
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         raise InvalidModel(f"device {settings.device!r} cannot be used: {first_line(error)}") from None
+
+
+def use_threads(n: int) -> None:
+    """Compute with so many in this thread: each has a number of its own, and the last one set is that of new ones."""
+    if torch.get_num_threads() != n:
+        torch.set_num_threads(n)
 
 
 def device_of(name: str) -> str:

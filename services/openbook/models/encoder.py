@@ -17,10 +17,11 @@ from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
 from openbook.models.batches import Batches
-from openbook.models.checkpoint import place
+from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
 from openbook.models.source import Declaration, Source, tokenizer_digest, weights_digest
+from openbook.processes import threads
 
 Role = Literal["query", "passage"]
 
@@ -124,6 +125,7 @@ class TextEncoder:
         self.space = checkpoint.declared_space or weights
         self._tokenizer = tokenizer = checkpoint.tokenizer
         self._model = place(checkpoint.model, settings)
+        self._n_threads = threads(settings.n_threads)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
@@ -159,6 +161,7 @@ class TextEncoder:
         Raises:
             InvalidRequest: a question has more tokens than the encoder can read.
         """
+        use_threads(self._n_threads)  # a generator in this process has its own number
         embeddings = np.empty((len(questions), self.dimension), np.float32)
         texts = [self.pooling.query_prefix + question for question in questions]
         ids = self._tokenizer(texts)["input_ids"] if texts else []

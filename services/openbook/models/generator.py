@@ -22,10 +22,11 @@ from openbook.core.types import (
 )
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
-from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place
+from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place, use_threads
 from openbook.models.decoding import Decoded, DecodedToken
 from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
+from openbook.processes import threads
 
 
 class RagGenerator:
@@ -38,6 +39,7 @@ class RagGenerator:
         self._checkpoint = checkpoint
         self._model = Seq2Seq(place(checkpoint.model, settings))
         self._max_tokens_in_flight = settings.max_tokens_in_flight
+        self._n_threads = threads(settings.n_threads)
 
     @classmethod
     def load(cls, settings: GeneratorSettings) -> Self:
@@ -148,6 +150,7 @@ class RagGenerator:
 
     def _inputs(self, questions: Sequence[str], retrieved: Sequence[Retrieved]) -> tuple[Tensor, Tensor, Tensor]:
         """Context ids and mask (n * k, l) and scores (n, k), k and l those of the largest; what is missing is empty."""
+        use_threads(self._n_threads)  # an encoder in this process has its own number
         k = max(len(each.passages) for each in retrieved)
         scores = torch.full((len(questions), k), -torch.inf)
         contexts: list[list[int]] = []

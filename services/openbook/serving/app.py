@@ -30,6 +30,7 @@ from openbook.serving.workers.generator import (
     LocalGenerator,
     RemoteGenerator,
 )
+from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing
 
@@ -40,6 +41,10 @@ GRACE_S = 5.0
 
 HEALTH_CHECK_S = 1.0
 """Between two of Serve's looks at a replica: one that died is missed, and its successor started, after at most this."""
+
+SPINS = "300000"
+"""Of a thread that waits for the others' part of a product, before it sleeps: 3 ms. libgomp's own default, which
+OMP_WAIT_POLICY in our environment would change."""
 
 SPARE_PLACES = 32
 """Beyond those admitted: for the requests that we refuse ourselves, with a reason, and for health checks."""
@@ -118,14 +123,14 @@ class Ingress(AnswerIngress):
         if isinstance(encoder, DeploymentHandle):
             the_encoder = await RemoteEncoder.connect(encoder)
         else:
-            the_encoder = LocalEncoder(encoder(settings.encoder), settings.encoder)
+            the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
         asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
         index = await open_index(settings.index, asks_for)
         if isinstance(generator, DeploymentHandle):
             the_generator = await RemoteGenerator.connect(generator)
         else:
-            the_generator = LocalGenerator(generator(settings.generator), settings.generator)
-            the_generator.warm_up()
+            the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
+            await the_generator.warm_up()
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
@@ -170,8 +175,7 @@ def _deployment(
         ray_actor_options={
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
-            # Ray gives a replica with one CPU or less one thread, whatever the settings say. Threads that spin while
-            # they wait take the cores from those that work.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads), "OMP_WAIT_POLICY": "PASSIVE"}},
+            # Ray gives a replica with one CPU or less one thread, whatever the settings say.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads), "GOMP_SPINCOUNT": SPINS}},
         },
     )

@@ -14,6 +14,7 @@ from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import answered, call
+from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing
 
@@ -82,7 +83,7 @@ class EncoderDeployment:
         setup_logging("encoder")
         setup_tracing("encoder")
         MetricsServer("encoder", serving.host, serving.metrics_port)
-        self._encoder = LocalEncoder(load(settings), settings)
+        self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
 
     async def describe(self) -> tuple[str, str, int]:
         """Fingerprint, space and dimension."""

@@ -1,5 +1,6 @@
 """The generator in this process, or behind a handle in its own deployment."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -11,12 +12,13 @@ import numpy as np
 
 from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.context import Context
-from openbook.core.deadline import Check, go_on
+from openbook.core.deadline import Check
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import answered, call, call_stream
+from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing, span
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_S = 3.0
-WARM_UP_BATCH = 4
+WARM_UP = (1, 4)
 WARM_UP_QUESTION = "which of them was there first, and where is it told?"
 WARM_UP_PASSAGES = Retrieved(
     tuple(Passage(i, str(i), "Title", f"{i} of the words that passages have " * 14) for i in range(5)),
@@ -98,20 +100,19 @@ class LocalGenerator:
             lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
         )
 
-    def warm_up(self) -> None:
+    async def warm_up(self) -> None:
         """Answer questions of the usual kind, for a few seconds: the first caller finds everything laid out, and how
-        long questions take is known from the start. Before any is asked.
+        long questions take is known from the start.
         """
-        task, begun = _Task(WARM_UP_QUESTION, WARM_UP_PASSAGES, GenerationSettings()), monotonic()
-        self._generate([task], go_on)  # slower than all that follow, so nothing is learned from it
-        took = []
-        for n in (1, WARM_UP_BATCH):
+        begun, took = monotonic(), []
+        # The first is slower than all that follow, so it is of a kind of its own: nothing is learned from it.
+        for n, settings in ((1, GenerationSettings(max_new_tokens=1)), *((n, GenerationSettings()) for n in WARM_UP)):
             if monotonic() - begun < WARM_UP_S:
                 started = monotonic()
-                self._generate([task] * n, go_on)
-                self._batcher.learn([task] * n, monotonic() - started)
-                took.append(f"batch of {n} in {monotonic() - started:.2f} s")
-        log.info("generator: %s", ", ".join(took))
+                asked = (self.generate(WARM_UP_QUESTION, WARM_UP_PASSAGES, settings, Context()) for _ in range(n))
+                await asyncio.gather(*asked)
+                took.append(f"{n} in {monotonic() - started:.2f} s")
+        log.info("generator: questions at once, %s", ", ".join(took[1:]))
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -125,12 +126,14 @@ class LocalGenerator:
 class GeneratorDeployment:
     """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
 
-    def __init__(self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings
+    ) -> None:
         setup_logging("generator")
         setup_tracing("generator")
         MetricsServer("generator", serving.host, serving.metrics_port)
-        self._generator = LocalGenerator(load(settings), settings)
-        self._generator.warm_up()
+        self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
+        await self._generator.warm_up()
 
     async def describe(self) -> str:
         """The fingerprint."""
