@@ -53,7 +53,7 @@ def openbook(*arguments: object) -> None:
 def build(out: Path) -> Path:
     """A root with two snapshots, the first of which is served."""
     root = out / "root"
-    if not root.exists():
+    if not (root / "published.json").exists():
         for number, n in enumerate(N_DOCUMENTS):
             documents = out / f"documents-{number}.jsonl"
             documents.write_text("\n".join(line for _, line in islice(lines(embedded_documents()), n)))
