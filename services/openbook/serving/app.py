@@ -130,7 +130,7 @@ class Ingress(AnswerIngress):
             the_generator = await RemoteGenerator.connect(generator)
         else:
             the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
-            await the_generator.warm_up()
+            the_generator.warm_up()
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)

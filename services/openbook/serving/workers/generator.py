@@ -1,10 +1,10 @@
 """The generator in this process, or behind a handle in its own deployment."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.context import Context
-from openbook.core.deadline import Check
+from openbook.core.deadline import Check, go_on
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
@@ -100,19 +100,19 @@ class LocalGenerator:
             lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
         )
 
-    async def warm_up(self) -> None:
-        """Answer questions of the usual kind, for a few seconds: the first caller finds everything laid out, and how
-        long questions take is known from the start.
+    def warm_up(self) -> None:
+        """Answer questions of the usual kind, for a few seconds, before any is asked: the first caller finds everything
+        laid out, and how long questions take is known from the start.
         """
-        begun, took = monotonic(), []
-        # The first is slower than all that follow, so it is of a kind of its own: nothing is learned from it.
-        for n, settings in ((1, GenerationSettings(max_new_tokens=1)), *((n, GenerationSettings()) for n in WARM_UP)):
+        task, begun, took = _Task(WARM_UP_QUESTION, WARM_UP_PASSAGES, GenerationSettings()), monotonic(), []
+        apart(partial(self._generate, [task], go_on))  # slower than all that follow, so nothing is learned from it
+        for n in WARM_UP:
             if monotonic() - begun < WARM_UP_S:
                 started = monotonic()
-                asked = (self.generate(WARM_UP_QUESTION, WARM_UP_PASSAGES, settings, Context()) for _ in range(n))
-                await asyncio.gather(*asked)
+                apart(partial(self._generate, [task] * n, go_on))
+                self._batcher.learn([task] * n, monotonic() - started)
                 took.append(f"{n} in {monotonic() - started:.2f} s")
-        log.info("generator: questions at once, %s", ", ".join(took[1:]))
+        log.info("generator: questions at once, %s", ", ".join(took))
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -126,14 +126,12 @@ class LocalGenerator:
 class GeneratorDeployment:
     """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings
-    ) -> None:
+    def __init__(self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings) -> None:
         setup_logging("generator")
         setup_tracing("generator")
         MetricsServer("generator", serving.host, serving.metrics_port)
         self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
-        await self._generator.warm_up()
+        self._generator.warm_up()
 
     async def describe(self) -> str:
         """The fingerprint."""
