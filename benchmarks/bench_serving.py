@@ -68,7 +68,7 @@ def system(snapshot: Path, path: Path | None) -> Iterator[Settings]:
 
 def metric(settings: Settings, pattern: str) -> dict[str, float]:
     """Samples of the replica's metrics whose name and labels match."""
-    url = f"http://{settings.serving.host}:{settings.serving.http_port}/metrics"
+    url = f"{settings.serving.http_url}/metrics"
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as reply:
         lines = reply.read().decode().splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -96,7 +96,7 @@ def replica_memory() -> int:
 
 def load(settings: Settings, seconds: float, rate: float = 1.0, **options: Any) -> Figures:
     """One run over gRPC."""
-    address = f"{settings.serving.host}:{settings.serving.grpc_port}"
+    address = settings.serving.grpc_address
     result = run(LoadSettings(address=address, rate=rate, duration_s=seconds, warm_up_s=WARM_UP_S, zipf=0, **options))
     result.check()
     return result.measured
@@ -144,7 +144,7 @@ def remember_contexts(settings: Settings, path: Path) -> None:
     """Write down questions with what is found for them."""
     questions = embedded()
     random.Random(1).shuffle(questions)
-    with Client(f"{settings.serving.host}:{settings.serving.grpc_port}") as client, path.open("w") as out:
+    with Client(settings.serving.grpc_address) as client, path.open("w") as out:
         for question in questions[:N_BARE]:
             found = client.retrieve(question).evidence
             passages = [(e.passage.id, e.passage.document_id, e.passage.title, e.passage.text) for e in found]
@@ -155,7 +155,7 @@ def remember_contexts(settings: Settings, path: Path) -> None:
 
 async def beside_a_flood(settings: Settings, seconds: float, rate: float, flood: float) -> Figures:
     """A good caller's figures while another one asks `flood` times a second."""
-    address = f"{settings.serving.host}:{settings.serving.grpc_port}"
+    address = settings.serving.grpc_address
     common = {
         "address": address,
         "duration_s": seconds,

@@ -166,11 +166,11 @@ class System:
 
     @property
     def grpc(self) -> str:
-        return f"127.0.0.1:{self.settings.serving.grpc_port}"
+        return self.settings.serving.grpc_address
 
     @property
     def http(self) -> str:
-        return f"http://127.0.0.1:{self.settings.serving.http_port}"
+        return self.settings.serving.http_url
 
     @property
     def redis_port(self) -> int:

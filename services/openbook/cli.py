@@ -174,8 +174,7 @@ def up(
     with until_stopped(), local_system(snapshot, load(config)) as settings:
         serving = settings.serving
         print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
-        http, grpc = f"{serving.host}:{serving.http_port}", f"{serving.host}:{serving.grpc_port}"
-        print(f"ready: http://{http}/docs, gRPC {grpc}; Ctrl-C stops")
+        print(f"ready: {serving.http_url}/docs, gRPC {serving.grpc_address}; Ctrl-C stops")
         if config:
             follow(config, settings)
         signal.pause()

@@ -216,6 +216,16 @@ class ServingSettings(Section):
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
     max_work_in_flight: Positive = 600_000  # of them together, as `answer.max_work` counts; what is beyond gets 429
 
+    @property
+    def http_url(self) -> str:
+        """Where it answers over HTTP."""
+        return f"http://{self.host}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """Where it answers over gRPC."""
+        return f"{self.host}:{self.grpc_port}"
+
 
 class Settings(Section):
     """Everything `openbook.serving.app.build` needs."""

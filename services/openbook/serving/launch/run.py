@@ -210,7 +210,7 @@ def _ask_over_http(serving: ServingSettings) -> str:
     """Nothing if questions can be answered, else what was said."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     try:
-        with opener.open(f"http://{serving.host}:{serving.http_port}/readyz", timeout=5):
+        with opener.open(f"{serving.http_url}/readyz", timeout=5):
             return ""
     except urllib.error.HTTPError as error:
         return error.read().decode(errors="replace")
@@ -221,7 +221,7 @@ def _ask_over_http(serving: ServingSettings) -> str:
 def _ask_over_grpc(serving: ServingSettings) -> str:
     """As `_ask_over_http`. Over a connection of its own, which no former proxy holds."""
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-    with grpc.insecure_channel(f"{serving.host}:{serving.grpc_port}", options) as channel:
+    with grpc.insecure_channel(serving.grpc_address, options) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
         except grpc.RpcError as error:
