@@ -14,6 +14,10 @@ Check = Callable[[], None]
 """Called between the steps of long work; raises to stop it."""
 
 
+SPARE = 1.25
+"""What is predicted to take a second gets so many: predictions are means, and what is late is lost."""
+
+
 def go_on() -> None:
     """The check that stops nothing."""
 

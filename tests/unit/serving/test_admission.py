@@ -117,6 +117,16 @@ def test_retrieval_is_no_work_of_the_generator() -> None:
     house.fill(100, timeout_s=0.1, work=0)
 
 
+def test_who_only_retrieves_takes_no_share_of_the_generator() -> None:
+    house = House()
+    house.answers(per_s=2)
+    house.fill(20, caller="much")
+    for n in range(20):
+        house.enter(caller=f"retrieves {n}", work=0)
+    house.enter(caller="little")
+    house.enter(timeout_s=3, caller="little")
+
+
 def test_work_has_a_limit_of_its_own() -> None:
     house = House(max_work=3 * WORK)
     house.fill(3)

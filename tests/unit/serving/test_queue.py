@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.context import Context
-from openbook.core.deadline import Deadline
+from openbook.core.deadline import SPARE, Deadline
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
-from openbook.serving.workers.queue import SPARE, Queue, Waiting
+from openbook.serving.workers.queue import Queue, Waiting
 from openbook.testing import ManualClock
 
 

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from openbook.core.context import Context
-from openbook.core.deadline import Clock
+from openbook.core.deadline import SPARE, Clock
 from openbook.errors import Overloaded
 from openbook.telemetry import refused
 
-SPARE = 1.25
-"""What is predicted to take a second gets so many: the rate is a mean."""
 MEMORY_S = 20.0
 """Of busy time, within which what was seen loses most of its weight."""
 KNOWN_S = 1.0
@@ -118,7 +116,7 @@ class Admission:
             refused("endpoint", "work").inc()
             raise Overloaded(f"work of {in_flight} is in flight, and {work} more would exceed {limit}")
         if work and in_flight:  # alone it is let in however slow things were: else nobody would learn when they are not
-            n_working = len(self._work_of.keys() | {caller})
+            n_working = len({each for each, its_work in self._work_of.items() if its_work} | {caller})
             ahead = min(in_flight, n_working * self._work_of[caller])
             needed_s = SPARE * self._rate.seconds(ahead + work)
             if needed_s > remaining_s:

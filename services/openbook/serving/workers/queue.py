@@ -8,13 +8,11 @@ from typing import Generic, TypeVar
 
 from openbook import telemetry
 from openbook.core.context import Context
-from openbook.core.deadline import Clock
+from openbook.core.deadline import SPARE, Clock
 from openbook.core.turns import Turns
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.pace import Pace
 
-SPARE = 1.25
-"""What is predicted to take a second gets so many: predictions are means."""
 SHORT = 8
 """What takes at most this part of what is left of a batch does not wait for its end."""
 
