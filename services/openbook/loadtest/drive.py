@@ -26,14 +26,13 @@ async def open_loop(
     log = Log(begin)
     async with _telling(log, on_progress), TaskGroup() as group:
         for after, number in zip(schedule.intended_s.tolist(), schedule.choice.tolist(), strict=True):
-            intended = begin + after
-            await asyncio.sleep(max(0.0, intended - monotonic()))  # also if late: those under way must get on
+            await asyncio.sleep(max(0.0, begin + after - monotonic()))  # also if late: those under way must get on
             log.n_begun += 1
             if log.n_begun - log.n_done > settings.max_in_flight:
                 reply = Reply(NOT_SENT, NOT_SENT, f"{settings.max_in_flight} were in flight already")
-                log.add(intended, nan, monotonic(), reply)
+                log.add(after, nan, monotonic(), reply)
             else:
-                group.create_task(_ask(number, sender, settings, log, intended))
+                group.create_task(_ask(number, sender, settings, log, after))
     return log.outcomes()
 
 
@@ -52,7 +51,7 @@ async def closed_loop(
         await asyncio.sleep(max(0.0, begin - monotonic()))
         while (now := monotonic()) < begin + settings.length_s:
             log.n_begun += 1
-            await _ask(next(numbers), sender, settings, log, now)
+            await _ask(next(numbers), sender, settings, log, now - begin)
 
     async with _telling(log, on_progress), TaskGroup() as group:
         for _ in range(n_callers):
@@ -60,7 +59,7 @@ async def closed_loop(
     return log.outcomes()
 
 
-async def _ask(number: int, sender: Sender, settings: LoadSettings, log: Log, intended: float) -> None:
+async def _ask(number: int, sender: Sender, settings: LoadSettings, log: Log, intended_s: float) -> None:
     sent = monotonic()
     try:
         async with asyncio.timeout(settings.timeout_s + GRACE_S):
@@ -72,7 +71,7 @@ async def _ask(number: int, sender: Sender, settings: LoadSettings, log: Log, in
         if task is None or task.cancelling():  # it is us who are to end
             raise
         reply = Reply("CANCELLED", "CANCELLED", "by the endpoint")
-    log.add(intended, sent, monotonic(), reply)
+    log.add(intended_s, sent, monotonic(), reply)
 
 
 @asynccontextmanager

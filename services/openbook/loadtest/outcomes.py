@@ -102,7 +102,7 @@ def join(parts: Sequence[Outcomes]) -> Outcomes:
 
 @dataclass(slots=True)
 class Log:
-    """Collects outcomes one by one. Times given to it are monotonic."""
+    """Collects outcomes one by one."""
 
     begun: float = 0.0  # the monotonic time that times count from
     labels: list[Label] = field(default_factory=list)
@@ -114,12 +114,13 @@ class Log:
     _times: "array[float]" = field(default_factory=lambda: array("d"))
     _digests: "array[int]" = field(default_factory=lambda: array("Q"))
 
-    def add(self, intended: float, sent: float, done: float, reply: Reply) -> None:
-        """One question."""
+    def add(self, intended_s: float, sent: float, done: float, reply: Reply) -> None:
+        """One question, intended this long after the beginning: as the schedule says it, so that no rounding moves
+        it out of the time that is measured. Sent and done are monotonic times."""
         self.n_done += 1
         self.n_ok += reply.status == OK
         self._label.append(self.number(reply.status, reply.seen, reply.message))
-        self._times.extend((intended - self.begun, sent - self.begun, done - self.begun, reply.first - self.begun))
+        self._times.extend((intended_s, sent - self.begun, done - self.begun, reply.first - self.begun))
         self._digests.extend((reply.about, reply.digest))
 
     def number(self, status: str, seen: str, message: str) -> int:

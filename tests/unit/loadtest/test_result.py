@@ -32,7 +32,7 @@ def logged(*events: tuple[float, float, str], begun: float = 100.0) -> Outcomes:
     """Each with intended time, latency and status."""
     log = Log(begun)
     for at, latency_s, status in events:
-        log.add(begun + at, begun + at, begun + at + latency_s, Reply(status, status))
+        log.add(at, begun + at, begun + at + latency_s, Reply(status, status))
     return log.outcomes()
 
 
@@ -55,6 +55,11 @@ def test_figures_are_counts_of_the_window(events: list[tuple[float, float, str]]
     assert result.warm_up.n == len(events) - len(counted)
     assert sum(sum(each.counts.values()) for each in result.seconds) == len(events)
     assert sum(each.n_good for each in result.seconds if each.second >= 2) == round(found.goodput_rate * 8)
+
+
+@given(begun=st.floats(0, 1e8), at=st.floats(0, 1e5))
+def test_questions_are_intended_when_the_schedule_says_so_whatever_the_clock_says(begun: float, at: float) -> None:
+    assert logged((at, 1.0, OK), begun=begun).intended_s.tolist() == [at]
 
 
 @given(events=EVENTS, cuts=st.lists(st.integers(0, 40), max_size=3))
