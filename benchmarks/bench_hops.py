@@ -36,7 +36,7 @@ from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
-from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
 from openbook.loadtest.questions import embedded
@@ -94,7 +94,7 @@ class NullGenerator:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         yield self._answer(retrieved)
 
     def _answer(self, retrieved: Retrieved) -> Generation:

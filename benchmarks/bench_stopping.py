@@ -42,7 +42,7 @@ from openbook.core.types import (
     GenerationSettings,
     Passage,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 from openbook.corpus.build import embedded_documents
 from openbook.corpus.read import read_passages
@@ -78,7 +78,7 @@ class Watched:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         with self._noting(check) as noted:
             yield from self.model.stream(question, retrieved, settings, noted)
 

@@ -18,7 +18,7 @@ from openbook.cache.server import RedisServer
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
-from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.index.building.build import build_snapshot
 from openbook.local_ray import ON_ALL_INTERFACES
 from openbook.processes import end, free_port, free_ports, start
@@ -80,7 +80,7 @@ class EchoModel:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         """Word by word."""
         generation = self._echo(retrieved, settings)
         words = generation.text.split() * (20 if question.startswith(RECITE) else 1)
@@ -88,7 +88,7 @@ class EchoModel:
             check()
             if question.startswith(RECITE):
                 time.sleep(2.0 / len(words))
-            yield TokenDelta(f"{word} ", 0.0, generation.log_prior)
+            yield Token(f"{word} ", 0.0, generation.log_prior)
         yield generation
 
     def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:

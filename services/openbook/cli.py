@@ -210,6 +210,12 @@ def ask(
     nprobe: Annotated[int | None, typer.Option(help="IVF: cells looked at.")] = None,
     ef_search: Annotated[int | None, typer.Option(help="HNSW: candidates kept.")] = None,
     rerank_factor: Annotated[int | None, typer.Option(help="Candidates per hit scored exactly.")] = None,
+    without: Annotated[
+        list[int] | None, typer.Option("--without", help="Id of a passage that is no evidence; each its --without.")
+    ] = None,
+    passages: Annotated[
+        list[str] | None, typer.Option("--passage", help="A text of yours, read beside what is found; or k 0, alone.")
+    ] = None,
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
     decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
     n_beams: Annotated[int | None, typer.Option("--n-beams", "--beams", help="1 is greedy.")] = None,
@@ -225,15 +231,20 @@ def ask(
     labels: Annotated[
         list[str] | None, typer.Option("--label", help="The answer is one of these; give each its --label.")
     ] = None,
+    n_answers: Annotated[int | None, typer.Option(help="At most as many as beams, or so many samples.")] = None,
+    tokens: Annotated[bool | None, typer.Option("--tokens", help="Show each token with its passages.")] = None,
+    min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
 ) -> None:
     """Ask a running system. Shows the answer with its passages, priors, posteriors and timings."""
     from openbook.client import Client
+    from openbook.core.types import OwnPassage
     from openbook.terminal import print_answer
 
     about_us = ("question", "server", "timeout_s")
     with Client(server, timeout_s) as client:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
+        asked["passages"] = [OwnPassage(text) for text in passages or ()]
         print_answer(question, client.answer(question, **asked))
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import grpc
 
-from openbook.core.types import Decoding, Formulation
+from openbook.core.types import Decoding, Formulation, OwnPassage
 from openbook.errors import InvalidRequest, from_grpc_code
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
@@ -28,6 +29,8 @@ class RetrieveOptions(TypedDict, total=False):
     nprobe: int | None
     ef_search: int | None
     rerank_factor: int | None
+    without: Sequence[int] | None
+    passages: Sequence[OwnPassage] | None
     request_id: str | None
 
 
@@ -45,6 +48,9 @@ class AnswerOptions(RetrieveOptions, total=False):
     top_p: float | None
     seed: int | None
     labels: Sequence[str] | None
+    n_answers: int | None
+    tokens: bool | None
+    min_probability: float | None
 
 
 class Client:
@@ -100,6 +106,8 @@ def _filled(request: R, options: Mapping[str, Any]) -> R:
     for name, value in options.items():
         if isinstance(value, Formulation | Decoding):
             value = _ENUMS[name].Value(f"{name.upper()}_{value.name}")
+        if name == "passages" and value is not None:
+            value = [answer_pb2.OwnPassage(**asdict(each)) for each in value]
         if value is not None:
             try:
                 request.MergeFrom(type(request)(**{name: value}))  # unlike setattr it fills repeated fields too

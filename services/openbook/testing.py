@@ -23,7 +23,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 from openbook.errors import ShardUnavailable, SnapshotMismatch, UnknownPassage
 
@@ -98,12 +98,12 @@ class EchoGenerator:
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation]:
+    ) -> AsyncIterator[Token | Generation]:
         generation = await self.generate(question, retrieved, settings, context)
         one_by_one = settings.formulation is Formulation.TOKEN and (settings.n_beams == 1 or settings.temperature)
         if one_by_one and not settings.labels:
             for i, word in enumerate(generation.text.split()):
-                yield TokenDelta(word if i == 0 else f" {word}", 0.0, generation.log_prior)
+                yield Token(word if i == 0 else f" {word}", 0.0, generation.log_prior)
         yield generation
 
     def _choose(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:

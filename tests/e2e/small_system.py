@@ -11,7 +11,7 @@ from typing import Any
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidRequest
 from openbook.index.building.build import build_snapshot
 from openbook.processes import free_port
@@ -59,16 +59,16 @@ class EchoModel:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         self._ponder(question, check)
         generation = self._echo(retrieved, settings)
         for i, word in enumerate(generation.text.split()):
             if question.startswith("explode") and i == 2:
                 raise RuntimeError("a secret of the house")
-            yield TokenDelta(word if i == 0 else f" {word}", -0.5, generation.log_prior)
+            yield Token(word if i == 0 else f" {word}", -0.5, generation.log_prior)
         while question.startswith("endless") and flag(question).exists():
             time.sleep(0.01)
-            yield TokenDelta(" more", -0.5, generation.log_prior)
+            yield Token(" more", -0.5, generation.log_prior)
         yield generation
 
     def _ponder(self, question: str, check: Check) -> None:

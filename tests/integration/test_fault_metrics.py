@@ -21,7 +21,7 @@ from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, parse
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import DeadlineExceeded, ModelUnavailable, OpenbookError, Overloaded
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.schemas import AnswerRequest
@@ -118,9 +118,9 @@ class Endless(EchoGenerator):
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation]:
+    ) -> AsyncIterator[Token | Generation]:
         while True:
-            yield TokenDelta("more", 0.0, np.zeros(1))
+            yield Token("more", 0.0, np.zeros(1))
 
 
 def test_a_timeout_too_short_and_a_generator_that_is_frozen() -> None:

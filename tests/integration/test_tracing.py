@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from openbook.cache.memory import MemoryCache
 from openbook.config import EncoderSettings, GeneratorSettings, IndexServerSettings, ServingSettings, parse
 from openbook.core.context import Context
-from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
@@ -61,7 +61,7 @@ class Generator:
 
     def stream(self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Any) -> Iterator[Any]:
         (generation,) = self.generate([question], [retrieved], settings, check)
-        yield TokenDelta("some", 0.0, generation.log_prior)
+        yield Token("some", 0.0, generation.log_prior)
         yield generation
 
 

@@ -18,8 +18,12 @@ NO_HIT = -1
 """The id of an empty slot; its score is -inf."""
 MAX_SEARCH_PARAMETER = 1 << 20
 """Beyond any index's cells; keeps numbers from the wire far from what overflows in FAISS."""
+MAX_WITHOUT = 100
+"""Passages that can be left out of an answer."""
 MAX_LABELS = 256
 """That an answer can be chosen from: each of them is read by every passage."""
+MAX_SAMPLES = 32
+"""That can be drawn for one question."""
 CONTEXT_TOKENS = 300
 """What a passage and the question count as: the most that RAG reads of both. 100 words are about 150 tokens."""
 
@@ -46,6 +50,15 @@ class Passage:
     document_id: str
     title: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPassage:
+    """A text of the caller's, to be read beside the passages that are found."""
+
+    text: str
+    title: str = ""
+    document_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +93,17 @@ class RetrievalSettings(SearchParameters):
             server's, who checks it.
     """
 
-    k: int = 5
+    k: int = 5  # 0: none but the caller's own
     min_coverage: float = 1.0  # answer if this share of all passages can be searched; 1: of all or not at all
+    without: tuple[int, ...] = ()  # ids of passages to be left out, as if the index had none such
 
     def __post_init__(self) -> None:
         SearchParameters.__post_init__(self)  # `super()` would look for the class as it was before it got slots
         if not 0.0 < self.min_coverage <= 1.0:  # also refuses NaN
             raise InvalidRequest(f"min_coverage must be above 0, at most 1, got {self.min_coverage}")
+        _check_range("passages of without", len(self.without), 0, MAX_WITHOUT)
+        for passage_id in self.without:
+            _check_range("without", passage_id, 0, 2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +171,7 @@ class GenerationSettings:
     top_p: float = 1.0  # sampled are the most probable tokens that hold so much probability together
     seed: int = 0
     labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them, and nothing is searched or sampled
+    n_answers: int = 1  # at most n_beams, or so many samples
 
     def __post_init__(self) -> None:
         _check_range("n_beams", self.n_beams, 1, 32)
@@ -163,13 +181,19 @@ class GenerationSettings:
         _check_range("temperature", self.temperature, 0.0, 10.0)
         _check_range("top_p", self.top_p, 1e-6, 1.0)
         _check_range("seed", self.seed, 0, 2**63 - 1)
+        _check_range("n_answers", self.n_answers, 1, self._most_answers)
         if self.labels:
             check_labels(self.labels)
 
     @property
     def width(self) -> int:
         """How many answers are read side by side: the labels, one sample, or the beams."""
-        return len(self.labels) or (1 if self.temperature else self.n_beams)
+        return len(self.labels) or (self.n_answers if self.temperature else self.n_beams)
+
+    @property
+    def _most_answers(self) -> int:
+        """A search ends with as many as it has beams; of labels one is the answer, and all are told."""
+        return 1 if self.labels else MAX_SAMPLES if self.temperature else self.n_beams
 
     def work(self, k: int, at_most: float = math.inf) -> int:
         """What answering from k passages is predicted to take: k * (CONTEXT_TOKENS + width * max_new_tokens) positions.
@@ -222,6 +246,42 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplySettings:
+    """What is told of an answer.
+
+    Raises:
+        InvalidRequest: a value is out of its range; the message names field, value and limits.
+    """
+
+    tokens: bool = False  # each token with its passages, and citations
+    min_probability: float = 0.0  # an answer whose p(y|x) is below is held back
+
+    def __post_init__(self) -> None:
+        _check_range("min_probability", self.min_probability, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer. All logs are natural."""
+
+    text: str  # what it adds to the text so far, as generated
+    log_likelihood: float  # log p(y_t|x,y_<t)
+    log_posterior: tuple[float, ...]  # (k,) log p(z|x,y_<=t)
+    start: int | None = None  # its first character in the answer as spelled, once that stands
+    end: int | None = None  # behind its last one; equal to start where it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A part of an answer, and the passage that it rests on."""
+
+    start: int  # its first character
+    end: int  # behind its last one
+    evidence: int  # which of the passages, from 0
+    probability: float  # of its tokens, the share that this passage is expected to have given
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """Generated text and what the model thinks of it. All logs are natural."""
 
@@ -230,14 +290,11 @@ class Generation:
     log_likelihood: float  # log p(y|x)
     log_prior: Float64  # (k,) log p(z|x)
     log_posterior: Float64  # (k,) log p(z|x,y)
-    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
+    tokens: tuple[Token, ...] = ()  # t
     classification: Classification | None = None  # of the labels, where it is one of them
+    others: tuple["Generation", ...] = ()  # further answers, if several were asked for, the best first
 
-
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """One token of an answer in the making (RAG-Token)."""
-
-    text: str  # what it adds to the text so far
-    log_likelihood: float  # log p(y_t|x,y_<t)
-    log_posterior: Float64  # (k,) log p(z|x,y_<=t)
+    @property
+    def several(self) -> tuple["Generation", ...]:
+        """All answers, this one first."""
+        return (self, *self.others)

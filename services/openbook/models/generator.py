@@ -17,7 +17,7 @@ from openbook.core.types import (
     GenerationSettings,
     Passage,
     Retrieved,
-    TokenDelta,
+    Token,
     check_labels,
 )
 from openbook.errors import InvalidRequest
@@ -74,7 +74,7 @@ class RagGenerator:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         """Tokens as they are decided (RAG-Token, greedy or sampled), the whole generation last. Else as `generate`.
 
         The texts of the tokens, joined, are the text of the generation; where tokens know no capitals, that of the
@@ -90,7 +90,7 @@ class RagGenerator:
             if isinstance(item, DecodedToken):
                 token_ids.append(item.token_id)
                 before, text = text, self._checkpoint.text(token_ids)
-                yield TokenDelta(text[len(before) :], item.log_likelihood, item.log_posterior)
+                yield Token(text[len(before) :], item.log_likelihood, item.log_posterior)
             else:
                 yield self._generation(item, retrieved.passages)
 

@@ -25,7 +25,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
 from openbook.rag.cached import Generations, Queries
@@ -128,7 +128,7 @@ class Pipeline:
 
     async def stream(
         self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
-    ) -> AsyncIterator[Retrieval | TokenDelta | Answer]:
+    ) -> AsyncIterator[Retrieval | Token | Answer]:
         """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
         self.work(retrieval, generation)
         watch = Stopwatch(self._clock)
@@ -138,7 +138,7 @@ class Pipeline:
             items = self._generator.stream(question, retrieved, generation, inner)
             async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
                 async for item in items:
-                    if isinstance(item, TokenDelta):
+                    if isinstance(item, Token):
                         yield item
                     else:
                         generated = item

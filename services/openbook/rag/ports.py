@@ -12,7 +12,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 
 
@@ -117,7 +117,7 @@ class Generator(Protocol):
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation]:
+    ) -> AsyncIterator[Token | Generation]:
         """Tokens as they are decided, the whole generation last.
 
         Only RAG-Token, greedy or sampled, decides token by token; anything else yields the generation alone. Closing

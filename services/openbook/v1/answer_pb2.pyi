@@ -88,6 +88,11 @@ class AnswerRequest(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    N_ANSWERS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     """Passages to retrieve."""
@@ -119,9 +124,23 @@ class AnswerRequest(_message.Message):
     top_p: _builtins.float
     """Sampled are the most probable tokens that hold so much probability together."""
     seed: _builtins.int
+    n_answers: _builtins.int
+    """How many answers are wanted: at most n_beams, or so many samples. More than one come as `answers`."""
+    tokens: _builtins.bool
+    """Report each token with its passages, and the citations made of them."""
+    min_probability: _builtins.float
+    """0..1. An answer whose p(y|x) is below is held back: see `abstained`."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """If any, the answer is the most probable of these texts. Of one token each, end-of-sequence is no part of them."""
+
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of passages that are no evidence: the answer is that of an index without them."""
+
+    @_builtins.property
+    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnPassage]:
+        """The caller's own, scored by the same query and read together with the k that are found; alone where k is 0."""
 
     def __init__(
         self,
@@ -145,10 +164,15 @@ class AnswerRequest(_message.Message):
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
+        n_answers: _builtins.int | None = ...,
+        tokens: _builtins.bool | None = ...,
+        min_probability: _builtins.float | None = ...,
+        without: _abc.Iterable[_builtins.int] | None = ...,
+        passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "n_beams", b"n_beams", "nprobe", b"nprobe", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
@@ -164,6 +188,10 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_probability: _TypeAlias = _typing.Literal["min_probability"]  # noqa: Y015
+    _WhichOneofArgType__min_probability: _TypeAlias = _typing.Literal["_min_probability", b"_min_probability"]  # noqa: Y015
+    _WhichOneofReturnType__n_answers: _TypeAlias = _typing.Literal["n_answers"]  # noqa: Y015
+    _WhichOneofArgType__n_answers: _TypeAlias = _typing.Literal["_n_answers", b"_n_answers"]  # noqa: Y015
     _WhichOneofReturnType__n_beams: _TypeAlias = _typing.Literal["n_beams"]  # noqa: Y015
     _WhichOneofArgType__n_beams: _TypeAlias = _typing.Literal["_n_beams", b"_n_beams"]  # noqa: Y015
     _WhichOneofReturnType__nprobe: _TypeAlias = _typing.Literal["nprobe"]  # noqa: Y015
@@ -176,6 +204,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
+    _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
@@ -193,6 +223,10 @@ class AnswerRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_probability) -> _WhichOneofReturnType__min_probability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n_answers) -> _WhichOneofReturnType__n_answers | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_beams) -> _WhichOneofReturnType__n_beams | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__nprobe) -> _WhichOneofReturnType__nprobe | None: ...
@@ -205,9 +239,39 @@ class AnswerRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___AnswerRequest: _TypeAlias = AnswerRequest  # noqa: Y015
+
+@_typing.final
+class OwnPassage(_message.Message):
+    """A text of the caller's, encoded as the index's passages were."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    title: _builtins.str
+    document_id: _builtins.str
+    """Comes back as the passage's document_id."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        title: _builtins.str = ...,
+        document_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "text", b"text", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnPassage: _TypeAlias = OwnPassage  # noqa: Y015
 
 @_typing.final
 class Label(_message.Message):
@@ -240,7 +304,9 @@ Global___Label: _TypeAlias = Label  # noqa: Y015
 
 @_typing.final
 class Evidence(_message.Message):
-    """A passage shown with what it contributed. Logs are natural."""
+    """A passage shown with what it contributed. Logs are natural. Of the caller's own passages the first has the id -1, the
+    second -2, and so on.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -344,6 +410,10 @@ class AnswerResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ABSTAINED_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Where the generator's tokens know no capitals, spelled as in the passages."""
     log_likelihood: _builtins.float
@@ -358,6 +428,10 @@ class AnswerResponse(_message.Message):
     cached: _builtins.bool
     """Whether the query's embedding came from the cache."""
     request_id: _builtins.str
+    abstained: _builtins.bool
+    """Whether the answer is held back, its probability being below min_probability. `answer` is empty then, and `answers`
+    has what would have been said.
+    """
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evidence]:
         """By score, highest first."""
@@ -369,6 +443,18 @@ class AnswerResponse(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Label]:
         """As many as were given, in their order."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """If asked for: all of the answer's tokens, the end of sequence (without text) too where it was generated."""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """If tokens were asked for: which passage each part of the answer rests on."""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alternative]:
+        """If several were asked for, or the answer is held back: all that were found, best first, the answer itself too."""
 
     def __init__(
         self,
@@ -387,14 +473,91 @@ class AnswerResponse(_message.Message):
         timings: _abc.Iterable[Global___Timing] | None = ...,
         coverage: Global___Coverage | None = ...,
         labels: _abc.Iterable[Global___Label] | None = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+        answers: _abc.Iterable[Global___Alternative] | None = ...,
+        abstained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cached", b"cached", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "answers", b"answers", "cached", b"cached", "citations", b"citations", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswerResponse: _TypeAlias = AnswerResponse  # noqa: Y015
+
+@_typing.final
+class Alternative(_message.Message):
+    """One of several answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    LOG_LIKELIHOOD_FIELD_NUMBER: _builtins.int
+    LOG_POSTERIOR_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    answer: _builtins.str
+    log_likelihood: _builtins.float
+    """log p(y|x)"""
+    @_builtins.property
+    def log_posterior(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """log p(z|x,y) of each passage of the evidence."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """If asked for."""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]: ...
+    def __init__(
+        self,
+        *,
+        answer: _builtins.str = ...,
+        log_likelihood: _builtins.float = ...,
+        log_posterior: _abc.Iterable[_builtins.float] | None = ...,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "log_likelihood", b"log_likelihood", "log_posterior", b"log_posterior", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Alternative: _TypeAlias = Alternative  # noqa: Y015
+
+@_typing.final
+class Citation(_message.Message):
+    """A part of an answer, characters start (included) to end (excluded), whose words have the same likeliest passage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    PROBABILITY_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    end: _builtins.int
+    evidence: _builtins.int
+    """Which of the evidence, from 0."""
+    probability: _builtins.float
+    """Of its tokens, the share that this passage is expected to have given: the mean of p(z|x,y_<=t)."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        evidence: _builtins.int = ...,
+        probability: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "evidence", b"evidence", "probability", b"probability", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Citation: _TypeAlias = Citation  # noqa: Y015
 
 @_typing.final
 class AnswerEvent(_message.Message):
@@ -433,13 +596,20 @@ class Token(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOG_LIKELIHOOD_FIELD_NUMBER: _builtins.int
     LOG_POSTERIOR_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text this token adds, as generated: only the whole answer is spelled as in the passages."""
     log_likelihood: _builtins.float
     """log p(y_t | x, y_<t)"""
+    start: _builtins.int
+    """Once the answer stands: where in it the token's characters (Unicode code points) begin, and where they end."""
+    end: _builtins.int
     @_builtins.property
     def log_posterior(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """log p(z | x, y_<=t), one per retrieved passage."""
+        """log p(z | x, y_<=t) of each passage of the evidence. RAG-Sequence: of the answer as far as this token, so the last
+        one's is the evidence's log_posterior. RAG-Token: of this token, each of which has its own mixture.
+        """
 
     def __init__(
         self,
@@ -447,12 +617,21 @@ class Token(_message.Message):
         text: _builtins.str = ...,
         log_likelihood: _builtins.float = ...,
         log_posterior: _abc.Iterable[_builtins.float] | None = ...,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "end", b"end", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_likelihood", b"log_likelihood", "log_posterior", b"log_posterior", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "end", b"end", "log_likelihood", b"log_likelihood", "log_posterior", b"log_posterior", "start", b"start", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
 
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
@@ -468,6 +647,8 @@ class RetrieveRequest(_message.Message):
     NPROBE_FIELD_NUMBER: _builtins.int
     EF_SEARCH_FIELD_NUMBER: _builtins.int
     RERANK_FACTOR_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     k: _builtins.int
     timeout_s: _builtins.float
@@ -477,6 +658,10 @@ class RetrieveRequest(_message.Message):
     nprobe: _builtins.int
     ef_search: _builtins.int
     rerank_factor: _builtins.int
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnPassage]: ...
     def __init__(
         self,
         *,
@@ -488,10 +673,12 @@ class RetrieveRequest(_message.Message):
         nprobe: _builtins.int | None = ...,
         ef_search: _builtins.int | None = ...,
         rerank_factor: _builtins.int | None = ...,
+        without: _abc.Iterable[_builtins.int] | None = ...,
+        passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
     _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015

@@ -69,7 +69,8 @@ class AnswerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AnswerStream(self, request, context):
-        """First what was retrieved, then tokens as they are decided (RAG-Token, greedy or sampled), last the answer.
+        """First what was retrieved, then the answer's tokens, last the answer. RAG-Token, greedy or sampled, decides token by
+        token; otherwise they come when the answer stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class AnswerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AnswerServiceAsyncStub: ...
     Answer: _grpc.UnaryUnaryMultiCallable[_answer_pb2.AnswerRequest, _answer_pb2.AnswerResponse]
     AnswerStream: _grpc.UnaryStreamMultiCallable[_answer_pb2.AnswerRequest, _answer_pb2.AnswerEvent]
-    """First what was retrieved, then tokens as they are decided (RAG-Token, greedy or sampled), last the answer."""
+    """First what was retrieved, then the answer's tokens, last the answer. RAG-Token, greedy or sampled, decides token by
+    token; otherwise they come when the answer stands.
+    """
     Retrieve: _grpc.UnaryUnaryMultiCallable[_answer_pb2.RetrieveRequest, _answer_pb2.RetrieveResponse]
     """Steps 1 to 10 only: the passages and their prior."""
 
@@ -54,7 +56,9 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Answer: _aio.UnaryUnaryMultiCallable[_answer_pb2.AnswerRequest, _answer_pb2.AnswerResponse]  # type: ignore[assignment]
     AnswerStream: _aio.UnaryStreamMultiCallable[_answer_pb2.AnswerRequest, _answer_pb2.AnswerEvent]  # type: ignore[assignment]
-    """First what was retrieved, then tokens as they are decided (RAG-Token, greedy or sampled), last the answer."""
+    """First what was retrieved, then the answer's tokens, last the answer. RAG-Token, greedy or sampled, decides token by
+    token; otherwise they come when the answer stands.
+    """
     Retrieve: _aio.UnaryUnaryMultiCallable[_answer_pb2.RetrieveRequest, _answer_pb2.RetrieveResponse]  # type: ignore[assignment]
     """Steps 1 to 10 only: the passages and their prior."""
 
@@ -78,7 +82,9 @@ class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _answer_pb2.AnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_answer_pb2.AnswerEvent], _abc.AsyncIterator[_answer_pb2.AnswerEvent]]:
-        """First what was retrieved, then tokens as they are decided (RAG-Token, greedy or sampled), last the answer."""
+        """First what was retrieved, then the answer's tokens, last the answer. RAG-Token, greedy or sampled, decides token by
+        token; otherwise they come when the answer stands.
+        """
 
     @_abc_1.abstractmethod
     def Retrieve(

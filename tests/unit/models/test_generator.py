@@ -22,7 +22,7 @@ from openbook.core.types import (
     GenerationSettings,
     Passage,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 from openbook.errors import InvalidRequest
 from openbook.models.checkpoint import GeneratorCheckpoint
@@ -142,7 +142,7 @@ class TestStream:
     def test_what_is_not_decided_token_by_token_comes_alone(self, how: GenerationSettings) -> None:
         only = list(_reader().stream(*BIRTH, how))
         assert [type(item) for item in only] == [Generation]
-        assert not isinstance(only[0], TokenDelta)
+        assert not isinstance(only[0], Token)
         assert only[0].text == "Warsaw"
 
     @settings(max_examples=50)

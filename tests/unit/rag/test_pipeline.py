@@ -20,7 +20,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
-    TokenDelta,
+    Token,
 )
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
 from openbook.rag.pipeline import Answer, Pipeline, Retrieval
@@ -237,7 +237,7 @@ def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:
         first, *tokens, last = items
         assert isinstance(first, Retrieval)
         assert isinstance(last, Answer)
-        assert "".join(token.text for token in tokens if isinstance(token, TokenDelta)) == last.text
+        assert "".join(token.text for token in tokens if isinstance(token, Token)) == last.text
         assert [e.passage for e in first.evidence] == [e.passage for e in last.evidence]
         assert all(e.log_posterior == e.log_prior for e in first.evidence)
 
@@ -250,10 +250,10 @@ def test_closing_a_stream_closes_the_generator_behind_it() -> None:
     class Endless(EchoGenerator):
         async def stream(
             self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-        ) -> AsyncIterator[TokenDelta | Generation]:
+        ) -> AsyncIterator[Token | Generation]:
             try:
                 while True:
-                    yield TokenDelta("again", 0.0, np.zeros(1))
+                    yield Token("again", 0.0, np.zeros(1))
             finally:
                 closed.append(question)
 

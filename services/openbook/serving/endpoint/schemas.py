@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook import wire
-from openbook.core.types import Coverage, Decoding, Formulation, TokenDelta
+from openbook.core.types import Citation, Coverage, Decoding, Formulation, Token
 from openbook.errors import InvalidRequest
 from openbook.rag.pipeline import Answer, Evidence, Retrieval
 from openbook.v1 import answer_pb2
@@ -23,6 +23,14 @@ Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
 
 class _Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OwnPassageIn(_Request):
+    """A text of the caller's, encoded as the index's passages were."""
+
+    text: str
+    title: str = ""
+    document_id: Annotated[str, Field(description="Comes back in the evidence.")] = ""
 
 
 class RetrieveRequest(_Request):
@@ -38,6 +46,13 @@ class RetrieveRequest(_Request):
     nprobe: Annotated[Whole32 | None, Field(description="IVF: cells looked at.")] = None
     ef_search: Annotated[Whole32 | None, Field(description="HNSW: candidates kept.")] = None
     rerank_factor: Annotated[Whole32 | None, Field(description="Candidates per hit scored exactly.")] = None
+    without: Annotated[
+        tuple[Whole64, ...] | None, Field(description="Ids of passages that are no evidence, as if there were none such.")
+    ] = None
+    passages: Annotated[
+        tuple[OwnPassageIn, ...] | None,
+        Field(description="Your own, read together with the k that are found; alone where k is 0."),
+    ] = None
 
 
 class AnswerRequest(RetrieveRequest):
@@ -54,6 +69,11 @@ class AnswerRequest(RetrieveRequest):
     top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
     labels: Annotated[tuple[str, ...] | None, Field(description="The answer is the most probable of these.")] = None
+    n_answers: Annotated[Whole32 | None, Field(description="At most n_beams, or so many samples.")] = None
+    tokens: Annotated[
+        bool | None, Field(strict=True, description="Report each token with its passages, and citations.")
+    ] = None
+    min_probability: Annotated[float | None, Field(description="Hold answers below it back.")] = None
 
 
 class _Response(BaseModel):
@@ -109,6 +129,35 @@ class LabelOut(_Response):
     log_probability: Annotated[float, Field(description="Among the labels.")]
 
 
+class CitationOut(_Response):
+    """A part of an answer whose words have the same likeliest passage."""
+
+    start: Annotated[int, Field(description="Its first character.")]
+    end: Annotated[int, Field(description="Behind its last one.")]
+    evidence: Annotated[int, Field(description="Which of the evidence, from 0.")]
+    probability: Annotated[float, Field(description="The mean over its tokens of that passage's posterior.")]
+
+
+class TokenOut(_Response):
+    """One token of an answer. Its place in the answer is known once that stands."""
+
+    text: str
+    log_likelihood: float
+    log_posterior: list[float]
+    start: int | None = None
+    end: int | None = None
+
+
+class AlternativeOut(_Response):
+    """One of several answers."""
+
+    answer: Annotated[str, Field(validation_alias="text")]
+    log_likelihood: float
+    log_posterior: Annotated[list[float], Field(description="Of each passage of the evidence.")]
+    tokens: list[TokenOut]
+    citations: list[CitationOut]
+
+
 class AnswerResponse(_Response):
     """The answer, what it rests on, and what made it."""
 
@@ -126,14 +175,12 @@ class AnswerResponse(_Response):
     request_id: str
     timings: Annotated[dict[str, float], Field(description="Seconds by stage.")]
     labels: list[LabelOut]
-
-
-class TokenOut(_Response):
-    """One token of an answer in the making."""
-
-    text: str
-    log_likelihood: float
-    log_posterior: list[float]
+    tokens: Annotated[list[TokenOut], Field(description="If asked for.")]
+    citations: Annotated[list[CitationOut], Field(description="If tokens were asked for.")]
+    answers: Annotated[
+        list[AlternativeOut], Field(description="If several were asked for, or it is held back: all, best first.")
+    ]
+    abstained: Annotated[bool, Field(description="Held back: less probable than min_probability.")]
 
 
 class ErrorDetail(BaseModel):
@@ -150,7 +197,7 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-Event = Retrieval | TokenDelta | Answer
+Event = Retrieval | Token | Answer
 R = TypeVar("R", bound=_Request)
 P = TypeVar("P", bound=Message)
 
@@ -180,6 +227,8 @@ def request_from_proto(kind: type[R], message: Message) -> R:
             if number not in known:
                 raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
             values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
+    if passages := values.get("passages"):
+        values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
     try:
         return kind.model_validate({"question": "", **values})
     except ValidationError as error:
@@ -243,6 +292,19 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
             answer_pb2.Label(text=each.text, log_likelihood=each.log_likelihood, log_probability=each.log_probability)
             for each in answer.labels
         ],
+        tokens=map(_token_to_proto, answer.tokens),
+        citations=map(_citation_to_proto, answer.citations),
+        answers=[
+            answer_pb2.Alternative(
+                answer=each.text,
+                log_likelihood=each.log_likelihood,
+                log_posterior=each.log_posterior,
+                tokens=map(_token_to_proto, each.tokens),
+                citations=map(_citation_to_proto, each.citations),
+            )
+            for each in answer.answers
+        ],
+        abstained=answer.abstained,
     )
 
 
@@ -250,11 +312,8 @@ def event_to_proto(event: Event) -> answer_pb2.AnswerEvent:
     match event:
         case Retrieval():
             return answer_pb2.AnswerEvent(retrieved=retrieval_to_proto(event))
-        case TokenDelta():
-            token = answer_pb2.Token(
-                text=event.text, log_likelihood=event.log_likelihood, log_posterior=event.log_posterior.tolist()
-            )
-            return answer_pb2.AnswerEvent(token=token)
+        case Token():
+            return answer_pb2.AnswerEvent(token=_token_to_proto(event))
         case Answer():
             return answer_pb2.AnswerEvent(answer=answer_to_proto(event))
 
@@ -264,11 +323,8 @@ def event_to_json(event: Event) -> tuple[str, str]:
     match event:
         case Retrieval():
             return "retrieved", RetrieveResponse.model_validate(event).model_dump_json()
-        case TokenDelta():
-            token = TokenOut(
-                text=event.text, log_likelihood=event.log_likelihood, log_posterior=event.log_posterior.tolist()
-            )
-            return "token", token.model_dump_json()
+        case Token():
+            return "token", TokenOut.model_validate(event).model_dump_json()
         case Answer():
             return "answer", AnswerResponse.model_validate(event).model_dump_json()
 
@@ -279,6 +335,22 @@ def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:
         score=evidence.score,
         log_prior=evidence.log_prior,
         log_posterior=evidence.log_posterior,
+    )
+
+
+def _token_to_proto(token: Token) -> answer_pb2.Token:
+    return answer_pb2.Token(
+        text=token.text,
+        log_likelihood=token.log_likelihood,
+        log_posterior=token.log_posterior,
+        start=token.start,
+        end=token.end,
+    )
+
+
+def _citation_to_proto(citation: Citation) -> answer_pb2.Citation:
+    return answer_pb2.Citation(
+        start=citation.start, end=citation.end, evidence=citation.evidence, probability=citation.probability
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, TokenDelta
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
 from openbook.serving.workers.batching import Batcher
@@ -51,7 +51,7 @@ class GeneratorModel(Protocol):
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check, /
-    ) -> Iterator[TokenDelta | Generation]:
+    ) -> Iterator[Token | Generation]:
         """Tokens as they are decided, the generation last. Calls `check` between its steps."""
         ...
 
@@ -94,7 +94,7 @@ class LocalGenerator:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation]:
+    ) -> AsyncIterator[Token | Generation]:
         task = _Task(question, retrieved, settings)
         return self._batcher.stream(
             lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
@@ -147,7 +147,7 @@ class GeneratorDeployment:
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation | OpenbookError]:
+    ) -> AsyncIterator[Token | Generation | OpenbookError]:
         """As `rag.ports.Generator.stream`; an error is the last thing it yields."""
         try:
             with span("generator replica", context, "server") as inner:
@@ -181,7 +181,7 @@ class RemoteGenerator:
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[TokenDelta | Generation]:
+    ) -> AsyncIterator[Token | Generation]:
         return call_stream(
             "generator",
             context,
