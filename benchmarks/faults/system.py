@@ -88,13 +88,13 @@ class EchoModel:
             check()
             if question.startswith(RECITE):
                 time.sleep(2.0 / len(words))
-            yield Token(f"{word} ", 0.0, generation.log_prior)
+            yield Token(f"{word} ", 0.0, tuple(generation.log_prior.tolist()))
         yield generation
 
     def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
         prior = log_prior(retrieved.scores)
-        return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior, None)
+        return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior)
 
 
 def load_encoder(settings: EncoderSettings) -> HashEncoder:

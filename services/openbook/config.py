@@ -135,6 +135,7 @@ class EncoderSettings(ModelSettings):
     """The query encoder."""
 
     max_batch: Positive = 64
+    passage_model: str = ""  # for callers' own passages: the index's passage encoder; empty: found from `model`
 
 
 class GeneratorSettings(ModelSettings):
@@ -170,6 +171,8 @@ class AnswerDefaults(Section):
     max_k: Positive = 100  # more are refused
     max_work: Positive = 100_000  # k x (300 + n_beams x max_new_tokens); more is refused, which bounds memory
     max_question_chars: Positive = 2000  # longer questions are refused
+    max_passages: Positive = 20  # of the caller's own in one request; more are refused
+    max_passage_chars: Positive = 10_000  # longer ones are refused
     max_timeout_s: Seconds = 300.0  # longer ones are cut to this
 
     @model_validator(mode="after")

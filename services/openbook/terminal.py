@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from math import exp
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import (
@@ -54,11 +54,32 @@ def print_answer(question: str, response: AnswerResponse) -> None:
         f"snapshot {response.snapshot_id[:12]}  generator {response.generator_fingerprint[:12]}{partial}",
         style="dim",
     )
-    answer = Text(response.answer or "(empty)", style="bold green")
+    answer = Text(response.answer or ("(held back)" if response.abstained else "(empty)"), style="bold green")
     if response.labels:
         shares = ", ".join(f"{label.text} {exp(label.log_probability):.3f}" for label in response.labels)
         answer.append(f"   of {shares}", "dim")
-    console.print(Panel(Group(answer, Text(), table, Text(), footer), title=question, title_align="left"))
+    parts = [answer, *_alternatives(response), Text(), table, *_tokens(response), Text(), footer]
+    console.print(Panel(Group(*parts), title=question, title_align="left"))
+
+
+def _alternatives(response: AnswerResponse) -> Iterator[Text]:
+    for each in response.answers:
+        yield Text(f"  {exp(each.log_likelihood):.3f}  {each.answer or '(empty)'}", style="dim")
+
+
+def _tokens(response: AnswerResponse) -> Iterator[RenderableType]:
+    """Each token, log p of it, and how much of it each passage carries."""
+    if response.tokens:
+        table = Table(box=None, padding=(0, 1), header_style="dim")
+        table.add_column("token")
+        table.add_column("log p", justify="right")
+        for number in range(1, len(response.evidence) + 1):
+            table.add_column(f"[{number}]", justify="right")
+        for token in response.tokens:
+            shares = (f"{exp(each):.2f}" for each in token.log_posterior)
+            table.add_row(Text(token.text.strip() or "(end)"), f"{token.log_likelihood:.3f}", *shares)
+        yield Text()
+        yield table
 
 
 def print_snapshots(rows: "Iterable[Listed]") -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from openbook.core.types import (
     Classification,
     Coverage,
     Float32,
+    Float64,
     Formulation,
     Generation,
     GenerationSettings,
@@ -56,6 +58,10 @@ class HashEncoder:
         context.deadline.check("encode")
         return self.encode_questions(questions)
 
+    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
+        context.deadline.check("encode")
+        return self.encode_passages(passages)
+
     def padded_length(self, question: str) -> int:
         """No question is padded, none too long."""
         return 0
@@ -93,8 +99,10 @@ class EchoGenerator:
             return self._choose(retrieved, settings)
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
         prior = log_prior(retrieved.scores)
-        per_token = np.tile(prior, (len(words), 1)) if settings.formulation is Formulation.TOKEN else None
-        return Generation(" ".join(words), tuple(range(len(words))), 0.0, prior, prior, per_token)
+        generation = Generation(
+            " ".join(words), tuple(range(len(words))), 0.0, prior, prior, word_tokens(words, prior, log_likelihood=0.0)
+        )
+        return replace(generation, others=(generation,) * (settings.n_answers - 1))
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
@@ -102,8 +110,8 @@ class EchoGenerator:
         generation = await self.generate(question, retrieved, settings, context)
         one_by_one = settings.formulation is Formulation.TOKEN and (settings.n_beams == 1 or settings.temperature)
         if one_by_one and not settings.labels:
-            for i, word in enumerate(generation.text.split()):
-                yield Token(word if i == 0 else f" {word}", 0.0, generation.log_prior)
+            for token in generation.tokens:
+                yield replace(token, start=None, end=None)
         yield generation
 
     def _choose(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
@@ -115,7 +123,18 @@ class EchoGenerator:
         posterior = prior + log_p.T - log_likelihood[:, None]
         found = Classification(settings.labels, log_likelihood, log_likelihood, prior, posterior)
         best = int(log_likelihood.argmax())
-        return Generation(found.label, (best,), log_likelihood[best], prior, posterior[best], None, found)
+        tokens = word_tokens([found.label], posterior[best], float(log_likelihood[best]))
+        return Generation(found.label, (best,), log_likelihood[best], prior, posterior[best], tokens, found)
+
+
+def word_tokens(words: Sequence[str], log_posterior: Float64, log_likelihood: float) -> tuple[Token, ...]:
+    """Every word as a token of the text that they are together."""
+    tokens, end = [], 0
+    for i, word in enumerate(words):
+        start, end = end + (i > 0), end + (i > 0) + len(word)
+        text = f" {word}" if i else word
+        tokens.append(Token(text, log_likelihood, tuple(log_posterior.tolist()), start, end))
+    return tuple(tokens)
 
 
 class ExactIndex:

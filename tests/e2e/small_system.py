@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from openbook.index.building.build import build_snapshot
 from openbook.processes import free_port
 from openbook.serving.launch import run
 from openbook.serving.launch.local import local_tiers
-from openbook.testing import HashEncoder
+from openbook.testing import HashEncoder, word_tokens
 
 PASSAGES = [
     Passage(0, "bell", "Telephone", "Bell patented the telephone in 1876"),
@@ -62,13 +62,13 @@ class EchoModel:
     ) -> Iterator[Token | Generation]:
         self._ponder(question, check)
         generation = self._echo(retrieved, settings)
-        for i, word in enumerate(generation.text.split()):
+        for i, token in enumerate(generation.tokens):
             if question.startswith("explode") and i == 2:
                 raise RuntimeError("a secret of the house")
-            yield Token(word if i == 0 else f" {word}", -0.5, generation.log_prior)
+            yield replace(token, start=None, end=None)
         while question.startswith("endless") and flag(question).exists():
             time.sleep(0.01)
-            yield Token(" more", -0.5, generation.log_prior)
+            yield Token(" more", -0.5, tuple(generation.log_prior.tolist()))
         yield generation
 
     def _ponder(self, question: str, check: Check) -> None:
@@ -80,7 +80,8 @@ class EchoModel:
     def _echo(self, retrieved: Retrieved, settings: GenerationSettings) -> Generation:
         words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
         prior = log_prior(retrieved.scores)
-        return Generation(" ".join(words), tuple(range(len(words))), -1.25, prior, prior, None)
+        tokens = word_tokens(words, prior, log_likelihood=-0.5)
+        return Generation(" ".join(words), tuple(range(len(words))), -1.25, prior, prior, tokens)
 
 
 def load_hash(settings: EncoderSettings) -> HashEncoder:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -38,7 +39,7 @@ from openbook.cache.server import RedisServer
 from openbook.client import Client
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings
 from openbook.core.context import Context
-from openbook.core.types import Formulation, RetrievalSettings
+from openbook.core.types import Formulation, OwnPassage, RetrievalSettings
 from openbook.errors import (
     DeadlineExceeded,
     InvalidModel,
@@ -123,13 +124,22 @@ def test_the_answer_is_that_of_the_pipeline_over_the_exact_index(client: Client)
     assert response.complete
 
 
-def test_both_protocols_give_the_same(client: Client, http: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 2},
+        {"tokens": True, "n_answers": 2, "min_probability": 0.9},
+        {"tokens": True, "without": [0], "passages": [OwnPassage("Meucci patented no telephone", "Meucci", "mine")]},
+    ],
+)
+def test_both_protocols_give_the_same(client: Client, http: httpx.Client, options: dict[str, Any]) -> None:
     def comparable(body: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in body.items() if name not in ("timings", "cached", "request_id")}
 
-    over_http = http.post("/v1/answer", json={"question": QUESTION, "k": 2}).json()
+    asked = {name: [asdict(each) for each in v] if name == "passages" else v for name, v in options.items()}
+    over_http = http.post("/v1/answer", json={"question": QUESTION, **asked}).json()
     over_grpc = MessageToDict(
-        client.answer(QUESTION, k=2), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        client.answer(QUESTION, **options), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     for evidence in over_grpc["evidence"]:
         evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes 64 bits as text
@@ -139,6 +149,8 @@ def test_both_protocols_give_the_same(client: Client, http: httpx.Client) -> Non
         over_grpc[name] = over_grpc[name].split("_")[-1].lower()
     assert set(over_http) == set(over_grpc)
     assert comparable(over_http) == comparable(over_grpc)
+    assert bool(over_http["tokens"] or over_http["answers"]) == ("tokens" in options)
+    assert ("Meucci" in over_http["answer"]) == ("passages" in options)
 
 
 def test_a_question_in_any_language_finds_its_passage(client: Client, http: httpx.Client) -> None:

@@ -199,6 +199,53 @@ def test_every_way_in_gives_the_same_answer_with_the_same_evidence(
     assert f"{evidence(over_http)[0][1]:.4f}" in asked.stdout
 
 
+@pytest.mark.parametrize("formulation", ["sequence", "token"])
+def test_every_word_has_its_passages_to_the_bit_whichever_the_way_in(system: System, formulation: str) -> None:
+    how = {"formulation": formulation, "n_beams": 1, "tokens": True}
+    _, over_http = post(system, question=QUESTION, **how)
+    with Client(system.grpc, timeout_s=120) as client:
+        over_grpc = client.answer(QUESTION, formulation=Formulation(formulation), n_beams=1, tokens=True)
+        streamed = [each.token for each in client.stream(QUESTION) if each.HasField("token")]
+    tokens = over_http["tokens"]
+    assert isinstance(tokens, list)
+    assert [each["log_posterior"] for each in tokens] == [list(each.log_posterior) for each in over_grpc.tokens]
+    assert [over_grpc.answer[each["start"] : each["end"]] for each in tokens if each["text"]] == [
+        over_grpc.answer[each.start : each.end] for each in over_grpc.tokens if each.text
+    ]
+    for each in tokens:
+        assert sum(exp(share) for share in each["log_posterior"]) == pytest.approx(1)
+    assert sum(each["log_likelihood"] for each in tokens) == pytest.approx(over_http["log_likelihood"])
+    if formulation == "sequence":
+        assert tokens[-1]["log_posterior"] == [each.log_posterior for each in over_grpc.evidence]
+    else:  # as they are decided, they are those of the answer
+        assert [list(each.log_posterior) for each in streamed] == [each["log_posterior"] for each in tokens]
+    assert over_grpc.citations[0].start == 0
+    assert over_grpc.citations[-1].end == len(over_grpc.answer)
+
+
+def test_what_if_a_passage_were_not_there_and_another_were(system: System) -> None:
+    _, before = post(system, question=QUESTION, tokens=True)
+    evidence = before["evidence"]
+    assert isinstance(evidence, list)
+    bell = next(each["passage"]["id"] for each in evidence if "Bell" in each["passage"]["title"])
+    meucci = {
+        "title": "Antonio Meucci",
+        "text": "Antonio Meucci invented the telephone in 1854.",
+        "document_id": "mine",
+    }
+    status, after = post(system, question=QUESTION, without=[bell], passages=[meucci])
+    assert (status, after["answer"]) == (200, "Antonio Meucci")
+    found = after["evidence"]
+    assert isinstance(found, list)
+    assert [each["passage"]["id"] for each in found if each["passage"]["id"] < 0] == [-1]
+    assert bell not in [each["passage"]["id"] for each in found]
+    shown = ask(
+        system, QUESTION, "--without", str(bell), "--passage", meucci["text"], "--tokens", "--n-answers", "2"
+    ).stdout
+    assert "Antonio Meucci" in shown
+    assert "(end)" in shown
+
+
 def test_a_seed_names_a_sample_whichever_the_way_in(system: System) -> None:
     sampling = {"formulation": "token", "temperature": 3.0, "max_new_tokens": 6}
     answers = [post(system, question=QUESTION, seed=seed, **sampling)[1] for seed in (0, 1, 2, 0)]

@@ -120,7 +120,7 @@ class Endless(EchoGenerator):
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         while True:
-            yield Token("more", 0.0, np.zeros(1))
+            yield Token("more", 0.0, (0.0,))
 
 
 def test_a_timeout_too_short_and_a_generator_that_is_frozen() -> None:

@@ -19,7 +19,7 @@ from openbook.cache.codec import EmbeddingCodec, GenerationCodec
 from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, ClientTls, ServerTls
-from openbook.core.types import Generation
+from openbook.core.types import Generation, Token
 from openbook.errors import InvalidConfig
 from openbook.telemetry import CACHE_ERRORS
 from openbook.testing import ManualClock
@@ -28,7 +28,8 @@ EMBEDDINGS = EmbeddingCodec()
 KEY_PREFIX = EMBEDDINGS.prefix
 EMBEDDING = np.random.default_rng(0).standard_normal(384).astype(np.float32)
 LOG_P = np.array([-0.1, -2.4, -np.inf])
-GENERATION = Generation("Erdős", (7, 102), -0.1, LOG_P, LOG_P / 3, np.stack([LOG_P, LOG_P / 7]))
+TOKENS = tuple(Token("e", -0.1 / 3, tuple((LOG_P / n).tolist()), n, n) for n in (3, 7))
+GENERATION = Generation("Erdős", (7, 102), -0.1, LOG_P, LOG_P / 3, TOKENS)
 
 
 def errors(operation: str) -> float:
@@ -286,8 +287,8 @@ def test_answers_come_back_as_they_were_and_damaged_ones_do_not(redis_server: Re
         found, nothing = await second.get_many(["answer", "damaged"])
         assert nothing is None
         assert found is not None
-        assert (found.text, found.token_ids, found.log_likelihood) == ("Erdős", (7, 102), -0.1)
-        for name in ("log_prior", "log_posterior", "token_log_posterior"):
+        assert (found.text, found.token_ids, found.log_likelihood, found.tokens) == ("Erdős", (7, 102), -0.1, TOKENS)
+        for name in ("log_prior", "log_posterior"):
             assert getattr(found, name).tobytes() == getattr(GENERATION, name).tobytes()
         await first.aclose()
         await second.aclose()

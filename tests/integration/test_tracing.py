@@ -61,7 +61,7 @@ class Generator:
 
     def stream(self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Any) -> Iterator[Any]:
         (generation,) = self.generate([question], [retrieved], settings, check)
-        yield Token("some", 0.0, generation.log_prior)
+        yield Token("some", 0.0, tuple(generation.log_prior.tolist()))
         yield generation
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from openbook.cli import ask
 from openbook.client import AnswerOptions, RetrieveOptions
-from openbook.core.types import GenerationSettings, RetrievalSettings
+from openbook.core.types import GenerationSettings, ReplySettings, RetrievalSettings
 from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.v1 import answer_pb2
 
-HOW = {"question", "timeout_s", "request_id"}  # besides what is asked for: the question, and its context
+HOW = {"question", "passages", "timeout_s", "request_id"}  # besides settings: what is read, and its context
 RETRIEVE = {field.name for field in fields(RetrievalSettings)} | HOW
-ANSWER = RETRIEVE | {field.name for field in fields(GenerationSettings)}
+ANSWER = RETRIEVE | {field.name for kind in (GenerationSettings, ReplySettings) for field in fields(kind)}
 
 
 @pytest.mark.parametrize(

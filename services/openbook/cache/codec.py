@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from openbook.core.types import Classification, Float32, Float64, Generation
+from openbook.core.types import Classification, Float32, Float64, Generation, Token
 
 V = TypeVar("V")
 
@@ -65,7 +65,7 @@ class EmbeddingCodec:
 class GenerationCodec:
     """Generations as JSON, whose numbers come back as they were."""
 
-    prefix: Final = "openbook:answer:1:"
+    prefix: Final = "openbook:answer:2:"
     tier: Final = "answers-redis"
 
     def pack(self, value: Generation) -> bytes:
@@ -73,28 +73,7 @@ class GenerationCodec:
 
     def unpack(self, data: bytes) -> Generation:
         read = json.loads(data)
-        per_token, labels = read["token_log_posterior"], read["classification"]
-        n = len(read["log_prior"])
-        token_ids = tuple(int(token) for token in read["token_ids"])
-        classification = None
-        if labels is not None:
-            c = len(labels["labels"])
-            classification = Classification(
-                tuple(map(str, labels["labels"])),
-                _array(labels["log_likelihood"], c),
-                _array(labels["log_probability"], c),
-                _array(labels["log_prior"], n),
-                _array(labels["log_posterior"], c, n),
-            )
-        return Generation(
-            str(read["text"]),
-            token_ids,
-            float(_array([read["log_likelihood"]], 1)[0]),
-            _array(read["log_prior"], n),
-            _array(read["log_posterior"], n),
-            None if per_token is None else _array(per_token, len(token_ids), n),
-            classification,
-        )
+        return _generation(read, len(read["log_prior"]))
 
 
 class Seal:
@@ -124,6 +103,37 @@ def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no part of a generation")
+
+
+def _generation(read: Any, n: int) -> Generation:
+    """One of n passages."""
+    labels = read["classification"]
+    return Generation(
+        str(read["text"]),
+        tuple(int(token) for token in read["token_ids"]),
+        float(_array([read["log_likelihood"]], 1)[0]),
+        _array(read["log_prior"], n),
+        _array(read["log_posterior"], n),
+        tuple(_token(token, n) for token in read["tokens"]),
+        None if labels is None else _classification(labels, n),
+        tuple(_generation(other, n) for other in read["others"]),
+    )
+
+
+def _token(read: Any, n: int) -> Token:
+    log_likelihood, *log_posterior = _array([read["log_likelihood"], *read["log_posterior"]], 1 + n).tolist()
+    return Token(str(read["text"]), log_likelihood, tuple(log_posterior), int(read["start"]), int(read["end"]))
+
+
+def _classification(read: Any, n: int) -> Classification:
+    c = len(read["labels"])
+    return Classification(
+        tuple(map(str, read["labels"])),
+        _array(read["log_likelihood"], c),
+        _array(read["log_probability"], c),
+        _array(read["log_prior"], n),
+        _array(read["log_posterior"], c, n),
+    )
 
 
 def _array(rows: Any, *shape: int) -> Float64:

@@ -39,8 +39,22 @@ def sequence_log_marginal(log_prior: Float64, log_likelihood: ArrayLike, tokens:
 
 def token_log_marginal(log_prior: Float64, log_likelihood: ArrayLike, tokens: ArrayLike) -> Float64:
     """RAG-Token: log p(y|x) = sum_t log sum_z p(z|x) p(y_t|x,z,y_<t). Shapes as in `sequence_log_marginal`."""
-    marginal = _logsumexp(log_prior[..., None] + _of_tokens(log_prior, log_likelihood), axis=-2)  # (n, t)
+    marginal = next_log_marginal(log_prior, log_likelihood)
     return np.asarray(np.where(np.asarray(tokens, dtype=bool), marginal, 0.0).sum(axis=-1))
+
+
+def next_log_marginal(log_prior: Float64, log_likelihood: ArrayLike) -> Float64:
+    """RAG-Token: log p(y_t|x,y_<t) = log sum_z p(z|x) p(y_t|x,z,y_<t), (n, t). Rows of padding tokens mean nothing."""
+    return _logsumexp(log_prior[..., None] + _of_tokens(log_prior, log_likelihood), axis=-2)
+
+
+def sequence_next_log_marginal(log_prior: Float64, log_prefix: ArrayLike) -> Float64:
+    """RAG-Sequence: log p(y_t|x,y_<t) = log p(y_<=t|x) - log p(y_<t|x), (n, t); together log p(y|x).
+
+    log_prefix (n, k, t): log p(y_<=t|x,z).
+    """
+    whole = next_log_marginal(log_prior, log_prefix)  # (n, t) log p(y_<=t|x)
+    return np.diff(whole, prepend=0.0, axis=-1)
 
 
 def sequence_log_posterior(log_prior: Float64, log_likelihood: ArrayLike, tokens: ArrayLike) -> Float64:
@@ -51,7 +65,8 @@ def sequence_log_posterior(log_prior: Float64, log_likelihood: ArrayLike, tokens
 def token_log_posterior(log_prior: Float64, log_likelihood: ArrayLike) -> Float64:
     """RAG-Token: log p(z|x,y_<=t), (n, t, k): which passage each token rests on.
 
-    The model draws a passage anew for every token, so earlier tokens enter through the likelihood alone.
+    The model draws a passage anew for every token, so earlier tokens enter through the likelihood alone. RAG-Sequence
+    draws one for all: from log p(y_<=t|x,z) in place of the likelihood it is that model's log p(z|x,y_<=t).
     Rows of padding tokens mean nothing.
     """
     return _normalised(np.swapaxes(log_prior[..., None] + _of_tokens(log_prior, log_likelihood), -1, -2))
@@ -74,7 +89,7 @@ def label_log_marginal(log_prior: Float64, log_likelihood: ArrayLike) -> Float64
 
     log_likelihood (n, k, c): log p(label|x,z), end-of-sequence not part of it. Returns (n, c).
     """
-    return _logsumexp(log_prior[..., None] + _of_tokens(log_prior, log_likelihood), axis=-2)
+    return next_log_marginal(log_prior, log_likelihood)
 
 
 def _of_tokens(log_prior: Float64, log_likelihood: ArrayLike) -> Float64:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from openbook.core.types import Float64, GenerationSettings, Int64
-from openbook.models.reading import Reading, Tokens
+from openbook.models.reading import Prefixes, Reading, Tokens
 from openbook.models.search import Hypotheses, Search, decode
 from openbook.models.seq2seq import Contexts, Seq2Seq
 
-_Scored = list[dict[Tokens, dict[int, float]]]
-"""Per question: candidate -> row -> log p(y|x,z), for the pairs scored so far."""
+_Scored = list[dict[Tokens, dict[int, Prefixes]]]
+"""Per question: candidate -> row -> log p(y_<=t|x,z), for the pairs scored so far."""
 
 _MAX_SCORED = 1 << 14  # (row, candidate, token) triples scored at once: bounds memory
 _MARGIN = 1e-3  # nats by which it must be beaten: more than rounding
@@ -53,13 +53,13 @@ class Candidates:
 
     def _record(self, rows: Iterable[int], found: Hypotheses) -> list[Tokens]:
         """Keep what the search saw of its hypotheses' likelihoods; (row, beam) by row."""
-        totals = found.log_likelihood[..., 0].sum(-1).tolist()
+        prefixes = found.log_likelihood[..., 0].double().cumsum(-1).tolist()
         hypotheses = []
-        for row, *of_row in zip(rows, found.length.tolist(), found.tokens.tolist(), totals, strict=True):
-            for length, tokens, total in zip(*of_row, strict=True):
+        for row, *of_row in zip(rows, found.length.tolist(), found.tokens.tolist(), prefixes, strict=True):
+            for length, tokens, log_p in zip(*of_row, strict=True):
                 if length:
                     y = tuple(tokens[:length])
-                    self._scored[self._owner[row]].setdefault(y, {})[row] = total
+                    self._scored[self._owner[row]].setdefault(y, {})[row] = tuple(log_p[:length])
                     hypotheses.append(y)
         return hypotheses
 
@@ -80,19 +80,20 @@ class Candidates:
         return sorted(self._scored[question], key=partial(self._unlikely, question))[:n]
 
     def log_likelihood(self, question: int, candidate: Tokens) -> Float64:
-        """(k,) log p(y|x,z), -inf in empty slots and where it was not scored."""
-        return self._per_slot(self._scored[question][candidate])
-
-    def _per_slot(self, known: dict[int, float]) -> Float64:
-        per_slot: Float64 = np.full(self._log_prior.shape[1], -np.inf)
+        """(k, t) log p(y_<=t|x,z), -inf in empty slots and where it was not scored."""
+        known = self._scored[question][candidate]
+        per_slot: Float64 = np.full((self._log_prior.shape[1], len(candidate)), -np.inf)
         per_slot[self._slot[list(known)]] = list(known.values())
         return per_slot
 
     def _unlikely(self, question: int, candidate: Tokens) -> float:
         return -self._mass(question, self._scored[question][candidate])
 
-    def _mass(self, question: int, known: dict[int, float]) -> float:
-        return float(np.logaddexp.reduce(self._log_prior[question] + self._per_slot(known)))
+    def _mass(self, question: int, known: dict[int, Prefixes]) -> float:
+        """log sum_z p(z|x) p(y|x,z) over these passages."""
+        joint = np.full(self._log_prior.shape[1], -np.inf)
+        joint[self._slot[list(known)]] = [log_p[-1] for log_p in known.values()]
+        return float(np.logaddexp.reduce(self._log_prior[question] + joint))
 
     def _score(self, wanted: list[list[Tokens]], n_best: int | None) -> None:
         """Find the pairs (wanted, row of the question) that are missing; with n_best, only while they matter."""
@@ -106,8 +107,8 @@ class Candidates:
             reading = Reading(self._reader, self._contexts, missing)
             while reading.is_open:
                 for row, finished in enumerate(reading.advance()):
-                    for y, total in finished.items():
-                        self._scored[self._owner[row]][y][row] = total
+                    for y, log_p in finished.items():
+                        self._scored[self._owner[row]][y][row] = log_p
                 if n_best is not None:
                     some = [self._in_reach(q, n_best, candidates, reading) for q, candidates in enumerate(some)]
                     reading.drop([some[q] for q in self._owner])

@@ -46,7 +46,8 @@ class Decoded:
     log_likelihood: float  # log p(y|x) under the formulation asked for
     log_prior: Float64  # (k,) log p(z|x)
     log_posterior: Float64  # (k,) log p(z|x,y); RAG-Token: log of the mean of p(z|x,y_<=t) over the tokens
-    token_log_posterior: Float64 | None = None  # (t, k) log p(z|x,y_<=t), RAG-Token only
+    token_log_likelihood: Float64  # (t,) log p(y_t|x,y_<t), which sum to that of the answer
+    token_log_posterior: Float64  # (t, k) log p(z|x,y_<=t); RAG-Sequence: of all tokens so far, RAG-Token: of each
 
 
 class DecodedToken(NamedTuple):
@@ -145,9 +146,9 @@ def stream(
     for _, _, token, log_likelihood in steps(search, _token_draws(search, 1)):
         token_ids.append(int(token))
         likelihoods.append(_numpy(log_likelihood[0]))
-        one = _decoded_token(log_prior[0], token_ids[-1:], likelihoods[-1][None])
+        one = _decoded_token(log_prior[0], token_ids[-1:], likelihoods[-1][:, None])
         yield DecodedToken(token_ids[-1], one.log_likelihood, one.log_posterior)
-    yield _decoded_token(log_prior[0], token_ids, np.stack(likelihoods))
+    yield _decoded_token(log_prior[0], token_ids, np.stack(likelihoods, -1))
 
 
 @torch.no_grad()
@@ -170,7 +171,12 @@ def score_answers(
     reader = Seq2Seq.of(model, special)
     log_prior = _check(context_ids, context_mask, scores)
     k = log_prior.shape[1]
-    one = _decoded_token if formulation is Formulation.TOKEN else _decoded_sequence
+
+    def one(prior: Float64, y: tuple[int, ...], given: Float64) -> Decoded:
+        if formulation is Formulation.TOKEN:
+            return _decoded_token(prior, y, given)
+        return _decoded_sequence(prior, y, given.cumsum(-1))
+
     decoded = []
     for first, last in _batches(context_mask, log_prior, max_tokens):
         rows, prior = slice(first * k, last * k), log_prior[first:last]
@@ -179,7 +185,7 @@ def score_answers(
         likelihood: Float64 = np.full((*prior.shape, *scored.shape[1:]), -np.inf)
         likelihood[owner, slot] = scored
         for question, given in enumerate(likelihood):  # (k, c, t)
-            decoded.append([one(prior[question], tuple(y), given[:, c, : len(y)].T) for c, y in enumerate(answers)])
+            decoded.append([one(prior[question], tuple(y), given[:, c, : len(y)]) for c, y in enumerate(answers)])
     return decoded
 
 
@@ -192,7 +198,7 @@ def _token(
     likelihoods = _numpy(found.log_likelihood)
     return [
         [
-            _decoded_token(log_prior[question], tokens[b][:length], likelihoods[question, b, :length])
+            _decoded_token(log_prior[question], tokens[b][:length], likelihoods[question, b, :length].T)
             for b, length in enumerate(lengths[:n_best])
             if length
         ]
@@ -224,17 +230,11 @@ def _token_draws(search: Search, n: int) -> Tensor | None:
 
 
 def _decoded_token(log_prior: Float64, token_ids: Sequence[int], log_likelihood: Float64) -> Decoded:
-    """RAG-Token's numbers of one answer from log p(y_t|x,z,y_<t), (t, k)."""
-    tokens = np.ones((1, len(token_ids)), dtype=bool)
-    per_passage = log_likelihood.T[None]  # (1, k, t)
-    posterior = marginal.token_log_posterior(log_prior[None], per_passage)
-    return Decoded(
-        tuple(token_ids),
-        float(marginal.token_log_marginal(log_prior[None], per_passage, tokens)[0]),
-        log_prior,
-        marginal.answer_log_posterior(posterior, tokens)[0],
-        posterior[0],
-    )
+    """RAG-Token's numbers of one answer from log p(y_t|x,z,y_<t), (k, t)."""
+    next_token = marginal.next_log_marginal(log_prior, log_likelihood)
+    posterior = marginal.token_log_posterior(log_prior, log_likelihood)
+    of_answer = marginal.answer_log_posterior(posterior, np.ones(len(token_ids)))
+    return Decoded(tuple(token_ids), float(next_token.sum()), log_prior, of_answer, next_token, posterior)
 
 
 def _sequence(
@@ -252,7 +252,7 @@ def _sequence(
         chosen = [candidates.best(question, n_best) for question in range(len(log_prior))]
     candidates.score(chosen)  # fast is fast in the choice alone: what is reported is exact
     return [
-        [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)[None]) for y in answers]
+        [_decoded_sequence(log_prior[question], y, candidates.log_likelihood(question, y)) for y in answers]
         for question, answers in enumerate(chosen)
     ]
 
@@ -264,11 +264,12 @@ def _encoded(reader: Seq2Seq, ids: Tensor, mask: Tensor, log_prior: Float64) -> 
     return reader.encode(ids[rows], mask[rows]), owner, slot
 
 
-def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_likelihood: Float64) -> Decoded:
-    """RAG-Sequence's numbers of one answer from log p(y_t|x,z,y_<t), (t, k), or log p(y|x,z), (1, k)."""
-    whole = (log_prior[None], log_likelihood.T[None], np.ones((1, len(log_likelihood))))
-    log_marginal, posterior = marginal.sequence_log_marginal(*whole), marginal.sequence_log_posterior(*whole)
-    return Decoded(token_ids, float(log_marginal[0]), log_prior, posterior[0])
+def _decoded_sequence(log_prior: Float64, token_ids: tuple[int, ...], log_prefix: Float64) -> Decoded:
+    """RAG-Sequence's numbers of one answer from log p(y_<=t|x,z), (k, t)."""
+    whole = marginal.next_log_marginal(log_prior, log_prefix)  # (t,) log p(y_<=t|x)
+    posterior = marginal.token_log_posterior(log_prior, log_prefix)
+    next_token = marginal.sequence_next_log_marginal(log_prior, log_prefix)
+    return Decoded(token_ids, float(whole[-1]), log_prior, posterior[-1], next_token, posterior)
 
 
 def _check(context_ids: Tensor, context_mask: Tensor, scores: Tensor) -> Float64:

@@ -123,6 +123,8 @@ class TextEncoder:
         self.pooling = checkpoint.pooling
         weights = checkpoint.fingerprint
         self.space = checkpoint.declared_space or weights
+        self.base = checkpoint.base
+        """The encoder that it began as, where that is known."""
         self._tokenizer = tokenizer = checkpoint.tokenizer
         self._model = place(checkpoint.model, settings)
         self._n_threads = threads(settings.n_threads)

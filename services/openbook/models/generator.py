@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from openbook.config import GeneratorSettings
 from openbook.core.deadline import Check, go_on
+from openbook.core.spelling import spans
 from openbook.core.types import (
     Classification,
     Formulation,
@@ -53,7 +55,7 @@ class RagGenerator:
         settings: GenerationSettings,
         check: Check = go_on,
     ) -> list[Generation]:
-        """The best answer to each question from its own passages, of which there may be different numbers.
+        """The best answers to each question from its own passages, of which there may be different numbers.
 
         With labels it is the most probable one of them, weighed as in `classify`. `check` stops the work by raising:
         see `Seq2Seq.stopped_by`.
@@ -67,10 +69,11 @@ class RagGenerator:
         if settings.labels:
             return self._choose(questions, retrieved, settings, check)
         inputs = self._inputs(questions, retrieved)
-        decoded = decoding.generate(
-            self._model.stopped_by(check), *inputs, settings, max_tokens=self._max_tokens_in_flight
+        model = self._model.stopped_by(check)
+        decoded = decoding.generate_several(
+            model, *inputs, settings, settings.n_answers, max_tokens=self._max_tokens_in_flight
         )
-        return [self._generation(each, r.passages) for each, r in zip(decoded, retrieved, strict=True)]
+        return [self._several(each, r.passages) for each, r in zip(decoded, retrieved, strict=True)]
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
@@ -80,8 +83,8 @@ class RagGenerator:
         The texts of the tokens, joined, are the text of the generation; where tokens know no capitals, that of the
         generation has them as the passages do.
         """
-        if settings.labels:
-            yield from self._choose([question], [retrieved], settings, check)
+        if settings.labels or settings.n_answers > 1:
+            yield from self.generate([question], [retrieved], settings, check)
             return
         ids, mask, scores = self._inputs([question], [retrieved])
         token_ids: list[int] = []
@@ -90,7 +93,7 @@ class RagGenerator:
             if isinstance(item, DecodedToken):
                 token_ids.append(item.token_id)
                 before, text = text, self._checkpoint.text(token_ids)
-                yield Token(text[len(before) :], item.log_likelihood, item.log_posterior)
+                yield Token(text[len(before) :], item.log_likelihood, tuple(item.log_posterior.tolist()))
             else:
                 yield self._generation(item, retrieved.passages)
 
@@ -123,8 +126,10 @@ class RagGenerator:
         scored = self._score(questions, retrieved, answers, settings.formulation, check)
         for each, passages in zip(scored, (r.passages for r in retrieved), strict=True):
             classification = _classification(settings.labels, each, len(passages))
-            best = self._generation(each[settings.labels.index(classification.label)], passages)
-            chosen.append(replace(best, text=classification.label, classification=classification))
+            best = self._generation(
+                each[settings.labels.index(classification.label)], passages, spelled=classification.label
+            )
+            chosen.append(replace(best, classification=classification))
         return chosen
 
     def _score(
@@ -163,15 +168,26 @@ class RagGenerator:
             contexts += [[]] * (k - n_hits)
         return *pad(contexts, self._model.special.pad), scores
 
-    def _generation(self, decoded: Decoded, passages: Sequence[Passage]) -> Generation:
-        per_token, n_hits = decoded.token_log_posterior, len(passages)
+    def _several(self, answers: Sequence[Decoded], passages: Sequence[Passage]) -> Generation:
+        best, *others = (self._generation(each, passages) for each in answers)
+        return replace(best, others=tuple(others))
+
+    def _generation(self, decoded: Decoded, passages: Sequence[Passage], spelled: str | None = None) -> Generation:
+        n_hits, ids = len(passages), decoded.token_ids
+        if spelled is None:
+            spelled = self._checkpoint.answer(ids, passages, decoded.log_posterior)
+        beginnings = [self._checkpoint.text(ids[: t + 1]) for t in range(len(ids))]
+        texts = (text[len(before) :] for before, text in pairwise(["", *beginnings]))
+        log_likelihood, log_posterior = decoded.token_log_likelihood, decoded.token_log_posterior[:, :n_hits]
+        rows = zip(texts, log_likelihood.tolist(), map(tuple, log_posterior.tolist()), strict=True)
+        places = spans(beginnings, spelled)
         return Generation(
-            self._checkpoint.answer(decoded.token_ids, passages, decoded.log_posterior),
-            decoded.token_ids,
+            spelled,
+            ids,
             decoded.log_likelihood,
             decoded.log_prior[:n_hits],
             decoded.log_posterior[:n_hits],
-            None if per_token is None else per_token[:, :n_hits],
+            tuple(Token(*row, *place) for row, place in zip(rows, places, strict=True)),
         )
 
 

@@ -7,6 +7,8 @@ import torch
 from openbook.models.seq2seq import Contexts, Seq2Seq, Steps
 
 Tokens = tuple[int, ...]
+Prefixes = tuple[float, ...]
+"""log p(y_<=t|x,z) of a candidate's first, first two, ... tokens under one passage. The last is that of all of them."""
 
 _BLOCK = 4  # tokens of each candidate read in one step
 
@@ -26,7 +28,7 @@ class Reading:
         """Whether any candidate has tokens left."""
         return any(any(part.open) for part in self._parts)
 
-    def advance(self) -> list[dict[Tokens, float]]:
+    def advance(self) -> list[dict[Tokens, Prefixes]]:
         """Read the next tokens. Gives log p of each row's candidates that are finished by now."""
         return [finished for part in self._parts for finished in part.advance()]
 
@@ -35,7 +37,7 @@ class Reading:
         for (part, i), of_row in zip(self._at, kept, strict=True):
             part.open[i] = [y for y in part.open[i] if y in of_row]
 
-    def log_p(self, row: int, candidate: Tokens) -> float:
+    def log_p(self, row: int, candidate: Tokens) -> Prefixes:
         """Of the tokens that were read so far of a candidate that is not finished."""
         part, i = self._at[row]
         return part.log_p[i][candidate[: part.n_read]]
@@ -46,20 +48,22 @@ class _Part:
 
     def __init__(self, reader: Seq2Seq, contexts: Contexts, candidates: Sequence[Collection[Tokens]]) -> None:
         self.open = [list(of_row) for of_row in candidates]
-        self.log_p: list[dict[Tokens, float]] = [{(): 0.0} for _ in candidates]
+        self.log_p: list[dict[Tokens, Prefixes]] = [{(): ()} for _ in candidates]
         self.n_read = 0
         self._reader, self._steps = reader, Steps(reader, contexts)
         self._beams: list[dict[Tokens, int]] = [{(): 0} for _ in candidates]
 
-    def advance(self) -> list[dict[Tokens, float]]:
+    def advance(self) -> list[dict[Tokens, Prefixes]]:
         begun, end = self.n_read, self.n_read + _BLOCK
         self.n_read = end
         if not any(self.open):
             return [{} for _ in self.open]
         pieces = [list(dict.fromkeys(y[:end] for y in of_row)) for of_row in self.open]
-        for row, (of_row, totals) in enumerate(zip(pieces, self._totals(pieces, begun), strict=True)):
+        for row, (of_row, added) in enumerate(zip(pieces, self._added(pieces, begun), strict=True)):
             before = self.log_p[row]
-            self.log_p[row] = {y: before[y[:begun]] + total for y, total in zip(of_row, totals, strict=False)}
+            self.log_p[row] = {
+                y: _longer(before[y[:begun]], more[: len(y) - begun]) for y, more in zip(of_row, added, strict=False)
+            }
             self._beams[row] = {y: beam for beam, y in enumerate(of_row)}
         finished = [
             {y: log_p[y] for y in of_row if len(y) <= end} for of_row, log_p in zip(self.open, self.log_p, strict=True)
@@ -67,8 +71,8 @@ class _Part:
         self.open = [[y for y in of_row if len(y) > end] for of_row in self.open]
         return finished
 
-    def _totals(self, pieces: list[list[Tokens]], begun: int) -> list[list[float]]:
-        """log p of what each piece adds to its first `begun` tokens."""
+    def _added(self, pieces: list[list[Tokens]], begun: int) -> list[list[list[float]]]:
+        """log p of each token that each piece adds to its first `begun` ones, and whatever behind its end."""
         device, special = self._reader.device, self._reader.special
         shape = (len(pieces), max(map(len, pieces)))
         parents = torch.zeros(shape, dtype=torch.long)
@@ -83,6 +87,11 @@ class _Part:
         self._steps.branch(parents.to(device))
         states, mask = self._steps(inputs.to(device)), mask.to(device)
         known = self._reader.token_log_probs(states[mask], targets.to(device)[mask])
-        totals = torch.zeros(mask.shape, dtype=known.dtype, device=device).masked_scatter(mask, known).sum(-1)
-        of_pieces: list[list[float]] = totals.tolist()
+        added = torch.zeros(mask.shape, dtype=known.dtype, device=device).masked_scatter(mask, known)
+        of_pieces: list[list[list[float]]] = added.tolist()
         return of_pieces
+
+
+def _longer(before: Prefixes, added: Sequence[float]) -> Prefixes:
+    so_far = before[-1] if before else 0.0
+    return (*before, *(so_far := so_far + each for each in added))

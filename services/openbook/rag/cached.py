@@ -108,5 +108,6 @@ def generation_key(fingerprint: str, question: str, retrieved: Retrieved, settin
     A generation depends on nothing else. The search runs every time, so a publication, or a shard that is gone, gives
     other keys; samples have their seed in the settings.
     """
-    passages = [retrieved.snapshot_id, [passage.id for passage in retrieved.passages], retrieved.scores.tolist()]
+    named = [each.id if each.id >= 0 else [each.title, each.text] for each in retrieved.passages]  # or are the caller's
+    passages = [retrieved.snapshot_id, named, retrieved.scores.tolist()]
     return f"{fingerprint}:{json_digest([question, passages, asdict(settings)])}"

@@ -1,9 +1,10 @@
 """The journey of one question, steps 2 to 12 (ARCHITECTURE.md): cached or fresh query, top k, passages, answer."""
 
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,79 +12,29 @@ from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.marginal import log_prior
+from openbook.core.topk import canonical_scores
 from openbook.core.types import (
     NO_HIT,
-    Classification,
-    Coverage,
-    Decoding,
     Float32,
-    Float64,
-    Formulation,
     Generation,
     GenerationSettings,
     Hits,
+    OwnPassage,
     Passage,
+    ReplySettings,
     RetrievalSettings,
     Retrieved,
     Token,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
+from openbook.rag.answer import Answer, Retrieval, alternative, evidence_of, labels_of
 from openbook.rag.cached import Generations, Queries
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
 from openbook.rag.stopwatch import Stopwatch
 
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A passage shown with what it contributed."""
-
-    passage: Passage
-    score: float
-    log_prior: float
-    log_posterior: float
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieval:
-    """What was found for a question. The posterior equals the prior: nothing was generated yet."""
-
-    evidence: tuple[Evidence, ...]  # by score, highest first
-    snapshot_id: str
-    encoder_fingerprint: str
-    complete: bool
-    coverage: Coverage
-    cached: bool
-    request_id: str
-    timings: dict[str, float]  # seconds by stage
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """One of the labels that an answer was chosen from."""
-
-    text: str
-    log_likelihood: float  # log p(label|x) among all answers there are
-    log_probability: float  # among the labels
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer, what it rests on, and what made it."""
-
-    text: str
-    log_likelihood: float  # log p(y|x)
-    evidence: tuple[Evidence, ...]
-    formulation: Formulation
-    decoding: Decoding
-    snapshot_id: str
-    encoder_fingerprint: str
-    generator_fingerprint: str
-    complete: bool
-    coverage: Coverage
-    cached: bool
-    request_id: str
-    timings: dict[str, float]
-    labels: tuple[Label, ...] = ()  # in the order of the request
+BARE = ReplySettings()
+NOTHING = Retrieved((), np.empty(0, np.float32), snapshot_id="")
+"""Of a question whose passages are all the caller's own."""
 
 
 class Pipeline:
@@ -110,52 +61,84 @@ class Pipeline:
         self._generations = Generations(generator, answers)
 
     async def answer(
-        self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
+        self,
+        question: str,
+        retrieval: RetrievalSettings,
+        generation: GenerationSettings,
+        context: Context,
+        reply: ReplySettings = BARE,
+        own: Sequence[OwnPassage] = (),
     ) -> Answer:
-        """The best answer, with its evidence.
+        """The best answer, with its evidence: the k passages that are found, and the caller's own.
 
         Raises:
-            InvalidRequest: the question is empty, too long or no text, k is out of its range, the answer would take too
-                much work, or the index knows no such search parameter.
+            InvalidRequest: the question or a passage is empty, too long or no text, k is out of its range, the answer
+                would take too much work, the index knows no such search parameter, or no encoder is there for
+                passages.
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
-        self.work(retrieval, generation)
+        self.work(retrieval, generation, len(own))
         watch = Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, retrieval, context, watch)
+        question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         with watch.stage("generate", context) as inner:
             generated = await self._generations.find(question, retrieved, generation, inner)
-        return self._to_answer(generated, retrieved, generation, cached, context, watch)
+        return self._to_answer(generated, retrieved, generation, reply, cached, context, watch)
 
     async def stream(
-        self, question: str, retrieval: RetrievalSettings, generation: GenerationSettings, context: Context
+        self,
+        question: str,
+        retrieval: RetrievalSettings,
+        generation: GenerationSettings,
+        context: Context,
+        reply: ReplySettings = BARE,
+        own: Sequence[OwnPassage] = (),
     ) -> AsyncIterator[Retrieval | Token | Answer]:
-        """What was retrieved, then tokens as they are decided, last the answer. Raises as `answer`."""
-        self.work(retrieval, generation)
+        """What was retrieved, then the answer's tokens, last the answer. Raises as `answer`.
+
+        Tokens come as they are decided where they are decided one by one, otherwise when the answer stands; none of an
+        answer that is to be held back if it is not probable enough, which its end alone can tell.
+        """
+        self.work(retrieval, generation, len(own))
         watch = Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, retrieval, context, watch)
+        question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         yield self._to_retrieval(retrieved, cached, context, watch)
+        n_told = 0
         with watch.stage("generate", context) as inner:
             items = self._generator.stream(question, retrieved, generation, inner)
             async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
                 async for item in items:
-                    if isinstance(item, Token):
-                        yield item
-                    else:
+                    if not isinstance(item, Token):
                         generated = item
-        yield self._to_answer(generated, retrieved, generation, cached, context, watch)
+                    elif not reply.min_probability:
+                        n_told += 1
+                        yield item
+        answer = self._to_answer(generated, retrieved, generation, reply, cached, context, watch)
+        if not (n_told or answer.abstained):
+            for token in generated.tokens:
+                yield token
+        yield answer
 
-    async def retrieve(self, question: str, retrieval: RetrievalSettings, context: Context) -> Retrieval:
+    async def retrieve(
+        self, question: str, retrieval: RetrievalSettings, context: Context, own: Sequence[OwnPassage] = ()
+    ) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
-        self.work(retrieval)
+        self.work(retrieval, n_own=len(own))
         watch = Stopwatch(self._clock)
-        _, retrieved, cached = await self._find(question, retrieval, context, watch)
+        _, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         return self._to_retrieval(retrieved, cached, context, watch)
 
-    def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None) -> int:
+    def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None, n_own: int = 0) -> int:
         """`GenerationSettings.work` of an answer, 0 without one. Raises InvalidRequest beyond max_k or max_work."""
-        if not 1 <= retrieval.k <= self._limits.max_k:
-            raise InvalidRequest(f"k must be 1..{self._limits.max_k}, got {retrieval.k}")
-        return generation.work(retrieval.k, self._limits.max_work) if generation else 0
+        limits, least, n_without = self._limits, 0 if n_own else 1, len(retrieval.without)
+        if not least <= retrieval.k <= limits.max_k:
+            raise InvalidRequest(f"k must be {least}..{limits.max_k}, got {retrieval.k}")
+        if retrieval.k + n_without > limits.max_k:  # as many are searched for
+            raise InvalidRequest(
+                f"k and the passages of without must be at most {limits.max_k}, got {retrieval.k} and {n_without}"
+            )
+        if n_own > limits.max_passages:
+            raise InvalidRequest(f"passages must be at most {limits.max_passages}, got {n_own}")
+        return generation.work(retrieval.k + n_own, limits.max_work) if generation else 0
 
     async def aclose(self) -> None:
         """Wait for what is still on its way into the caches."""
@@ -163,12 +146,32 @@ class Pipeline:
         await self._generations.aclose()
 
     async def _find(
-        self, question: str, settings: RetrievalSettings, context: Context, watch: Stopwatch
+        self,
+        question: str,
+        settings: RetrievalSettings,
+        own: Sequence[OwnPassage],
+        context: Context,
+        watch: Stopwatch,
     ) -> tuple[str, Retrieved, bool]:
-        question = check_question(question, self._limits.max_question_chars)
+        question = check_text("question", question, self._limits.max_question_chars)
+        passages = [self._passage(number, each) for number, each in enumerate(own)]
         query, cached = await self._query(question, context, watch)
-        retrieved = await self._retrieve(query, settings, context, watch)
+        retrieved = NOTHING if settings.k == 0 else await self._retrieve(query, settings, context, watch)
+        if passages:
+            with watch.stage("encode passages", context) as inner:
+                vectors = await self._encoder.encode_own(passages, inner)
+            retrieved = _joined(retrieved, passages, canonical_scores(query, vectors))
         return question, retrieved, cached
+
+    def _passage(self, number: int, own: OwnPassage) -> Passage:
+        """One of the caller's own, under an id that no passage of an index has."""
+        limit = self._limits.max_passage_chars
+        text = check_text(f"passages[{number}].text", own.text, limit)
+        title, document_id = (
+            own_text and check_text(f"passages[{number}].{name}", own_text, limit)
+            for name, own_text in (("title", own.title), ("document_id", own.document_id))
+        )
+        return Passage(-1 - number, document_id, title, text)
 
     async def _retrieve(
         self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch
@@ -183,8 +186,14 @@ class Pipeline:
             return await self._fetch(await self._search(query, settings, context, watch), context, watch)
 
     async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Hits:
-        with watch.stage("search", context, k=settings.k) as inner:
-            return await self._retriever.search(query[None, :], settings, inner)
+        wider = replace(settings, k=settings.k + len(set(settings.without)), without=())
+        with watch.stage("search", context, k=wider.k) as inner:
+            hits = await self._retriever.search(query[None, :], wider, inner)
+        if not settings.without:
+            return hits
+        kept = ~np.isin(hits.ids[0], settings.without)
+        best = np.flatnonzero(kept)[: settings.k]
+        return replace(hits, ids=hits.ids[:, best], scores=hits.scores[:, best])
 
     async def _fetch(self, hits: Hits, context: Context, watch: Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
@@ -200,7 +209,7 @@ class Pipeline:
     def _to_retrieval(self, retrieved: Retrieved, cached: bool, context: Context, watch: Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
-            evidence=_evidence(retrieved, prior, prior),
+            evidence=evidence_of(retrieved, prior, prior),
             snapshot_id=retrieved.snapshot_id,
             encoder_fingerprint=self._encoder.fingerprint,
             complete=retrieved.complete,
@@ -215,14 +224,17 @@ class Pipeline:
         generation: Generation,
         retrieved: Retrieved,
         settings: GenerationSettings,
+        reply: ReplySettings,
         cached: bool,
         context: Context,
         watch: Stopwatch,
     ) -> Answer:
+        answers = tuple(alternative(each, reply) for each in generation.several)
+        best, abstained = answers[0], math.exp(generation.log_likelihood) < reply.min_probability
         return Answer(
-            text=generation.text,
+            text="" if abstained else best.text,
             log_likelihood=generation.log_likelihood,
-            evidence=_evidence(retrieved, generation.log_prior, generation.log_posterior),
+            evidence=evidence_of(retrieved, generation.log_prior, generation.log_posterior),
             formulation=settings.formulation,
             decoding=settings.decoding,
             snapshot_id=retrieved.snapshot_id,
@@ -233,35 +245,35 @@ class Pipeline:
             cached=cached,
             request_id=context.request_id,
             timings=watch.read(),
-            labels=_labels(generation.classification) if generation.classification else (),
+            labels=labels_of(generation),
+            tokens=() if abstained else best.tokens,
+            citations=() if abstained else best.citations,
+            answers=answers if abstained or settings.n_answers > 1 else (),
+            abstained=abstained,
         )
 
 
-def check_question(question: str, max_chars: int) -> str:
-    """The question without surrounding white space.
+def check_text(name: str, text: str, max_chars: int) -> str:
+    """The text without surrounding white space.
 
     Raises:
         InvalidRequest: it is empty, longer than `max_chars` or not encodable as UTF-8.
     """
-    question = question.strip()
-    if not question:
-        raise InvalidRequest(f"question must have 1..{max_chars} characters, got none")
-    if len(question) > max_chars:
-        raise InvalidRequest(f"question must have 1..{max_chars} characters, got {len(question)}")
+    text = text.strip()
+    if not text:
+        raise InvalidRequest(f"{name} must have 1..{max_chars} characters, got none")
+    if len(text) > max_chars:
+        raise InvalidRequest(f"{name} must have 1..{max_chars} characters, got {len(text)}")
     try:
-        question.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"question must be UTF-8 text, got {error.object[error.start]!a} at {error.start}"
-        ) from None
-    return question
+        raise InvalidRequest(f"{name} must be UTF-8 text, got {error.object[error.start]!a} at {error.start}") from None
+    return text
 
 
-def _labels(found: Classification) -> tuple[Label, ...]:
-    rows = zip(found.labels, found.log_likelihood.tolist(), found.log_probability.tolist(), strict=True)
-    return tuple(Label(*row) for row in rows)
-
-
-def _evidence(retrieved: Retrieved, prior: Float64, posterior: Float64) -> tuple[Evidence, ...]:
-    rows = zip(retrieved.passages, *(np.asarray(a).tolist() for a in (retrieved.scores, prior, posterior)), strict=True)
-    return tuple(Evidence(*row) for row in rows)
+def _joined(retrieved: Retrieved, passages: Sequence[Passage], scores: Float32) -> Retrieved:
+    """What was found and these, by (score descending, id ascending) as an index that held them all would give them."""
+    of_all = (*retrieved.passages, *passages)
+    all_scores = np.concatenate([retrieved.scores, scores])
+    order = np.lexsort((np.array([passage.id for passage in of_all]), -all_scores))
+    return replace(retrieved, passages=tuple(of_all[i] for i in order), scores=all_scores[order])

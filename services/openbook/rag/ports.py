@@ -29,6 +29,15 @@ class Encoder(Protocol):
         """d"""
         ...
 
+    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
+        """(n, d) embeddings in the space of the index's passages, of the caller's own, whatever else is asked.
+
+        Raises:
+            InvalidRequest: there is no encoder for passages of this space.
+            DeadlineExceeded, Overloaded: as in `encode`.
+        """
+        ...
+
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         """(n, d) embeddings, one row per question, the same bits whatever else is in the batch.
 

@@ -61,9 +61,9 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 def make_encoder(settings: EncoderSettings) -> EncoderModel:
     """The encoder that the settings name, for questions. Raises InvalidModel."""
-    from openbook.models.encoder import TextEncoder
+    from openbook.models.pair import EncoderPair
 
-    return TextEncoder.load(settings, role="query")
+    return EncoderPair.load(settings)
 
 
 def make_generator(settings: GeneratorSettings) -> GeneratorModel:

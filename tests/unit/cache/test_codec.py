@@ -1,7 +1,7 @@
 """What Redis holds: generations come back to the bit, and what no `pack` made is refused."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec, Seal
-from openbook.core.types import Classification, Generation
+from openbook.core.types import Classification, Generation, Token
 
 LOG_P = st.floats(max_value=0, allow_nan=False)
 CODEC = GenerationCodec()
@@ -27,8 +27,10 @@ def generations(draw: st.DrawFn) -> Generation:
     labels = tuple(draw(st.lists(st.text(), min_size=c, max_size=c)))
     chosen = Classification(labels, log_p(c), log_p(c), log_p(k), log_p(c, k))
     token_ids = tuple(draw(st.lists(st.integers(0, 1 << 40), min_size=t, max_size=t)))
-    per_token, classification = draw(st.sampled_from([None, log_p(t, k)])), draw(st.sampled_from([None, chosen]))
-    return Generation(draw(st.text()), token_ids, draw(LOG_P), log_p(k), log_p(k), per_token, classification)
+    tokens = tuple(Token(draw(st.text()), draw(LOG_P), tuple(log_p(k).tolist()), i, i + 1) for i in range(t))
+    classification = draw(st.sampled_from([None, chosen]))
+    one = Generation(draw(st.text()), token_ids, draw(LOG_P), log_p(k), log_p(k), tokens, classification)
+    return draw(st.sampled_from([one, replace(one, others=(one, replace(one, text=draw(st.text()))))]))
 
 
 def assert_same(one: object, other: object) -> None:
@@ -36,6 +38,9 @@ def assert_same(one: object, other: object) -> None:
         assert type(one) is type(other)
         for field in fields(one):
             assert_same(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, tuple) and isinstance(other, tuple):
+        for each, its_twin in zip(one, other, strict=True):
+            assert_same(each, its_twin)
     elif isinstance(one, np.ndarray):
         assert isinstance(other, np.ndarray)
         assert (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())
@@ -54,14 +59,16 @@ def test_a_generation_comes_back_to_the_bit(generation: Generation) -> None:
         {"log_prior": [0.0]},
         {"log_posterior": ["none", 0.0]},
         {"log_likelihood": float("nan")},
-        {"token_log_posterior": [[0.0, 0.0]]},
+        {"tokens": [{"text": "a", "log_likelihood": 0.0, "log_posterior": [0.0], "start": 0, "end": 1}]},
+        {"tokens": [{"text": "a", "log_likelihood": 0.0, "log_posterior": [0.0, 0.0], "start": None, "end": 1}]},
+        {"others": [{"text": "another"}]},
         {"token_ids": 7},
         {"token_ids": [float("inf"), 1]},
         {"classification": {"labels": ["a"]}},
     ],
 )
 def test_what_is_no_generation_is_refused(change: dict[str, Any]) -> None:
-    whole = Generation("text", (1, 2), -1.0, np.zeros(2), np.zeros(2), np.zeros((2, 2)))
+    whole = Generation("text", (1, 2), -1.0, np.zeros(2), np.zeros(2))
     forged = json.dumps(json.loads(CODEC.pack(whole)) | change).encode()
     with pytest.raises((ValueError, KeyError, TypeError, OverflowError)):
         CODEC.unpack(forged)

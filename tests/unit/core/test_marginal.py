@@ -51,12 +51,20 @@ def test_log_space_equals_the_formulas_in_probabilities(problem: Any) -> None:
     token = marginal.token_log_marginal(prior, log_likelihood, tokens)
     posterior = marginal.sequence_log_posterior(prior, log_likelihood, tokens)
     token_posterior = marginal.token_log_posterior(prior, log_likelihood)
+    each = marginal.next_log_marginal(prior, log_likelihood)
+    so_far = np.cumsum(np.nan_to_num(log_likelihood), -1)  # empty slots have a prior of 0
+    each_of_sequence = marginal.sequence_next_log_marginal(prior, so_far)
+    sequence_posterior = marginal.token_log_posterior(prior, so_far)
     for q, (p, of_sequence, of_token, z_given_y, z_given_yt) in enumerate(_written_out(*problem)):
         np.testing.assert_allclose(np.exp(prior[q]), p, atol=1e-12)
         np.testing.assert_allclose(np.exp(sequence[q]), of_sequence, rtol=1e-9)
         np.testing.assert_allclose(np.exp(token[q]), of_token, rtol=1e-9)
         np.testing.assert_allclose(np.exp(posterior[q]), z_given_y, atol=1e-9)
         np.testing.assert_allclose(np.exp(token_posterior[q][: len(z_given_yt)]), z_given_yt, atol=1e-9)
+        length = int(tokens[q].sum())
+        np.testing.assert_allclose(each[q][:length].sum(), token[q], rtol=1e-9)
+        np.testing.assert_allclose(each_of_sequence[q][:length].sum(), sequence[q], rtol=1e-9)
+        np.testing.assert_allclose(np.exp(sequence_posterior[q][length - 1]), z_given_y, atol=1e-9)
         share = np.exp(marginal.answer_log_posterior(token_posterior[q : q + 1], tokens[q : q + 1])[0])
         np.testing.assert_allclose(share, np.mean(z_given_yt, axis=0), atol=1e-9)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openbook.core.spelling import as_spelled
+from openbook.core.spelling import as_spelled, spans
 from openbook.core.types import Passage
 
 TEXT = st.text("aAbBéÉİß1.,- ", max_size=30)
@@ -54,3 +54,28 @@ def test_only_the_spelling_changes(before: str, text: str, after: str) -> None:
     assert plain(spelled) == plain(text)
     if plain(text):
         assert spelled in f"{before} {text} {after}"
+
+
+@pytest.mark.parametrize(
+    ("beginnings", "spelled", "parts"),
+    [
+        (["alex", "alexander", "alexander bell", "alexander bell"], "Alexander Bell", ["Alex", "ander", "Bell", ""]),
+        (["3", "3,", "3, 000"], "3,000", ["3", ",", "000"]),
+        (["pe", "pele"], "Pele\u0301", ["Pe", "le\u0301"]),
+        (["", "é", "é!"], "é!", ["", "é", "!"]),
+        (["one", "one  two"], "One\ntwo", ["One", "two"]),
+        (["yes", "yes sir"], "Yes", ["Yes", ""]),
+    ],
+)
+def test_every_token_has_its_place_in_the_answer(beginnings: list[str], spelled: str, parts: list[str]) -> None:
+    assert [spelled[start:end] for start, end in spans(beginnings, spelled)] == parts
+
+
+@given(st.lists(TEXT, max_size=8))
+def test_places_ascend_and_hold_every_letter_once(texts: list[str]) -> None:
+    whole = "".join(texts)
+    beginnings = ["".join(texts[: i + 1]) for i in range(len(texts))]
+    found = spans(beginnings, whole)
+    places = [0, *(place for span in found for place in span)]
+    assert places == sorted(places)
+    assert plain("".join(whole[start:end] for start, end in found)) == plain(whole)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -96,15 +96,19 @@ def _reference(model: Any, ids: Any, mask: Any, scores: Any, settings: Any, spec
         tokens = np.ones((1, len(answer)))
         posterior = paper.token_log_posterior(prior[None], one)
         log_p = paper.token_log_marginal(prior[None], one, tokens)[0]
-        return Decoded(answer, log_p, prior, paper.answer_log_posterior(posterior, tokens)[0], posterior[0])
+        each = np.logaddexp.reduce(prior[:, None] + one[0])  # every token draws its own passage
+        return Decoded(answer, log_p, prior, paper.answer_log_posterior(posterior, tokens)[0], each, posterior[0])
     proposed = [_search(reader, settings, special) for reader in readers]
     mass: dict[Tokens, Any] = {}
     for y in (y for proposals in proposed for y in proposals):
         counted = [settings.decoding is Decoding.THOROUGH or y in proposals for proposals in proposed]
         mass[y] = np.logaddexp.reduce(np.where(counted, prior + total(y), -np.inf))
     answer = max(mass, key=lambda y: mass[y])
-    joint = prior + total(answer)
-    return Decoded(answer, np.logaddexp.reduce(joint), prior, joint - np.logaddexp.reduce(joint))
+    so_far = [prior + likelihood(answer[: t + 1]).sum(-1) for t in range(len(answer))]  # one passage for all of them
+    whole = [np.logaddexp.reduce(joint) for joint in so_far]
+    per_token = [joint - mass for joint, mass in zip(so_far, whole, strict=True)]
+    each = [whole[0], *(after - before for before, after in pairwise(whole))]
+    return Decoded(answer, whole[-1], prior, per_token[-1], np.array(each), np.array(per_token))
 
 
 def _assert_same(got: Decoded, wanted: Decoded) -> None:
@@ -112,9 +116,8 @@ def _assert_same(got: Decoded, wanted: Decoded) -> None:
     assert got.log_likelihood == pytest.approx(wanted.log_likelihood, abs=1e-9)
     np.testing.assert_allclose(got.log_prior, wanted.log_prior, atol=1e-9)
     np.testing.assert_allclose(got.log_posterior, wanted.log_posterior, atol=1e-9)
-    assert (got.token_log_posterior is None) == (wanted.token_log_posterior is None)
-    if wanted.token_log_posterior is not None:
-        np.testing.assert_allclose(got.token_log_posterior, wanted.token_log_posterior, atol=1e-9)
+    np.testing.assert_allclose(got.token_log_likelihood, wanted.token_log_likelihood, atol=1e-9)
+    np.testing.assert_allclose(got.token_log_posterior, wanted.token_log_posterior, atol=1e-9)
 
 
 def _cases(n: int) -> Any:
@@ -186,9 +189,13 @@ def test_no_question_depends_on_the_others_of_its_batch_nor_on_padding_or_empty_
             _assert_same(part, got)
             assert np.isneginf(got.log_prior[real:]).all()
             assert np.isneginf(got.log_posterior[real:]).all()
-            per_token = None if got.token_log_posterior is None else got.token_log_posterior[:, :real]
             _assert_same(
-                Decoded(got.token_ids, got.log_likelihood, got.log_prior[:real], got.log_posterior[:real], per_token),
+                replace(
+                    got,
+                    log_prior=got.log_prior[:real],
+                    log_posterior=got.log_posterior[:real],
+                    token_log_posterior=got.token_log_posterior[:, :real],
+                ),
                 alone,
             )
 

@@ -135,8 +135,7 @@ class TestStream:
         assert streamed == (last.text.lower() if generator is _reader else last.text)
         assert len(deltas) == len(last.token_ids)
         assert sum(delta.log_likelihood for delta in deltas) == pytest.approx(last.log_likelihood)
-        assert last.token_log_posterior is not None
-        assert np.stack([delta.log_posterior for delta in deltas]) == pytest.approx(last.token_log_posterior)
+        assert [replace(token, start=None, end=None) for token in last.tokens] == deltas
 
     @pytest.mark.parametrize("how", ALL_SETTINGS[:3])
     def test_what_is_not_decided_token_by_token_comes_alone(self, how: GenerationSettings) -> None:
@@ -242,7 +241,8 @@ def test_generation_out_of_labels_gives_the_most_probable_one_whatever_else_is_a
         np.testing.assert_allclose(each.classification.log_probability, wanted.log_probability, atol=1e-4)
         assert each.log_likelihood == pytest.approx(wanted.log_likelihood[best], abs=1e-4)
         np.testing.assert_allclose(each.log_posterior, wanted.log_posterior[best], atol=1e-4)
-        assert (each.token_log_posterior is None) == (formulation is Formulation.SEQUENCE)
+        assert sum(token.log_likelihood for token in each.tokens) == pytest.approx(each.log_likelihood, abs=1e-9)
+        assert "".join(each.text[token.start : token.end] for token in each.tokens) == each.text.replace(" ", "")
         streamed = list(_reader().stream(questions[best], retrieved[best], how))
         assert [item.text for item in streamed] == [how.labels[best]]
         assert isinstance(streamed[0], Generation)
@@ -272,3 +272,44 @@ def test_labels_that_leave_no_choice_are_refused(labels: list[str]) -> None:
 def test_labels_alike_to_the_tokenizer_are_refused(labels: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="labels must differ in their tokens, and none have none"):
         _reader().classify([BIRTH[0]], [BIRTH[1]], labels, Formulation.TOKEN)
+
+
+@pytest.mark.parametrize("how", ALL_SETTINGS)
+@pytest.mark.parametrize("generator", [_reader, _babbler])
+def test_every_token_says_how_likely_it_was_where_it_stands_and_which_passages_it_rests_on(
+    how: GenerationSettings, generator: Callable[[], RagGenerator]
+) -> None:
+    for each in generator().generate(*zip(TELEPHONE, BIRTH, strict=True), how):
+        shares = np.exp([token.log_posterior for token in each.tokens])
+        assert shares.shape == (len(each.token_ids), len(each.log_prior))
+        np.testing.assert_allclose(shares.sum(1), 1, atol=1e-9)
+        assert sum(token.log_likelihood for token in each.tokens) == pytest.approx(each.log_likelihood, abs=1e-9)
+        if how.formulation is Formulation.SEQUENCE:  # it draws one passage for all of its tokens
+            assert each.tokens[-1].log_posterior == tuple(each.log_posterior)
+        else:
+            np.testing.assert_allclose(shares.mean(0), np.exp(each.log_posterior), atol=1e-9)
+        parts = [each.text[token.start : token.end] for token in each.tokens]
+        assert "".join("".join(parts).split()) == "".join(each.text.split())
+        said = "".join(token.text for token in each.tokens)
+        assert said == (each.text.lower() if generator is _reader else each.text)
+
+
+def test_several_answers_come_best_first_and_the_first_is_the_one_that_comes_alone() -> None:
+    pair = list(zip(TELEPHONE, BIRTH, strict=True))
+    for how in (ALL_SETTINGS[0], ALL_SETTINGS[2]):
+        alone = _reader().generate(*pair, how)
+        several = _reader().generate(*pair, replace(how, n_answers=3))
+        for one, found in zip(alone, several, strict=True):
+            _assert_equal([found], [one])
+            assert len({each.token_ids for each in found.several}) == len(found.several) == 3
+            assert not any(each.others for each in found.others)
+            if how.formulation is Formulation.SEQUENCE:
+                likelihoods = [each.log_likelihood for each in found.several]
+                assert likelihoods == sorted(likelihoods, reverse=True)
+    drawn = GenerationSettings(formulation=Formulation.TOKEN, temperature=1.0, seed=3, n_answers=4)
+    samples = _reader().generate([TELEPHONE[0]], [TELEPHONE[1]], drawn)[0].several
+    assert len(samples) == 4
+    _assert_equal(samples[:1], _reader().generate([TELEPHONE[0]], [TELEPHONE[1]], replace(drawn, n_answers=1)))
+    [only] = list(_reader().stream(*TELEPHONE, drawn))
+    assert isinstance(only, Generation)
+    assert [each.text for each in only.several] == [each.text for each in samples]

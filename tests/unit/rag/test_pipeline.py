@@ -1,8 +1,10 @@
 """The journey of one question, with fakes that work: in milliseconds, without servers or models."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +19,16 @@ from openbook.core.types import (
     Formulation,
     Generation,
     GenerationSettings,
+    OwnPassage,
     Passage,
+    ReplySettings,
     RetrievalSettings,
     Retrieved,
     Token,
 )
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
-from openbook.rag.pipeline import Answer, Pipeline, Retrieval
+from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.pipeline import Pipeline
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 PASSAGES = [
@@ -253,7 +258,7 @@ def test_closing_a_stream_closes_the_generator_behind_it() -> None:
         ) -> AsyncIterator[Token | Generation]:
             try:
                 while True:
-                    yield Token("again", 0.0, np.zeros(1))
+                    yield Token("again", 0.0, (0.0,))
             finally:
                 closed.append(question)
 
@@ -291,3 +296,133 @@ def test_timings_are_read_off_the_clock() -> None:
     )
     assert found.timings["encode"] == 0.25
     assert found.timings["total"] == 0.25
+
+
+# --- what if: other evidence
+
+
+def of_index(passages: Sequence[Passage], retrieval: RetrievalSettings, own: Sequence[OwnPassage] = ()) -> Answer:
+    """The answer of an index that holds just these passages."""
+    encoder = HashEncoder()
+    index = ExactIndex(passages, encoder.encode_passages(passages), n_shards=2)
+    rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(9), AnswerDefaults(max_k=10), ManualClock())
+    question = "was the telephone patented by Bell, who was born there?"
+    return asyncio.run(
+        rag.answer(question, retrieval, GenerationSettings(), Context(), ReplySettings(tokens=True), own)
+    )
+
+
+def rests_on(found: Answer) -> list[tuple[str, str, float, float, float]]:
+    return [(e.passage.title, e.passage.text, e.score, e.log_prior, e.log_posterior) for e in found.evidence]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("without", [(0,), (1,), (2, 0), (1, 1, 7)])
+def test_without_passages_is_an_index_that_never_had_them(k: int, without: tuple[int, ...]) -> None:
+    found = of_index(PASSAGES, RetrievalSettings(k=k, without=without))
+    left = [passage for passage in PASSAGES if passage.id not in without]
+    wanted = of_index([replace(passage, id=i) for i, passage in enumerate(left)], RetrievalSettings(k=k))
+    assert rests_on(found) == rests_on(wanted)
+    assert (found.text, found.log_likelihood, found.tokens) == (wanted.text, wanted.log_likelihood, wanted.tokens)
+
+
+@pytest.mark.parametrize("given", [[0], [2, 1], [0, 1, 2]])
+def test_own_passages_are_read_as_if_the_index_had_them(given: list[int]) -> None:
+    own = [OwnPassage(PASSAGES[i].text, PASSAGES[i].title, PASSAGES[i].document_id) for i in given]
+    left = [passage for i, passage in enumerate(PASSAGES) if i not in given]
+    k = len(left)
+    found = of_index([replace(passage, id=i) for i, passage in enumerate(left)], RetrievalSettings(k=k), own)
+    wanted = of_index(PASSAGES, RetrievalSettings(k=3))
+    assert rests_on(found) == rests_on(wanted)
+    assert (found.text, found.tokens, found.citations) == (wanted.text, wanted.tokens, wanted.citations)
+    ids = {e.passage.document_id: e.passage.id for e in found.evidence}
+    assert [ids[each.document_id] for each in own] == [-1 - number for number in range(len(own))]
+
+
+def test_own_passages_alone_are_searched_for_nowhere() -> None:
+    found = of_index(PASSAGES, RetrievalSettings(k=0), [OwnPassage("Meucci invented the telephone")])
+    assert (found.text, found.snapshot_id, found.coverage) == ("Meucci invented the telephone", "", Coverage(0, 0))
+    assert found.complete
+    assert [e.log_posterior for e in found.evidence] == [0.0]
+    assert "search" not in found.timings
+
+
+@pytest.mark.parametrize(
+    ("retrieval", "own", "message"),
+    [
+        ({"k": 0}, [], r"k must be 1\.\.10, got 0"),
+        ({"k": 9, "without": (1, 2)}, [], "k and the passages of without must be at most 10, got 9 and 2"),
+        ({"without": (-1,)}, [], r"without must be 0\.\."),
+        ({"without": tuple(range(101))}, [], r"passages of without must be 0\.\.100, got 101"),
+        ({}, [OwnPassage("x")] * 21, "passages must be at most 20, got 21"),
+        ({}, [OwnPassage("x"), OwnPassage(" ")], r"passages\[1\]\.text must have 1\.\.10000 characters, got none"),
+        ({}, [OwnPassage("x", title="\ud800")], r"passages\[0\]\.title must be UTF-8 text"),
+        ({}, [OwnPassage("x" * 10_001)], r"passages\[0\]\.text must have 1\.\.10000 characters, got 10001"),
+    ],
+)
+def test_bad_evidence_is_refused_by_name(retrieval: dict[str, Any], own: list[OwnPassage], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        of_index(PASSAGES, RetrievalSettings(**retrieval), own)
+
+
+# --- what is told of an answer
+
+
+class Unsure(EchoGenerator):
+    """Gives its answers a probability of a half."""
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+    ) -> Generation:
+        found = await super().generate(question, retrieved, settings, context)
+        return replace(found, log_likelihood=math.log(0.5))
+
+
+def told(**values: Any) -> Answer:
+    generation = GenerationSettings(n_answers=values.pop("n_answers", 1))
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    rag = Pipeline(encoder, index, index, Unsure(), MemoryCache(9), AnswerDefaults(), ManualClock())
+    return asyncio.run(rag.answer("telephone", asked(2), generation, Context(), ReplySettings(**values)))
+
+
+def test_tokens_citations_and_further_answers_come_if_asked_for() -> None:
+    bare = told()
+    assert (bare.tokens, bare.citations, bare.answers, bare.abstained) == ((), (), (), False)
+    full = told(tokens=True, n_answers=3)
+    assert full.text == bare.text
+    assert [full.text[token.start : token.end] for token in full.tokens] == full.text.split()
+    assert [(each.start, each.end) for each in full.citations] == [(0, len(full.text))]
+    assert [each.text for each in full.answers] == [full.text] * 3
+    assert full.answers[0].tokens == full.tokens
+    assert np.exp(full.answers[2].log_posterior).sum() == pytest.approx(1)
+
+
+def test_an_answer_less_probable_than_asked_for_is_held_back_with_what_would_have_been_said() -> None:
+    assert not told(min_probability=0.5).abstained
+    held = told(min_probability=0.51, tokens=True)
+    assert (held.text, held.tokens, held.citations, held.abstained) == ("", (), (), True)
+    assert [each.text for each in held.answers] == [told().text]
+    assert held.answers[0].tokens
+    assert held.log_likelihood == math.log(0.5)
+    with pytest.raises(InvalidRequest, match=r"min_probability must be 0\.0\.\.1\.0, got 1\.5"):
+        told(min_probability=1.5)
+
+
+@pytest.mark.parametrize("min_probability", [0.0, 0.4, 0.6])
+@pytest.mark.parametrize("how", [GREEDY_TOKEN, GenerationSettings()])
+def test_a_stream_tells_the_tokens_of_every_answer_but_of_none_that_is_held_back(
+    how: GenerationSettings, min_probability: float
+) -> None:
+    async def scenario() -> tuple[list[object], Answer]:
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Unsure(), MemoryCache(9), AnswerDefaults(), ManualClock())
+        reply = ReplySettings(min_probability=min_probability)
+        _, *tokens, last = [item async for item in rag.stream("telephone", asked(2), how, Context(), reply)]
+        assert isinstance(last, Answer)
+        return tokens, last
+
+    tokens, last = asyncio.run(scenario())
+    assert "".join(token.text for token in tokens if isinstance(token, Token)) == last.text
+    assert last.abstained == (min_probability > 0.5) == (not tokens)

@@ -272,7 +272,11 @@ def test_an_answer_out_of_labels_comes_with_the_probability_of_each() -> None:
     assert over_grpc.answer == "Bell"
     assert [MessageToDict(label, preserving_proto_field_name=True) for label in over_grpc.labels] == response["labels"]
     streamed = request("POST", "/v1/answer/stream", json={**body, "formulation": "token", "n_beams": 1}).text
-    assert [line for line in streamed.splitlines() if line.startswith("event")] == ["event: retrieved", "event: answer"]
+    assert [line for line in streamed.splitlines() if line.startswith("event")] == [
+        "event: retrieved",
+        "event: token",
+        "event: answer",
+    ]
     assert request("POST", "/v1/answer", json={"question": "who"}).json()["labels"] == []
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from openbook import wire
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, Token
 from openbook.errors import InvalidRequest
-from openbook.rag.pipeline import Answer, Evidence, Retrieval
+from openbook.rag.answer import Answer, Evidence, Retrieval
 from openbook.v1 import answer_pb2
 
 # What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
@@ -47,7 +47,8 @@ class RetrieveRequest(_Request):
     ef_search: Annotated[Whole32 | None, Field(description="HNSW: candidates kept.")] = None
     rerank_factor: Annotated[Whole32 | None, Field(description="Candidates per hit scored exactly.")] = None
     without: Annotated[
-        tuple[Whole64, ...] | None, Field(description="Ids of passages that are no evidence, as if there were none such.")
+        tuple[Whole64, ...] | None,
+        Field(description="Ids of passages that are no evidence, as if there were none such."),
     ] = None
     passages: Annotated[
         tuple[OwnPassageIn, ...] | None,

@@ -12,10 +12,11 @@ from typing import TypeVar
 from openbook.config import Settings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import GenerationSettings, RetrievalSettings
+from openbook.core.types import GenerationSettings, OwnPassage, ReplySettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
-from openbook.rag.pipeline import Answer, Pipeline, Retrieval
+from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.pipeline import BARE, Pipeline
 from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
 from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
@@ -23,7 +24,7 @@ from openbook.tracing.spans import span
 
 log = logging.getLogger(__name__)
 
-Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings)
+Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings, ReplySettings)
 
 
 class AnswerService:
@@ -54,17 +55,17 @@ class AnswerService:
         """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
         with self._served("Answer", request, context) as context:
             context = self._in_time(request, context)
-            retrieval, generation, work = self._asked_for(request)
-            with self._admission.admitted(context, work):
-                return await self._pipeline.answer(request.question, retrieval, generation, context)
+            retrieval, generation, reply, own = self._asked_for(request)
+            with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
+                return await self._pipeline.answer(request.question, retrieval, generation, context, reply, own)
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
         with self._served("AnswerStream", request, context) as context:
             context = self._in_time(request, context)
-            retrieval, generation, work = self._asked_for(request)
-            with self._admission.admitted(context, work):
-                events = self._pipeline.stream(request.question, retrieval, generation, context)
+            retrieval, generation, reply, own = self._asked_for(request)
+            with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
+                events = self._pipeline.stream(request.question, retrieval, generation, context, reply, own)
                 async with aclosing(events):  # type: ignore[type-var]  # an async generator
                     async for event in events:
                         yield event
@@ -75,7 +76,7 @@ class AnswerService:
             context = self._in_time(request, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
-                return await self._pipeline.retrieve(request.question, retrieval, context)
+                return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
 
     @contextmanager
     def _served(self, method: str, request: RetrieveRequest, context: Context) -> Iterator[Context]:
@@ -116,11 +117,12 @@ class AnswerService:
         told.args = (message,)
         return told
 
-    def _asked_for(self, request: AnswerRequest) -> tuple[RetrievalSettings, GenerationSettings, int]:
-        """What is asked for, and its work."""
+    def _asked_for(
+        self, request: AnswerRequest
+    ) -> tuple[RetrievalSettings, GenerationSettings, ReplySettings, list[OwnPassage]]:
         retrieval = _overridden(self._defaults.retrieval(), request)
         generation = _overridden(self._defaults.generation(), request)
-        return retrieval, generation, self._pipeline.work(retrieval, generation)
+        return retrieval, generation, _overridden(BARE, request), _own(request)
 
     def _in_time(self, request: RetrieveRequest, context: Context) -> Context:
         limit_s = self._defaults.max_timeout_s
@@ -134,6 +136,10 @@ def _overridden(defaults: Chosen, request: RetrieveRequest) -> Chosen:
     """The settings with what the request says, which has a field of the same name for each of them."""
     asked = {each.name: getattr(request, each.name) for each in fields(defaults)}
     return replace(defaults, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _own(request: RetrieveRequest) -> list[OwnPassage]:
+    return [OwnPassage(**dict(each)) for each in request.passages or ()]
 
 
 def with_request_id(context: Context, request_id: str) -> Context:

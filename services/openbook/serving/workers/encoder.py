@@ -9,7 +9,7 @@ import numpy as np
 from openbook.config import EncoderSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check
-from openbook.core.types import Float32
+from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
 from openbook.serving.workers.batching import Batcher
@@ -38,6 +38,10 @@ class EncoderModel(Protocol):
         """Questions of equal length are computed together. Raises InvalidRequest for those too long to be read."""
         ...
 
+    def encode_passages(self, passages: Sequence[Passage], /) -> Float32:
+        """(n, d) in the space of the queries. Raises InvalidRequest where there is no encoder for that."""
+        ...
+
     def encode_questions(self, questions: Sequence[str], check: Check, /) -> Float32:
         """(n, d), the same bits whatever else is asked. Calls `check` between its steps."""
         ...
@@ -54,13 +58,12 @@ class LocalEncoder:
         self.space = model.space
         self.dimension = model.dimension
         self._model = model
-        self._batcher: Batcher[str, Float32] = Batcher(
+        self._batcher: Batcher[str | Passage, Float32] = Batcher(
             self._encode,
             name="encoder",
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
-            # Who asks for too much is refused here, before the queue, and spoils no batch.
-            key=model.padded_length,
+            key=self._length,
         )
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
@@ -68,12 +71,24 @@ class LocalEncoder:
             return np.empty((0, self.dimension), np.float32)
         return np.stack(await asyncio.gather(*(self._batcher.submit(question, context) for question in questions)))
 
+    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
+        return np.stack(await asyncio.gather(*(self._batcher.submit(passage, context) for passage in passages)))
+
     async def aclose(self) -> None:
         """End the worker thread."""
         await self._batcher.aclose()
 
-    def _encode(self, questions: Sequence[str], check: Check) -> list[Float32]:
-        return list(self._model.encode_questions(questions, check))
+    def _length(self, item: str | Passage) -> int | Passage:
+        """What is encoded together: questions of one length, passages alone, so that their bits depend on no other."""
+        # Who asks for too much is refused here, before the queue, and spoils no batch.
+        return self._model.padded_length(item) if isinstance(item, str) else item
+
+    def _encode(self, items: Sequence[str | Passage], check: Check) -> list[Float32]:
+        questions = [item for item in items if isinstance(item, str)]
+        if questions:
+            return list(self._model.encode_questions(questions, check))
+        (passage,) = {item for item in items if isinstance(item, Passage)}
+        return [self._model.encode_passages([passage])[0]] * len(items)
 
 
 class EncoderDeployment:
@@ -93,6 +108,10 @@ class EncoderDeployment:
         """As `rag.ports.Encoder.encode`."""
         return await answered("encoder replica", context, lambda inner: self._encoder.encode(questions, inner))
 
+    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32 | OpenbookError:
+        """As `rag.ports.Encoder.encode_own`."""
+        return await answered("encoder replica", context, lambda inner: self._encoder.encode_own(passages, inner))
+
 
 class RemoteEncoder:
     """The encoder's deployment as the port `rag.ports.Encoder`."""
@@ -111,5 +130,11 @@ class RemoteEncoder:
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         embeddings: Float32 = await call(
             "encoder", context, lambda: self._handle.encode.remote(list(questions), context)
+        )
+        return embeddings
+
+    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
+        embeddings: Float32 = await call(
+            "encoder", context, lambda: self._handle.encode_own.remote(list(passages), context)
         )
         return embeddings

@@ -1,0 +1,65 @@
+"""A query encoder, and beside it the passage encoder of its space, loaded when the first passage comes."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from openbook.config import EncoderSettings, ModelSettings
+from openbook.core.deadline import Check, go_on
+from openbook.core.types import Float32, Passage
+from openbook.errors import InvalidModel, InvalidRequest
+from openbook.models.embedded import EMBEDDED
+from openbook.models.encoder import TextEncoder
+
+
+class EncoderPair:
+    """Questions, and passages that are not in the index, into its space. Not for several threads at once."""
+
+    def __init__(self, questions: TextEncoder, settings: EncoderSettings) -> None:
+        self.fingerprint = questions.fingerprint
+        self.space = questions.space
+        self.dimension = questions.dimension
+        self._questions = questions
+        # What the snapshot's builder has: its embeddings are float32.
+        self._name = settings.passage_model or (EMBEDDED if questions.base else settings.model)
+        self._settings = ModelSettings(model=self._name, device=settings.device, n_threads=settings.n_threads)
+        self._passages: TextEncoder | None = None
+        self._missing = ""
+
+    @classmethod
+    def load(cls, settings: EncoderSettings) -> Self:
+        """The query encoder that the settings name. Raises InvalidModel as `TextEncoder.load`."""
+        return cls(TextEncoder.load(settings), settings)
+
+    def padded_length(self, question: str) -> int:
+        """As `TextEncoder.padded_length`."""
+        return self._questions.padded_length(question)
+
+    def encode_questions(self, questions: Sequence[str], check: Check = go_on) -> Float32:
+        """As `TextEncoder.encode_questions`."""
+        return self._questions.encode_questions(questions, check)
+
+    def encode_passages(self, passages: Sequence[Passage]) -> Float32:
+        """As `TextEncoder.encode_passages`.
+
+        Raises:
+            InvalidRequest: `encoder.passage_model` is not the encoder of the index's passages.
+        """
+        if self._passages is None and not self._missing:
+            self._load_passages()
+        if self._passages is None:
+            raise InvalidRequest(f"passages of your own cannot be read here: {self._missing}")
+        return self._passages.encode_passages(passages)
+
+    def _load_passages(self) -> None:
+        try:
+            found = TextEncoder.load(self._settings, role="passage")
+        except InvalidModel as error:
+            self._missing = f"encoder.passage_model: {error}"
+            return
+        if found.space == self.space:
+            self._passages = found
+        else:
+            self._missing = (
+                f"encoder.passage_model must name the encoder of the index's passages, which is {self.space}, "
+                f"got {self._name!r}, which is {found.space}"
+            )

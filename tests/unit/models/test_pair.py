@@ -1,0 +1,33 @@
+"""Callers' own passages get the embeddings that the index would hold of them."""
+
+import numpy as np
+import pytest
+
+from openbook.config import EncoderSettings
+from openbook.core.types import Passage
+from openbook.errors import InvalidRequest
+from openbook.models.encoder import TextEncoder
+from openbook.models.pair import EncoderPair
+
+BELL = Passage(-1, "", "Telephone", "Bell patented the telephone in 1876")
+MOON = Passage(-2, "", "Moon", "the Moon goes around the Earth")
+
+
+def test_own_passages_are_encoded_as_the_index_was() -> None:
+    pair = EncoderPair.load(EncoderSettings())
+    builder = TextEncoder.load(EncoderSettings(), role="passage")
+    assert pair.space == builder.space
+    assert pair.fingerprint != builder.fingerprint, "the embedded query encoder is another one"
+    for passage in (BELL, MOON):
+        ours, its = pair.encode_passages([passage]), builder.encode_passages([passage])
+        assert ours.tobytes() == its.tobytes()
+    near, far = pair.encode_passages([BELL, MOON]) @ pair.encode_questions(["who patented the telephone?"])[0]
+    assert near > far
+
+
+def test_an_encoder_of_another_space_is_refused_by_name_every_time() -> None:
+    pair = EncoderPair.load(EncoderSettings(passage_model="no/such/encoder"))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"encoder\.passage_model: .*no/such/encoder"):
+            pair.encode_passages([BELL])
+    assert np.isfinite(pair.encode_questions(["who?"])).all()
