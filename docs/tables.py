@@ -45,7 +45,11 @@ def sections(kind: type[Section]) -> dict[str, type[Section]]:
 
 
 PARTS: dict[str, dict[str, type[Section]]] = {
-    "Serving: `openbook up`, `deploy/serve.yaml`": {**sections(config.Settings), "index.tls": config.ClientTls},
+    "Serving: `openbook up`, `deploy/serve.yaml`": {
+        **sections(config.Settings),
+        "index.tls": config.ClientTls,
+        "access.limits": config.Limits,
+    },
     "An index server: `openbook index serve`": {
         "index_server": config.IndexServerSettings,
         "index_server.tls": config.ServerTls,

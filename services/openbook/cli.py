@@ -10,6 +10,7 @@ import typer
 
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest, OpenbookError
+from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
 app.add_typer(index_app, name="index")
+app.add_typer(keys_app, name="keys")
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 
@@ -236,13 +238,17 @@ def ask(
     min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
 ) -> None:
-    """Ask a running system. Shows the answer with its passages, priors, posteriors and timings."""
+    """Ask a running system. Shows the answer with its passages, priors, posteriors and timings.
+
+    Where a key is needed, it is taken from OPENBOOK_API_KEY.
+    """
     from openbook.client import Client
     from openbook.core.types import OwnPassage
     from openbook.terminal import print_answer
 
     about_us = ("question", "server", "timeout_s")
-    with Client(server, timeout_s) as client:
+    # Not an option: everybody on this machine would see it in the list of processes.
+    with Client(server, timeout_s, os.environ.get("OPENBOOK_API_KEY")) as client:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
         asked["passages"] = [OwnPassage(text) for text in passages or ()]
         print_answer(question, client.answer(question, **asked))

@@ -56,8 +56,9 @@ class AnswerOptions(RetrieveOptions, total=False):
 class Client:
     """A connection to one endpoint, safe to share between threads. Options left out take the server's defaults."""
 
-    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 30.0, api_key: str | None = None) -> None:
         self._channel = grpc.insecure_channel(address)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stub = AnswerServiceStub(self._channel)
         self._timeout_s = timeout_s
 
@@ -68,20 +69,20 @@ class Client:
             OpenbookError: the one that the server raised.
         """
         with _from_grpc():
-            return self._stub.Answer(self._request(question, options), timeout=self._timeout_s + GRACE_S)
+            return self._stub.Answer(self._request(question, options), **self._call())
 
     def stream(self, question: str, **options: Unpack[AnswerOptions]) -> Iterator[AnswerEvent]:
         """The passages, each token as it is decided, the answer: RAG-Token, greedy or sampled. Raises as `answer`."""
         one_by_one: AnswerOptions = {"formulation": Formulation.TOKEN, "n_beams": 1}
         with _from_grpc():
             request = self._request(question, {**options, **one_by_one})
-            yield from self._stub.AnswerStream(request, timeout=self._timeout_s + GRACE_S)
+            yield from self._stub.AnswerStream(request, **self._call())
 
     def retrieve(self, question: str, **options: Unpack[RetrieveOptions]) -> RetrieveResponse:
         """The passages and their prior alone. Raises as `answer`."""
         with _from_grpc():
             request = _filled(RetrieveRequest(question=question, timeout_s=self._timeout_s), options)
-            return self._stub.Retrieve(request, timeout=self._timeout_s + GRACE_S)
+            return self._stub.Retrieve(request, **self._call())
 
     def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
@@ -92,6 +93,9 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _call(self) -> dict[str, Any]:
+        return {"timeout": self._timeout_s + GRACE_S, "metadata": self._metadata}
 
     def _request(self, question: str, options: AnswerOptions) -> AnswerRequest:
         return _filled(AnswerRequest(question=question, timeout_s=self._timeout_s), options)

@@ -230,6 +230,44 @@ class ServingSettings(Section):
         return f"{self.host}:{self.grpc_port}"
 
 
+Count = Annotated[int, Field(ge=1, lt=1 << 53)]
+
+
+class Limits(Section):
+    """How much one caller may ask for; none: as much as there are places for."""
+
+    questions_per_minute: Count | None = None  # also those that only retrieve
+    questions_per_day: Count | None = None  # from midnight to midnight, UTC
+    tokens_per_minute: Count | None = None  # of answers: as many as were asked for (max_new_tokens)
+    tokens_per_day: Count | None = None  # from midnight to midnight, UTC
+
+
+class AccessSettings(Section):
+    """Who may ask."""
+
+    # Where keys are kept. none: nobody needs one, and the endpoint listens on loopback alone
+    keys: Literal["none", "file", "redis"] = "none"
+    path: Path | None = None  # of the file, for `file`; on a cluster every node must see it
+    # of the Redis, for `redis`: one that forgets nothing, unlike the cache's; `openbook deploy` fills in its own
+    url: SecretRedisUrl | None = None
+    tls: ClientTls | None = None  # for rediss://; with none, certificates that this machine trusts
+    # how long a key that was seen still lets in while file or Redis cannot be read; others are refused at once
+    known_for_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    allow_anonymous: bool = False  # listen beyond loopback although nobody needs a key
+    limits: Limits = Limits()  # of every caller whose key names no others
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "AccessSettings":
+        if self.keys == "file" and self.path is None:
+            raise ValueError("path must name the file where keys are kept")
+        return self
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether who asks must show who he is."""
+        return self.keys != "none"
+
+
 class Settings(Section):
     """Everything `openbook.serving.app.build` needs."""
 
@@ -239,6 +277,7 @@ class Settings(Section):
     generator: ServedGeneratorSettings = ServedGeneratorSettings()
     answer: AnswerDefaults = AnswerDefaults()
     serving: ServingSettings = ServingSettings()
+    access: AccessSettings = AccessSettings()
 
     @model_validator(mode="after")
     def _any_answer_can_be_admitted(self) -> "Settings":

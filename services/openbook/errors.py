@@ -3,12 +3,15 @@
     OpenbookError               INTERNAL             500   never raised itself
     ├── InvalidRequest          INVALID_ARGUMENT     400   the caller's fault: names the thing, the value and the limit
     │   └── BodyTooLarge                             413   over HTTP: more bytes than any request needs
+    ├── Unauthenticated         UNAUTHENTICATED      401   nobody knows who asks: no key, a wrong or an expired one
+    ├── PermissionDenied        PERMISSION_DENIED    403   known, and not allowed: names the scope that is needed
     ├── UnknownPassage          NOT_FOUND            404   an id that the snapshot does not hold
     ├── Overloaded              RESOURCE_EXHAUSTED   429   no place, or the answer would be late; nothing was done
     ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
     │   └── BodyTooSlow                              408   over HTTP: the request itself took too long to arrive
     ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
     ├── ModelUnavailable        UNAVAILABLE          503   no replica of the encoder or the generator answers
+    ├── KeysUnavailable         UNAVAILABLE          503   who asks cannot be looked up
     ├── SnapshotMismatch        FAILED_PRECONDITION  503   shards or encoder belong to different snapshots
     └── StartupError            FAILED_PRECONDITION  500   stops a process at its start, before it serves
         ├── InvalidConfig                                  a setting; names file, key and value
@@ -42,6 +45,20 @@ class BodyTooLarge(InvalidRequest):
     """More bytes than any request needs."""
 
     http_status = 413
+
+
+class Unauthenticated(OpenbookError):
+    """Nobody knows who asks."""
+
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDenied(OpenbookError):
+    """Who asks is known, and may not; names the scope that is needed."""
+
+    grpc_code = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class UnknownPassage(OpenbookError):
@@ -92,6 +109,13 @@ class ShardUnavailable(OpenbookError):
 
 class ModelUnavailable(OpenbookError):
     """No replica of the encoder or the generator answers."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+
+
+class KeysUnavailable(OpenbookError):
+    """Who asks cannot be looked up, and so is not let in."""
 
     grpc_code = "UNAVAILABLE"
     http_status = 503

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Formulation
 
 if TYPE_CHECKING:
     from openbook.index.client.publish import Listed
+    from openbook.serving.access.keys import KeyRecord
 
 console = Console()
 
@@ -95,6 +97,24 @@ def print_snapshots(rows: "Iterable[Listed]") -> None:
         style = {"current": "green", "": "dim"}.get(row.state, "")
         console.print(Text(f"{row.where:<{width}}  {state:<12} {row.snapshot_id[:12]}  {created}", style))
         console.print(Padding(Text(f"{row.n_passages:,} passages  {row.factory}  {measured}", style), (0, 0, 0, 4)))
+
+
+def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
+    """A row a key, the newest last; those that let nobody in are dim."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title in ("key", "of", "scopes", "made", "expires", "state"):
+        table.add_column(title, no_wrap=title == "key")
+    for record in sorted(records, key=lambda each: each.created):
+        state = record.why_dead(now)
+        days = [_day(time) for time in (record.created, record.expires)]
+        who = f"{record.tenant}/{record.name}" if record.tenant else record.name
+        row = (f"ob_{record.prefix}_", who, " ".join(record.scopes), *days, state or "alive")
+        table.add_row(*row, style="dim" if state else "")
+    console.print(table)
+
+
+def _day(seconds: float | None) -> str:
+    return "never" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
 def _searched(coverage: Coverage) -> str:

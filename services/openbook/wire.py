@@ -54,9 +54,8 @@ def parameters_from_wire(parameters: index_pb2.SearchParameters) -> SearchParame
 
 def context_to_wire(context: Context) -> index_pb2.Context | None:
     """Without the deadline, which every call has a field for. None says: nothing is known."""
-    if not (context.request_id or context.caller or context.trace):
-        return None
-    return index_pb2.Context(request_id=context.request_id, caller=context.caller, trace=context.trace)
+    texts = {name: getattr(context, name) for name in ("request_id", "caller", "trace", "tenant")}
+    return index_pb2.Context(**texts) if any(texts.values()) else None
 
 
 def context_of_call(call: index_pb2.Call) -> Context:
@@ -70,7 +69,8 @@ def context_of_call(call: index_pb2.Call) -> Context:
     deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else NEVER
     if not call.HasField("context"):
         return Context(deadline)
-    return Context(deadline, call.context.request_id, call.context.caller, call.context.trace)
+    said = call.context
+    return Context(deadline, said.request_id, said.caller, said.trace, said.tenant)
 
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

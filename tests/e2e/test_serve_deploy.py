@@ -18,13 +18,16 @@ import yaml
 from openbook import local_ray
 from openbook.cache.server import RedisServer
 from openbook.client import Client
-from openbook.config import EncoderSettings, IndexServerSettings, ServingSettings
+from openbook.config import AccessSettings, EncoderSettings, IndexServerSettings, ServingSettings
 from openbook.core.types import Passage
 from openbook.errors import StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.processes import free_port
+from openbook.serving.access.key_redis import KeyRedisBook
+from openbook.serving.access.keys import mint
+from openbook.serving.access.scopes import Scope
 from openbook.serving.launch import cluster, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -101,6 +104,7 @@ def config(ray_cluster: Cluster, redis_server: RedisServer, tmp_path_factory: py
     args["generator"] |= {"device": "cpu", "dtype": "float32", "n_replicas": 1, "num_cpus": 0.1, "num_gpus": 0}
     args["serving"] |= {"n_replicas": 1, "num_cpus": 0.1}
     args["cache"] = {"url": redis_server.url}
+    args["access"]["url"] = redis_server.url
     path = tmp_path_factory.mktemp("deploy") / "serve.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -112,7 +116,9 @@ def test_without_the_index_tier_nothing_is_deployed(ray_cluster: Cluster, config
     assert httpx.get(f"{ray_cluster.dashboard}/api/serve/applications/", timeout=60).json()["applications"] == {}
 
 
-def test_the_config_deploys_and_answers(ray_cluster: Cluster, config: Path, tmp_path: Path) -> None:
+def test_the_config_deploys_and_answers_who_has_a_key(
+    ray_cluster: Cluster, config: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
     encoder = TextEncoder.load(EncoderSettings(), role="passage")
     vectors = np.asarray(encoder.encode_passages(PASSAGES), np.float32)
     snapshot = tmp_path / "snapshot"
@@ -122,13 +128,15 @@ def test_the_config_deploys_and_answers(ray_cluster: Cluster, config: Path, tmp_
         cluster.deploy(config, 1, 1, 60, server.port, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
         http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
         until_running(ray_cluster)
-        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120) as client:
+        asked = {"question": "who invented the telephone?", "k": 2}
+        assert httpx.post(f"{http}/v1/answer", json=asked, timeout=120).status_code == 401
+        key, record = mint("web", time.time(), [Scope.ASK])
+        KeyRedisBook(AccessSettings(keys="redis", url=redis_server.url)).put(lambda _: record)
+        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120, api_key=key) as client:
             answer = client.answer("who invented the telephone?", k=2)
         assert "bell" in answer.answer.lower()
         assert answer.evidence[0].passage.title == "Telephone"
-        over_http = httpx.post(
-            f"{http}/v1/answer", json={"question": "who invented the telephone?", "k": 2}, timeout=120
-        )
+        over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
         assert over_http.json()["answer"] == answer.answer
 
 

@@ -37,7 +37,7 @@ from small_system import (
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
-from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings
+from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.types import Formulation, OwnPassage, RetrievalSettings
 from openbook.errors import (
@@ -46,10 +46,15 @@ from openbook.errors import (
     InvalidRequest,
     OpenbookError,
     Overloaded,
+    PermissionDenied,
     ShardUnavailable,
     SnapshotMismatch,
+    Unauthenticated,
 )
 from openbook.processes import free_ports, is_loopback
+from openbook.serving.access.key_file import KeyFileBook
+from openbook.serving.access.keys import mint, revoked
+from openbook.serving.access.scopes import Scope
 from openbook.serving.app import assemble
 from openbook.serving.launch import run
 from openbook.serving.workers.encoder import EncoderLoader
@@ -542,3 +547,37 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
         assert {code for code, _ in heard} <= {"UNAVAILABLE"}
         reasons = "no replica of the endpoint answers|the replica broke off its answer"
         assert any(re.search(reasons, message) for _, message in heard)  # or that the stream was reset
+
+
+def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:
+    """From here on one is needed."""
+    key, record = mint("web", 0.0, [Scope.ASK])
+    book = KeyFileBook(tmp_path / "keys.jsonl")
+    book.put(lambda _: record)
+    access = AccessSettings(keys="file", path=tmp_path / "keys.jsonl")
+    settings = system.settings.model_copy(update={"access": access})
+    run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+    with Client(system.grpc, PATIENCE_S) as nobody, Client(system.grpc, PATIENCE_S, key) as holder:
+
+        def refuses(error: type[OpenbookError], ask: Callable[[], object], response: httpx.Response) -> None:
+            with pytest.raises(error):
+                ask()
+            assert (response.status_code, response.json()["error"]["code"]) == (error.http_status, error.grpc_code)
+
+        def post(path: str, **headers: str) -> httpx.Response:
+            return http.post(path, json={"question": QUESTION}, headers=headers)
+
+        refuses(Unauthenticated, lambda: nobody.answer(QUESTION), post("/v1/answer"))
+        refuses(Unauthenticated, lambda: list(nobody.stream(QUESTION)), post("/v1/answer/stream"))
+        refuses(PermissionDenied, lambda: holder.retrieve(QUESTION), post("/v1/retrieve", **{"x-api-key": key}))
+        assert http.get("/metrics").headers["www-authenticate"].startswith("Bearer")
+        assert http.get("/readyz").status_code == 200
+        assert holder.answer(QUESTION).answer == post("/v1/answer", **{"x-api-key": key}).json()["answer"]
+        assert [event.WhichOneof("event") for event in holder.stream(QUESTION)][-1] == "answer"
+
+        book.put(lambda records: revoked(records, record.prefix, 1.0))
+        begun = monotonic()
+        while post("/v1/answer", **{"x-api-key": key}).status_code == 200:
+            pass
+        assert monotonic() - begun < 5  # half a second, on a machine that has nothing else to do
+        refuses(Unauthenticated, lambda: holder.answer(QUESTION), post("/v1/answer", **{"x-api-key": key}))

@@ -76,10 +76,11 @@ def test_index_nodes_listen_where_the_deployment_looks(prepared: dict[str, Any])
     assert asked["index_nodes"] == index["min_workers"]
     assert f"--port $(({cluster.INDEX_PORT} + shard))" in serve
     assert index["resources"][cluster.INDEX_RESOURCE]
-    assert any(
-        f"redis-server --bind 0.0.0.0 --protected-mode no --port {cluster.REDIS_PORT}" in command
-        for command in prepared["head_setup_commands"]
-    )
+    for port in (cluster.REDIS_PORT, cluster.KEYS_PORT):
+        assert any(
+            f"redis-server --bind 0.0.0.0 --protected-mode no --port {port}" in command
+            for command in prepared["head_setup_commands"]
+        )
 
 
 def test_rays_own_defaults_are_not_what_makes_it_valid(prepared: dict[str, Any]) -> None:
@@ -103,6 +104,7 @@ def test_serve_accepts_the_application() -> None:
         ("http_options:", "http_option:", r"unknown keys http_option"),
         ("  port: 9000", "  prt: 9000", r"unknown keys grpc_options\.prt"),
         ("applications:", "applications: [", r"cannot be read as YAML"),
+        ("keys: redis", "keys: none", r"args of openbook: .* access.keys .* access.allow_anonymous: true"),
     ],
 )
 def test_a_typo_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -126,4 +128,5 @@ def test_the_standing_cluster_fills_in_the_addresses() -> None:
     settings = config.parse(values["applications"][0]["args"])
     assert settings.index.addresses == tuple(addresses)
     assert str(settings.cache.url) == "redis://10.0.0.1:6380/0"
+    assert (settings.access.keys, str(settings.access.url)) == ("redis", "redis://10.0.0.1:6381/0")
     assert settings.generator.num_gpus == 1

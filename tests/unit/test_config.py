@@ -124,6 +124,7 @@ def test_where_secrets_stand() -> None:
             "index.admin_token",
             "cache.url",
             "cache.secret",
+            "access.url",
             "admin_token",
             "retrieval.index.admin_token",
             "index.admin_token",

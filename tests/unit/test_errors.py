@@ -26,7 +26,7 @@ def test_the_tree_drawn_at_the_top_is_the_tree() -> None:
             assert (drawn[error.__name__], statuses[error.__name__]) == (error.grpc_code, error.http_status)
 
 
-SHARE_A_CODE = (errors.StartupError, errors.ModelUnavailable)
+SHARE_A_CODE = (errors.StartupError, errors.ModelUnavailable, errors.KeysUnavailable)
 
 
 @pytest.mark.parametrize("error", [e for e in all_errors() if OpenbookError in e.__bases__ and e not in SHARE_A_CODE])

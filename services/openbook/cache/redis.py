@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import redis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -22,10 +23,12 @@ from openbook.config import CacheSettings, ClientTls
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Generation
 from openbook.errors import InvalidConfig
+from openbook.secret import RedisUrl
 from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS, CACHE_UP
 
 log = logging.getLogger(__name__)
 V = TypeVar("V")
+R = TypeVar("R", redis.Redis, Redis)
 
 PAUSE_S = 1.0
 """How long Redis is left alone after a failure. Then one round trip tries."""
@@ -52,7 +55,7 @@ class RedisCache(Generic[V]):
         self._up = CACHE_UP.labels(codec.tier)
         self._reads: Lane[str, bytes | None] = Lane(self._read)
         self._writes: Lane[tuple[str, bytes], None] = Lane(self._write)
-        self._redis = connect(settings)
+        self._redis = connect("cache", settings.url, settings.tls, settings.timeout_s)
 
     async def get_many(self, keys: Sequence[str]) -> list[V | None]:
         full = [self._codec.prefix + key for key in keys]
@@ -161,33 +164,41 @@ def open_answers(settings: CacheSettings) -> TieredCache[Generation] | None:
     return TieredCache(MemoryCache(settings.answers, "answers-memory"), RedisCache(settings, GenerationCodec()))
 
 
-def connect(settings: CacheSettings) -> "Redis":
-    """A client that never waits longer than `timeout_s` and never tries twice. Raises InvalidConfig as `RedisCache`."""
-    if settings.url is None:
-        raise InvalidConfig("cache.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
-    url = settings.url.get_secret_value()
-    tls: dict[str, Any] = _tls_options(settings.tls, url) if settings.tls else {}
+def connect(name: str, url: RedisUrl | None, tls: ClientTls | None, timeout_s: float) -> Redis:
+    """A client that never waits longer than `timeout_s` and never tries twice.
+
+    Raises:
+        InvalidConfig: as `RedisCache`. `name` is the section of the settings that has `url` and `tls`.
+    """
+    return _opened(Redis, name, url, tls, timeout_s, retry=Retry(NoBackoff(), 0), max_connections=N_CONNECTIONS)
+
+
+def connect_blocking(name: str, url: RedisUrl | None, tls: ClientTls | None, timeout_s: float) -> redis.Redis:
+    """As `connect`, for commands, which have no event loop."""
+    return _opened(redis.Redis, name, url, tls, timeout_s, retry=redis.retry.Retry(NoBackoff(), 0))
+
+
+def _opened(
+    kind: type[R], name: str, url: RedisUrl | None, tls: ClientTls | None, timeout_s: float, **options: Any
+) -> R:
+    if url is None:
+        raise InvalidConfig(f"{name}.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
+    text = url.get_secret_value()
+    files: dict[str, Any] = _tls_options(name, tls, text) if tls else {}
     try:
-        return Redis.from_url(
-            url,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            max_connections=N_CONNECTIONS,
-            **tls,
-        )
+        return kind.from_url(text, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **options, **files)
     except ValueError:  # which quotes parts of the URL
-        raise InvalidConfig(f"cache.url = '{settings.url}': no URL of a Redis server") from None
+        raise InvalidConfig(f"{name}.url = '{url}': no URL of a Redis server") from None
 
 
-def _tls_options(tls: ClientTls, url: str) -> dict[str, Any]:
+def _tls_options(name: str, tls: ClientTls, url: str) -> dict[str, Any]:
     if not url.startswith("rediss://"):
-        raise InvalidConfig("cache.tls is for a cache.url of rediss://")
+        raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
     try:  # now: later whatever is wrong with them would be a miss
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate and tls.key:
             context.load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidConfig(f"cache.tls: its files cannot be used: {error}") from None
+        raise InvalidConfig(f"{name}.tls: its files cannot be used: {error}") from None
     given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     return {name: str(path) for name, path in given.items() if path}

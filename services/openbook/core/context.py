@@ -19,11 +19,12 @@ class Context:
 
     deadline: Deadline = NEVER
     request_id: str = ""  # what log lines of every tier are found by
-    caller: str = ""  # who asks, as he says himself
+    caller: str = ""  # who asks: the holder of the key, or where none is needed as he says himself
     trace: str = ""  # W3C traceparent
+    tenant: str = ""  # whose caller that is: what one tenant asked, another learns nothing of
 
     def __post_init__(self) -> None:
-        for name in ("request_id", "caller", "trace"):
+        for name in ("request_id", "caller", "trace", "tenant"):
             text = getattr(self, name)
             if not is_harmless(text):
                 shown = f"{text!a:.60}"

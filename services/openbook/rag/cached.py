@@ -49,7 +49,7 @@ class Queries:
 
     async def find(self, question: str, context: Context) -> Query:
         """The question's embedding."""
-        key = f"{self._encoder.fingerprint}:{text_digest(question)}"
+        key = of_tenant(context.tenant, f"{self._encoder.fingerprint}:{text_digest(question)}")
         return await self._in_flight.get(key, lambda shared: self._find(key, question, shared), context)
 
     async def aclose(self) -> None:
@@ -84,7 +84,8 @@ class Generations:
         """The generation: fresh, where there is no cache."""
         if self._cache is None:
             return await self._generator.generate(question, retrieved, settings, context)
-        cache, key = self._cache, generation_key(self._generator.fingerprint, question, retrieved, settings)
+        cache = self._cache
+        key = of_tenant(context.tenant, generation_key(self._generator.fingerprint, question, retrieved, settings))
 
         async def compute(shared: Context) -> Generation:
             (found,) = await cache.get_many([key])
@@ -111,3 +112,11 @@ def generation_key(fingerprint: str, question: str, retrieved: Retrieved, settin
     named = [each.id if each.id >= 0 else [each.title, each.text] for each in retrieved.passages]  # or are the caller's
     passages = [retrieved.snapshot_id, named, retrieved.scores.tolist()]
     return f"{fingerprint}:{json_digest([question, passages, asdict(settings)])}"
+
+
+def of_tenant(tenant: str, key: str) -> str:
+    """The key of what is kept for this tenant alone: a hit, or company on the way, would tell others what was asked.
+
+    No tenant has a colon in its name, nor has a fingerprint one.
+    """
+    return f"{tenant}:{key}" if tenant else key

@@ -20,6 +20,8 @@ from openbook.logs import setup_logging
 from openbook.processes import threads
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
+from openbook.serving.access.exposure import check_exposure
+from openbook.serving.access.gate import open_gate
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.workers.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
@@ -54,9 +56,12 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """The application from the `args` of a Serve config: the sections of `Settings`.
 
     Raises:
-        InvalidConfig: an unknown key, a bad value, or no address of the index tier or the cache.
+        InvalidConfig: an unknown key, a bad value, no address of the index tier or the cache, or nothing said about
+            who may ask.
     """
-    return assemble(config.parse(args, "serve args"), make_encoder, make_generator)
+    settings = config.parse(args, "serve args")
+    check_exposure("what is deployed on a cluster", settings.access)  # Serve knows where it listens, we do not
+    return assemble(settings, make_encoder, make_generator)
 
 
 def make_encoder(settings: EncoderSettings) -> EncoderModel:
@@ -83,6 +88,8 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
         raise InvalidConfig("index.addresses must name at least one server, got none")
     if settings.cache.url is None:
         raise InvalidConfig("cache.url must name a Redis server, got none")
+    if settings.access.keys == "redis" and settings.access.url is None:
+        raise InvalidConfig("access.url must name the Redis server that has the keys, got none")
     encoder, generator = settings.encoder, settings.generator
     if settings.serving.topology == "split":
         return _ingress(settings, n_threads=1, num_gpus=0).bind(
@@ -118,6 +125,7 @@ class Ingress(AnswerIngress):
         setup_logging("ingress")
         setup_tracing("ingress")
         MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
+        gate = open_gate(settings.access)  # before anything is loaded: without keys there is nothing to serve
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
@@ -134,7 +142,7 @@ class Ingress(AnswerIngress):
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
-        super().__init__(AnswerService(pipeline, settings, index.connect))
+        super().__init__(AnswerService(pipeline, settings, index.connect), gate)
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 

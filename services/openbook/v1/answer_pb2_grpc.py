@@ -27,9 +27,10 @@ if _version_not_supported:
 
 class AnswerServiceStub:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     def __init__(self, channel):
@@ -57,9 +58,10 @@ class AnswerServiceStub:
 
 class AnswerServiceServicer:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     def Answer(self, request, context):
@@ -111,9 +113,10 @@ def add_AnswerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AnswerService:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     @staticmethod

@@ -28,9 +28,10 @@ GRPC_VERSION: str
 
 class AnswerServiceStub:
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     @_typing.overload
@@ -48,9 +49,10 @@ class AnswerServiceStub:
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -64,9 +66,10 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
-    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C).
+    Metadata, all optional: x-request-id (where the request names none), x-caller (who asks), traceparent (W3C); where keys are
+    needed, authorization (Bearer and the key) or x-api-key, which then says who asks.
     Errors: INVALID_ARGUMENT (the message names the field, the value and the limit),
-    RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
+    UNAUTHENTICATED (no key), PERMISSION_DENIED (names the scope), RESOURCE_EXHAUSTED (no place; try later), DEADLINE_EXCEEDED, UNAVAILABLE (a shard is down).
     """
 
     @_abc_1.abstractmethod

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from openbook.v1 import common_pb2 as openbook_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17openbook/v1/index.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"5\n\x0ePrepareRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"7\n\x0ePublishRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"%\n\x0e\x44iscardRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\xda\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12,\n\x06search\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.SearchRequestH\x00\x12*\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x19.openbook.v1.FetchRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x12%\n\x07\x63ontext\x18\x06 \x01(\x0b\x32\x14.openbook.v1.ContextB\t\n\x07requestB\x0c\n\n_timeout_s\"<\n\x07\x43ontext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\"\xa7\x01\n\x05Reply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06search\x18\x02 \x01(\x0b\x32\x1b.openbook.v1.SearchResponseH\x00\x12+\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.FetchResponseH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.openbook.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x88\x01\n\rSearchRequest\x12$\n\x07queries\x18\x01 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\t\n\x01k\x18\x02 \x01(\r\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x31\n\nparameters\x18\x04 \x01(\x0b\x32\x1d.openbook.v1.SearchParameters\"\x86\x01\n\x10SearchParameters\x12\x13\n\x06nprobe\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tef_search\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rrerank_factor\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07_nprobeB\x0c\n\n_ef_searchB\x10\n\x0e_rerank_factor\"\x92\x01\n\x0eSearchResponse\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\t\n\x01k\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\x13\n\x0bsnapshot_id\x18\x05 \x01(\t\x12\x1b\n\x13\x63urrent_snapshot_id\x18\x06 \x01(\t\x12\x18\n\x10\x63urrent_sequence\x18\x07 \x01(\x04\"F\n\x0c\x46\x65tchRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\x14\n\x0cwith_vectors\x18\x02 \x01(\x08\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"r\n\rFetchResponse\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.openbook.v1.Passage\x12$\n\x07vectors\x18\x02 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\r\n\x0bInfoRequest\"\xbb\x02\n\x0cInfoResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\r\n\x05max_k\x18\n \x01(\r\x12\x10\n\x08max_rows\x18\x0b \x01(\r\x12\'\n\x04held\x18\x0c \x03(\x0b\x32\x19.openbook.v1.HeldSnapshot\x12(\n\x06\x66rames\x18\r \x01(\x0b\x32\x13.openbook.v1.FramesH\x00\x88\x01\x01\x42\t\n\x07_frames\"1\n\x06\x46rames\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xd3\x02\n\x0cHeldSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\x18\n\x10n_passages_total\x18\n \x01(\x04\x12\x12\n\ncreated_at\x18\x0b \x01(\t\x12\x35\n\x06recall\x18\x0c \x03(\x0b\x32%.openbook.v1.HeldSnapshot.RecallEntry\x1a-\n\x0bRecallEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x85\x02\n\x0cIndexService\x12\x41\n\x06Search\x12\x1a.openbook.v1.SearchRequest\x1a\x1b.openbook.v1.SearchResponse\x12>\n\x05\x46\x65tch\x12\x19.openbook.v1.FetchRequest\x1a\x1a.openbook.v1.FetchResponse\x12;\n\x04Info\x12\x18.openbook.v1.InfoRequest\x1a\x19.openbook.v1.InfoResponse\x12\x35\n\x08\x45xchange\x12\x11.openbook.v1.Call\x1a\x12.openbook.v1.Reply(\x01\x30\x01\x32\xdc\x01\n\x11IndexAdminService\x12\x41\n\x07Prepare\x12\x1b.openbook.v1.PrepareRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07Publish\x12\x1b.openbook.v1.PublishRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07\x44iscard\x12\x1b.openbook.v1.DiscardRequest\x1a\x19.openbook.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17openbook/v1/index.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"5\n\x0ePrepareRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"7\n\x0ePublishRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"%\n\x0e\x44iscardRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\xda\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12,\n\x06search\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.SearchRequestH\x00\x12*\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x19.openbook.v1.FetchRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x12%\n\x07\x63ontext\x18\x06 \x01(\x0b\x32\x14.openbook.v1.ContextB\t\n\x07requestB\x0c\n\n_timeout_s\"L\n\x07\x43ontext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\xa7\x01\n\x05Reply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06search\x18\x02 \x01(\x0b\x32\x1b.openbook.v1.SearchResponseH\x00\x12+\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.FetchResponseH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.openbook.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x88\x01\n\rSearchRequest\x12$\n\x07queries\x18\x01 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\t\n\x01k\x18\x02 \x01(\r\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x31\n\nparameters\x18\x04 \x01(\x0b\x32\x1d.openbook.v1.SearchParameters\"\x86\x01\n\x10SearchParameters\x12\x13\n\x06nprobe\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tef_search\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rrerank_factor\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07_nprobeB\x0c\n\n_ef_searchB\x10\n\x0e_rerank_factor\"\x92\x01\n\x0eSearchResponse\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\t\n\x01k\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\x13\n\x0bsnapshot_id\x18\x05 \x01(\t\x12\x1b\n\x13\x63urrent_snapshot_id\x18\x06 \x01(\t\x12\x18\n\x10\x63urrent_sequence\x18\x07 \x01(\x04\"F\n\x0c\x46\x65tchRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\x14\n\x0cwith_vectors\x18\x02 \x01(\x08\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"r\n\rFetchResponse\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.openbook.v1.Passage\x12$\n\x07vectors\x18\x02 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\r\n\x0bInfoRequest\"\xbb\x02\n\x0cInfoResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\r\n\x05max_k\x18\n \x01(\r\x12\x10\n\x08max_rows\x18\x0b \x01(\r\x12\'\n\x04held\x18\x0c \x03(\x0b\x32\x19.openbook.v1.HeldSnapshot\x12(\n\x06\x66rames\x18\r \x01(\x0b\x32\x13.openbook.v1.FramesH\x00\x88\x01\x01\x42\t\n\x07_frames\"1\n\x06\x46rames\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xd3\x02\n\x0cHeldSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\x18\n\x10n_passages_total\x18\n \x01(\x04\x12\x12\n\ncreated_at\x18\x0b \x01(\t\x12\x35\n\x06recall\x18\x0c \x03(\x0b\x32%.openbook.v1.HeldSnapshot.RecallEntry\x1a-\n\x0bRecallEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x85\x02\n\x0cIndexService\x12\x41\n\x06Search\x12\x1a.openbook.v1.SearchRequest\x1a\x1b.openbook.v1.SearchResponse\x12>\n\x05\x46\x65tch\x12\x19.openbook.v1.FetchRequest\x1a\x1a.openbook.v1.FetchResponse\x12;\n\x04Info\x12\x18.openbook.v1.InfoRequest\x1a\x19.openbook.v1.InfoResponse\x12\x35\n\x08\x45xchange\x12\x11.openbook.v1.Call\x1a\x12.openbook.v1.Reply(\x01\x30\x01\x32\xdc\x01\n\x11IndexAdminService\x12\x41\n\x07Prepare\x12\x1b.openbook.v1.PrepareRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07Publish\x12\x1b.openbook.v1.PublishRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07\x44iscard\x12\x1b.openbook.v1.DiscardRequest\x1a\x19.openbook.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,33 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALL']._serialized_start=218
   _globals['_CALL']._serialized_end=436
   _globals['_CONTEXT']._serialized_start=438
-  _globals['_CONTEXT']._serialized_end=498
-  _globals['_REPLY']._serialized_start=501
-  _globals['_REPLY']._serialized_end=668
-  _globals['_FAILURE']._serialized_start=670
-  _globals['_FAILURE']._serialized_end=710
-  _globals['_SEARCHREQUEST']._serialized_start=713
-  _globals['_SEARCHREQUEST']._serialized_end=849
-  _globals['_SEARCHPARAMETERS']._serialized_start=852
-  _globals['_SEARCHPARAMETERS']._serialized_end=986
-  _globals['_SEARCHRESPONSE']._serialized_start=989
-  _globals['_SEARCHRESPONSE']._serialized_end=1135
-  _globals['_FETCHREQUEST']._serialized_start=1137
-  _globals['_FETCHREQUEST']._serialized_end=1207
-  _globals['_FETCHRESPONSE']._serialized_start=1209
-  _globals['_FETCHRESPONSE']._serialized_end=1323
-  _globals['_INFOREQUEST']._serialized_start=1325
-  _globals['_INFOREQUEST']._serialized_end=1338
-  _globals['_INFORESPONSE']._serialized_start=1341
-  _globals['_INFORESPONSE']._serialized_end=1656
-  _globals['_FRAMES']._serialized_start=1658
-  _globals['_FRAMES']._serialized_end=1707
-  _globals['_HELDSNAPSHOT']._serialized_start=1710
-  _globals['_HELDSNAPSHOT']._serialized_end=2049
-  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_start=2004
-  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_end=2049
-  _globals['_INDEXSERVICE']._serialized_start=2052
-  _globals['_INDEXSERVICE']._serialized_end=2313
-  _globals['_INDEXADMINSERVICE']._serialized_start=2316
-  _globals['_INDEXADMINSERVICE']._serialized_end=2536
+  _globals['_CONTEXT']._serialized_end=514
+  _globals['_REPLY']._serialized_start=517
+  _globals['_REPLY']._serialized_end=684
+  _globals['_FAILURE']._serialized_start=686
+  _globals['_FAILURE']._serialized_end=726
+  _globals['_SEARCHREQUEST']._serialized_start=729
+  _globals['_SEARCHREQUEST']._serialized_end=865
+  _globals['_SEARCHPARAMETERS']._serialized_start=868
+  _globals['_SEARCHPARAMETERS']._serialized_end=1002
+  _globals['_SEARCHRESPONSE']._serialized_start=1005
+  _globals['_SEARCHRESPONSE']._serialized_end=1151
+  _globals['_FETCHREQUEST']._serialized_start=1153
+  _globals['_FETCHREQUEST']._serialized_end=1223
+  _globals['_FETCHRESPONSE']._serialized_start=1225
+  _globals['_FETCHRESPONSE']._serialized_end=1339
+  _globals['_INFOREQUEST']._serialized_start=1341
+  _globals['_INFOREQUEST']._serialized_end=1354
+  _globals['_INFORESPONSE']._serialized_start=1357
+  _globals['_INFORESPONSE']._serialized_end=1672
+  _globals['_FRAMES']._serialized_start=1674
+  _globals['_FRAMES']._serialized_end=1723
+  _globals['_HELDSNAPSHOT']._serialized_start=1726
+  _globals['_HELDSNAPSHOT']._serialized_end=2065
+  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_start=2020
+  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_end=2065
+  _globals['_INDEXSERVICE']._serialized_start=2068
+  _globals['_INDEXSERVICE']._serialized_end=2329
+  _globals['_INDEXADMINSERVICE']._serialized_start=2332
+  _globals['_INDEXADMINSERVICE']._serialized_end=2552
 # @@protoc_insertion_point(module_scope)

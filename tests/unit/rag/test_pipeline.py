@@ -13,6 +13,7 @@ from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.fingerprint import text_digest
 from openbook.core.types import (
     Coverage,
     Float32,
@@ -426,3 +427,55 @@ def test_a_stream_tells_the_tokens_of_every_answer_but_of_none_that_is_held_back
     tokens, last = asyncio.run(scenario())
     assert "".join(token.text for token in tokens if isinstance(token, Token)) == last.text
     assert last.abstained == (min_probability > 0.5) == (not tokens)
+
+
+def test_what_one_tenant_asked_is_no_hit_for_another_nor_company_on_the_way() -> None:
+    """Neither in the caches nor while it is computed: either would tell what was asked."""
+
+    class Counting(EchoGenerator):
+        n = 0
+
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            self.n += 1
+            await asyncio.sleep(0)
+            return await super().generate(question, retrieved, settings, context)
+
+    async def scenario() -> None:
+        encoder, generator = CountingEncoder(), Counting()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        embeddings, answers = MemoryCache[Float32](100), MemoryCache[Generation](100)
+        rag = Pipeline(encoder, index, index, generator, embeddings, AnswerDefaults(), answers=answers)
+        tenants = ("", "", "acme", "acme", "other")
+        for n in (3, 0):  # the first of each tenant, all at once; then all out of the caches
+            before = len(encoder.asked), generator.n
+            found = await asyncio.gather(
+                *(rag.answer("who", asked(2), GREEDY_TOKEN, Context(tenant=tenant)) for tenant in tenants)
+            )
+            await rag.aclose()
+            assert (len(encoder.asked) - before[0], generator.n - before[1]) == (n, n)
+            assert [each.cached for each in found] == [n == 0] * len(tenants)
+
+    asyncio.run(scenario())
+
+
+def test_without_tenants_the_keys_of_the_caches_are_what_they_were() -> None:
+    async def scenario() -> None:
+        seen: list[str] = []
+
+        class Seeing(MemoryCache[Float32]):
+            async def get_many(self, keys: Sequence[str]) -> list[Float32 | None]:
+                seen.extend(keys)
+                return await super().get_many(keys)
+
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, EchoGenerator(), Seeing(100), AnswerDefaults())
+        for tenant in ("", "acme"):
+            await rag.retrieve("who", asked(1), Context(tenant=tenant))
+        plain = f"hash-64:{text_digest('who')}"
+        assert seen == [plain, f"acme:{plain}"]
+        await rag.aclose()
+
+    asyncio.run(scenario())

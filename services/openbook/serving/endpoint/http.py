@@ -9,11 +9,13 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from openbook import __version__, wire
+from openbook import __version__
 from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
+from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.bodies import BufferedBodies
+from openbook.serving.endpoint.guard import Guarded, context_of, identified
 from openbook.serving.endpoint.replies import error_body, error_reply, request_id_of, to_json
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
@@ -32,8 +34,8 @@ class _Exposition(Response):
     media_type = CONTENT_TYPE_LATEST
 
 
-def build_app(service: AnswerService) -> FastAPI:
-    """The ASGI application in front of `service`."""
+def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
+    """The ASGI application in front of `service`, for those whom the gate admits; with none, for all."""
     app = FastAPI(
         title="openbook",
         version=__version__,
@@ -41,6 +43,8 @@ def build_app(service: AnswerService) -> FastAPI:
         responses={"default": {"model": ErrorResponse, "description": "Any error."}},
     )
     app.add_middleware(BufferedBodies)
+    if gate:
+        app.add_middleware(Guarded, gate=gate)  # in front of it: who may not ask needs not send
     app.add_exception_handler(OpenbookError, _on_openbook_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -117,7 +121,7 @@ def _asked(request: Request, body: RetrieveRequest | None = None) -> Iterator[Co
     Whatever is raised in the block becomes an error of ours.
     """
     try:
-        context = with_request_id(wire.context_of_headers(request.headers), body.request_id if body else "")
+        context = with_request_id(context_of(request.headers, identified(request)), body.request_id if body else "")
         request.state.request_id = context.request_id
         yield context
     except Exception as error:

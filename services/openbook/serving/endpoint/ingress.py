@@ -4,17 +4,18 @@ Serve calls the method named like the rpc. Requests arrive as bytes (see `add_se
 cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the caller with its traceback: none leaves.
 """
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from openbook import wire
 from openbook.core.context import Context
 from openbook.errors import OpenbookError, Overloaded
 from openbook.logs import as_ours
+from openbook.serving.access.gate import Gate
+from openbook.serving.endpoint.guard import context_of
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.schemas import (
@@ -60,28 +61,31 @@ def add_services(servicer: Any, server: grpc.Server) -> None:
 class AnswerIngress:
     """The methods of openbook.v1.AnswerService, grpc.health.v1.Health.Check, and the HTTP application."""
 
-    def __init__(self, service: AnswerService) -> None:
+    def __init__(self, service: AnswerService, gate: Gate | None = None) -> None:
         self._service = service
+        self._gate = gate
         quieten()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
-        return build_app(self._service)
+        return build_app(self._service, self._gate)
 
     async def Answer(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.AnswerResponse:  # noqa: N802
-        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, context):
+        call = self._call("Answer", grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request)
+        async with call as (asked, context):
             return answer_to_proto(await self._service.answer(asked, context))
 
     async def Retrieve(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.RetrieveResponse:  # noqa: N802
-        with _call(grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request) as (asked, context):
+        call = self._call("Retrieve", grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request)
+        async with call as (asked, context):
             return retrieval_to_proto(await self._service.retrieve(asked, context))
 
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
-        with _call(grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request) as (asked, context):
-            async with aclosing(self._service.stream(asked, context)) as events:
-                async for event in events:
-                    yield event_to_proto(event)
+        call = self._call("AnswerStream", grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request)
+        async with call as (asked, context), aclosing(self._service.stream(asked, context)) as events:
+            async for event in events:
+                yield event_to_proto(event)
 
     async def Check(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
@@ -92,25 +96,28 @@ class AnswerIngress:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
+    @asynccontextmanager
+    async def _call(
+        self, method: str, call: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
+    ) -> AsyncIterator[tuple[R, Context]]:
+        """The request in `data`, and its context, once its caller is admitted. Whatever goes wrong ends the call with
+        the code of an error of ours.
 
-@contextmanager
-def _call(
-    call: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
-) -> Iterator[tuple[R, Context]]:
-    """The request in `data`, and its context. Whatever goes wrong ends the call with the code of an error of ours.
-
-    The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other way.
-    """
-    request_id = new_request_id()
-    try:
-        message = parse_proto(kind, data)
-        context = with_request_id(wire.context_of_headers(dict(call.invocation_metadata())), message.request_id)
-        request_id = context.request_id
-        yield request_from_proto(model, message), context
-    except Exception as error:
-        ours = as_ours(error, request_id)
-        call.set_code(grpc.StatusCode[ours.grpc_code])
-        call.set_details(str(ours))
-        retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []
-        call.set_trailing_metadata([("request_id", request_id), *retry])
-        raise ours from None
+        The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other
+        way.
+        """
+        request_id = new_request_id()
+        try:
+            headers = dict(call.invocation_metadata())
+            identity = await self._gate.admit(f"/{ANSWER_SERVICE}/{method}", headers) if self._gate else None
+            message = parse_proto(kind, data)
+            context = with_request_id(context_of(headers, identity), message.request_id)
+            request_id = context.request_id
+            yield request_from_proto(model, message), context
+        except Exception as error:
+            ours = as_ours(error, request_id)
+            call.set_code(grpc.StatusCode[ours.grpc_code])
+            call.set_details(str(ours))
+            retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []
+            call.set_trailing_metadata([("request_id", request_id), *retry])
+            raise ours from None

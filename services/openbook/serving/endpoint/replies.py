@@ -4,7 +4,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from openbook import wire
-from openbook.errors import OpenbookError, Overloaded
+from openbook.errors import OpenbookError, Overloaded, Unauthenticated
 from openbook.serving.endpoint.schemas import ErrorDetail, ErrorResponse
 from openbook.serving.endpoint.service import with_request_id
 
@@ -24,6 +24,8 @@ def error_reply(request: Request, error: OpenbookError) -> Response:
     reply = to_json(error_body(error.grpc_code, str(error), request_id_of(request)), error.http_status)
     if isinstance(error, Overloaded):
         reply.headers["Retry-After"] = str(error.retry_after_whole_s)
+    if isinstance(error, Unauthenticated):
+        reply.headers["WWW-Authenticate"] = 'Bearer realm="openbook"'
     return reply
 
 

@@ -16,12 +16,14 @@ from typing import Any
 from openbook import config, local_ray
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.sharded import ShardedIndex
+from openbook.serving.access.exposure import check_exposure
 
 log = logging.getLogger(__name__)
 
 INDEX_RESOURCE = "index"
 INDEX_PORT = 7000
 REDIS_PORT = 6380  # 6379 is Ray's own
+KEYS_PORT = 6381  # of a Redis that forgets nothing
 DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
 
@@ -47,7 +49,8 @@ def load(path: Path) -> dict[str, Any]:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_input=False)]
         raise InvalidConfig(f"{path}: {'; '.join(problems)}") from None
     for application in values["applications"]:
-        config.parse(application.get("args", {}), f"{path}: args of {application['name']}")
+        where = f"{path}: args of {application['name']}"
+        check_exposure(where, config.parse(application.get("args", {}), where).access)
     return values
 
 
@@ -63,7 +66,8 @@ def complete(
     Args:
         values: a Serve config with one application.
         nodes: as `ray.nodes()` tells them.
-        head_ip: where Redis runs, unless `cache.url` names another.
+        head_ip: where the Redis of the cache runs, unless `cache.url` names another, and that of the keys, unless
+            `access.url` does.
         n_shards: index servers on each index node.
         first_port: that of shard 0; the others follow.
     """
@@ -73,7 +77,10 @@ def complete(
     args = application.get("args", {})
     cache = {"url": f"redis://{head_ip}:{REDIS_PORT}/0", **args.get("cache", {})}
     index = {**args.get("index", {}), "addresses": addresses}
-    return {**values, "applications": [{**application, "args": {**args, "index": index, "cache": cache}}]}, addresses
+    filled = {**args, "index": index, "cache": cache}
+    if "access" in args and args["access"].get("keys") == "redis":
+        filled["access"] = {"url": f"redis://{head_ip}:{KEYS_PORT}/0", **args["access"]}
+    return {**values, "applications": [{**application, "args": filled}]}, addresses
 
 
 def deploy(

@@ -26,6 +26,7 @@ from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import end, free_port, start
 from openbook.secret import RedisUrl
+from openbook.serving.access.exposure import check_host
 from openbook.serving.launch.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -137,10 +138,12 @@ def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = T
     """All of it, ready to be asked; yields settings that name every address. `shows_logs` as for `run.local_serve`.
 
     Raises:
+        InvalidConfig: others would reach it, and nothing is said about who may ask.
         StartupError: as `local_tiers` and `openbook.serving.launch.run.running`.
     """
     from openbook.serving.launch.run import running
 
+    check_host(settings)
     with local_tiers(snapshot, settings) as complete, running(complete, shows_logs):
         yield complete
 
@@ -177,8 +180,9 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
     """What a system with these settings can become of those wanted, with the index servers and the Redis that it has.
 
     Raises:
-        InvalidConfig: a setting differs that needs another start.
+        InvalidConfig: a setting differs that needs another start; or as `local_system`.
     """
+    check_host(wanted)
     for name in FIXED:
         now, then = getattr(settings.serving, name), getattr(wanted.serving, name)
         if now != then:

@@ -1,0 +1,54 @@
+"""Nobody gets past it without a key that will do: before a body is read, and before there is a place for a question."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openbook import wire
+from openbook.core.context import Context
+from openbook.errors import OpenbookError
+from openbook.logs import as_ours
+from openbook.serving.access.gate import Gate
+from openbook.serving.access.keys import Identity
+from openbook.serving.endpoint.replies import error_reply, request_id_of
+
+POLICY_VIOLATION = 1008
+
+
+class Guarded:
+    """The application behind it, for those whom the gate admits; who they are is known to `identified`."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a web socket: there is none, and who adds one has to open it here
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+            return
+        request = Request(scope)
+        try:
+            identity = await self._gate.admit(scope["path"], request.headers)
+        except Exception as error:
+            ours = error if isinstance(error, OpenbookError) else as_ours(error, request_id_of(request))
+            await error_reply(request, ours)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["identity"] = identity
+        await self._app(scope, receive, send)
+
+
+def identified(request: Request) -> Identity | None:
+    """Who calls; None where nobody needs a key."""
+    identity: Identity | None = getattr(request.state, "identity", None)
+    return identity
+
+
+def context_of(headers: Mapping[str, str | bytes], identity: Identity | None) -> Context:
+    """The context of a call, over either protocol: of an identified caller, whatever name he gives himself."""
+    context = wire.context_of_headers(headers)
+    return replace(context, caller=identity.caller, tenant=identity.tenant) if identity else context

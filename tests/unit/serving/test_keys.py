@@ -1,0 +1,181 @@
+"""Keys: what they are, how long they live, and how a file of them is changed and read."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.config import AccessSettings, Limits
+from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable
+from openbook.serving.access.key_file import KeyFile, KeyFileBook
+from openbook.serving.access.keys import KeyRecord, digest_of, from_line, identity_of, may_join, mint, revoked, to_line
+from openbook.serving.access.ports import LOOK_S
+from openbook.serving.access.scopes import Scope
+from openbook.testing import ManualClock
+
+ASK = (Scope.ASK,)
+
+
+def record(name: str = "web", now: float = 0.0, **options: float | str) -> KeyRecord:
+    return mint(name, now, ASK, **options)[1]  # type: ignore[arg-type]
+
+
+def test_a_key_holds_256_random_bits_and_is_kept_as_its_hash_alone() -> None:
+    key, kept = mint("web", 0.0, ASK)
+    other, _ = mint("web", 0.0, ASK)
+    marker, prefix, secret = key.split("_")
+    assert (marker, prefix, len(bytes.fromhex(secret)) * 8) == ("ob", kept.prefix, 256)
+    assert key != other
+    assert kept.digest == hashlib.sha256(key.encode()).hexdigest() == digest_of(key)
+    assert secret not in to_line(kept)
+    assert from_line(to_line(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ob_", "ob_00000000_" + "0" * 63, "ob_00000000_" + "0" * 65, "x" * 100_000, "ob_é"]
+)
+def test_what_does_not_look_like_a_key_is_not_even_looked_up(text: str) -> None:
+    assert digest_of(text) is None
+
+
+def test_a_key_lives_until_it_expires_or_is_revoked() -> None:
+    kept = record(expires=10.0)
+    assert [kept.why_dead(now) for now in (0.0, 9.9, 10.0)] == ["", "", "expired"]
+    gone = revoked([kept], kept.prefix, 5.0)
+    assert gone.why_dead(0.0) == "revoked"
+    assert revoked([gone], kept.prefix, 7.0).revoked == 5.0
+    with pytest.raises(InvalidRequest, match="no key has the prefix 'ffff'"):
+        revoked([kept], "ffff", 0.0)
+
+
+def test_a_key_is_revoked_by_what_is_shown_of_it_or_by_all_of_it() -> None:
+    key, kept = mint("web", 0.0, ASK)
+    assert {revoked([kept], text, 1.0).revoked for text in (kept.prefix, f"ob_{kept.prefix}_", key)} == {1.0}
+
+
+def test_two_keys_of_a_name_may_be_alive_at_once_and_no_third() -> None:
+    first, second = record(), record()
+    assert may_join([first], second, 0.0) is second
+    with pytest.raises(InvalidRequest, match=f"web may have 2 keys at once, and has {first.prefix}, {second.prefix}"):
+        may_join([first, second], record(), 0.0)
+    for former in (revoked([first], first.prefix, 1.0), record(expires=1.0)):
+        assert may_join([former, second], third := record(), 2.0) is third
+    assert may_join([first, second], other := record(tenant="acme"), 0.0) is other
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "message"), [("", "", "name = ''"), ("a b", "", "name = 'a b'"), ("a", "x:y", "tenant = 'x:y'")]
+)
+def test_a_name_that_would_break_a_log_or_a_cache_key_is_refused(name: str, tenant: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        mint(name, 0.0, ASK, tenant)
+
+
+def test_both_keys_of_a_name_are_one_caller_and_tenants_are_told_apart() -> None:
+    one, two, other = (identity_of(each, Limits()) for each in (record(), record(), record(tenant="acme")))
+    assert one == two
+    assert (one.caller, other.caller, other.tenant) == ("web", "acme/web", "acme")
+
+
+def test_limits_that_a_key_leaves_open_are_the_default_ones() -> None:
+    _, kept = mint("web", 0.0, ASK, limits=Limits(questions_per_day=5))
+    default = Limits(questions_per_day=1000, tokens_per_minute=7)
+    assert identity_of(kept, default).limits == Limits(questions_per_day=5, tokens_per_minute=7)
+
+
+# --- in a file
+
+
+def found(store: KeyFile, kept: KeyRecord) -> KeyRecord | None:
+    return asyncio.run(store.find(kept.digest))
+
+
+def test_a_change_of_the_file_is_seen_half_a_second_later_and_no_look_is_taken_before(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.jsonl", ManualClock()
+    book = KeyFileBook(path)
+    kept = book.put(lambda _: record())
+    store = KeyFile(path, 60.0, clock)
+    assert found(store, kept) == kept
+    added = book.put(lambda records: may_join(records, record(), 0.0))
+    book.put(lambda records: revoked(records, kept.prefix, 1.0))
+    assert (found(store, kept), found(store, added)) == (kept, None)
+    clock.advance(LOOK_S)
+    now_kept, now_added = found(store, kept), found(store, added)
+    assert now_kept is not None
+    assert (now_kept.why_dead(2.0), now_added) == ("revoked", added)
+
+
+def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.jsonl", ManualClock()
+    kept = KeyFileBook(path).put(lambda _: record())
+    store = KeyFile(path, 60.0, clock)
+    path.rename(tmp_path / "elsewhere")
+    clock.advance(59)
+    assert found(store, kept) == kept
+    with pytest.raises(KeysUnavailable):
+        found(store, record())
+    clock.advance(2)
+    with pytest.raises(KeysUnavailable):
+        found(store, kept)
+    (tmp_path / "elsewhere").rename(path)
+    clock.advance(1)
+    assert found(store, kept) == kept
+    assert found(store, record()) is None
+
+
+def test_a_line_that_is_no_key_lets_nobody_in_and_hinders_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    kept, damaged = record(), record("other")
+    path.write_text(f'{to_line(damaged)[:-5]}\n\n{to_line(kept)}\n{{"scopes": ["root"]}}\n')
+    store = KeyFile(path, 60.0)
+    assert (found(store, kept), found(store, damaged)) == (kept, None)
+    with pytest.raises(InvalidConfig, match="line 1 is no key"):
+        KeyFileBook(path).all()  # who would change it would lose that line
+
+
+def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"access.path = .*none.jsonl': cannot be read.* `openbook keys add`"):
+        KeyFile(tmp_path / "none.jsonl", 60.0)
+    assert KeyFileBook(tmp_path / "none.jsonl").all() == []
+
+
+def test_where_keys_are_kept_must_be_said_whole() -> None:
+    with pytest.raises(ValueError, match="path must name the file"):
+        AccessSettings(keys="file")
+
+
+# --- commands
+
+
+def run(*words: str) -> tuple[str, str]:
+    done = CliRunner().invoke(app, ["keys", *words], catch_exceptions=False)
+    return done.stdout, done.stderr
+
+
+def test_a_key_is_printed_once_listed_by_its_prefix_and_revoked_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    file = ("--file", str(path))
+    out, _ = run("add", "web", *file, "--scope", "ask", "--tenant", "acme", "--days", "30", "--tokens-per-day", "9")
+    key = out.strip()
+    (kept,) = KeyFileBook(path).all()
+    assert kept.digest == digest_of(key)
+    assert (kept.tenant, kept.scopes, kept.limits.tokens_per_day) == ("acme", (Scope.ASK,), 9)
+    assert kept.expires == kept.created + 30 * 86400
+    assert key.split("_")[2] not in path.read_text()
+    listed, _ = run("list", *file)
+    assert {f"ob_{kept.prefix}_", "acme/web", "ask", "alive"} <= set(listed.split())
+    assert key.split("_")[2] not in listed
+    assert run("revoke", kept.prefix, *file)[0] == f"ob_{kept.prefix}_... of acme/web: revoked\n"
+    assert "revoked" in run("list", *file)[0].split()
+
+
+def test_who_does_not_say_where_keys_are_kept_hears_how(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"access.keys must say where .* --file"):
+        run("list")
+    settings = tmp_path / "openbook.yaml"
+    settings.write_text(f"access: {{keys: file, path: {tmp_path / 'keys.jsonl'}}}")
+    key = run("add", "web", "--config", str(settings))[0].strip()
+    assert [each.digest for each in KeyFileBook(tmp_path / "keys.jsonl").all()] == [digest_of(key)]
