@@ -260,6 +260,8 @@ class AccessSettings(Section):
     def _is_whole(self) -> "AccessSettings":
         if self.keys == "file" and self.path is None:
             raise ValueError("path must name the file where keys are kept")
+        if self.keys == "none" and self.limits != Limits():
+            raise ValueError("limits are of callers, who are known by keys alone: set keys")
         return self
 
     @property

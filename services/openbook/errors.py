@@ -7,6 +7,7 @@
     ├── PermissionDenied        PERMISSION_DENIED    403   known, and not allowed: names the scope that is needed
     ├── UnknownPassage          NOT_FOUND            404   an id that the snapshot does not hold
     ├── Overloaded              RESOURCE_EXHAUSTED   429   no place, or the answer would be late; nothing was done
+    │   └── QuotaExceeded                            429   the caller has asked for all that he may ask for
     ├── DeadlineExceeded        DEADLINE_EXCEEDED    504   the answer would come too late to be of use
     │   └── BodyTooSlow                              408   over HTTP: the request itself took too long to arrive
     ├── ShardUnavailable        UNAVAILABLE          503   no replica of a shard answers
@@ -85,6 +86,10 @@ class Overloaded(OpenbookError):
 
     def __reduce__(self) -> tuple[type["Overloaded"], tuple[str, float]]:
         return type(self), (str(self), self.retry_after_s)
+
+
+class QuotaExceeded(Overloaded):
+    """The caller has asked for all that he may ask for, until the next window."""
 
 
 class DeadlineExceeded(OpenbookError):

@@ -22,6 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
 from small_system import (
     DIMENSION,
     PASSAGES,
@@ -37,7 +38,7 @@ from small_system import (
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
-from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings
+from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings, Limits
 from openbook.core.context import Context
 from openbook.core.types import Formulation, OwnPassage, RetrievalSettings
 from openbook.errors import (
@@ -551,11 +552,13 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
 
 def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:
     """From here on one is needed."""
-    key, record = mint("web", 0.0, [Scope.ASK])
+    key, record = mint("web", 0.0, [Scope.ASK], limits=Limits(questions_per_day=1000))
     book = KeyFileBook(tmp_path / "keys.jsonl")
     book.put(lambda _: record)
     access = AccessSettings(keys="file", path=tmp_path / "keys.jsonl")
     settings = system.settings.model_copy(update={"access": access})
+    with Redis.from_url(str(system.settings.cache.url)) as redis:
+        redis.delete("openbook:quota:web")  # the Redis is that of all tests
     run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
     with Client(system.grpc, PATIENCE_S) as nobody, Client(system.grpc, PATIENCE_S, key) as holder:
 
@@ -574,6 +577,13 @@ def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client
         assert http.get("/readyz").status_code == 200
         assert holder.answer(QUESTION).answer == post("/v1/answer", **{"x-api-key": key}).json()["answer"]
         assert [event.WhichOneof("event") for event in holder.stream(QUESTION)][-1] == "answer"
+        left = post("/v1/answer", **{"x-api-key": key}).headers["ratelimit"]
+        assert re.fullmatch(r'"questions-day";r=996;t=\d+', left)
+        with grpc.insecure_channel(system.grpc) as channel:
+            asked = answer_pb2.AnswerRequest(question=QUESTION)
+            stub = answer_pb2_grpc.AnswerServiceStub(channel)
+            _, call = stub.Answer.with_call(asked, metadata=[("x-api-key", key)])
+        assert '"questions-day";r=995;t=' in dict(call.trailing_metadata())["ratelimit"]
 
         book.put(lambda records: revoked(records, record.prefix, 1.0))
         begun = monotonic()

@@ -1,19 +1,26 @@
-"""Keys in a real Redis: seen by all replicas, known for a while when it is gone, and never let in unknown."""
+"""Keys and quotas in a real Redis: shared by all replicas, bounded when it is gone; and nobody is let in unknown."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from random import Random
 
 import pytest
 from redis import Redis
 
+from openbook.cache.redis import connect
 from openbook.cache.server import RedisServer
-from openbook.config import AccessSettings
-from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable
+from openbook.config import AccessSettings, Limits
+from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable, QuotaExceeded
 from openbook.processes import end, free_port
+from openbook.secret import RedisUrl
+from openbook.serving.access.counters import PREFIX, Counters
 from openbook.serving.access.key_redis import HASH, PAUSE_S, KeyRedis, KeyRedisBook
-from openbook.serving.access.keys import KeyRecord, may_join, mint, revoked
+from openbook.serving.access.keys import Identity, KeyRecord, may_join, mint, revoked
 from openbook.serving.access.ports import LOOK_S
+from openbook.serving.access.quota import policies_of, priced, take
+from openbook.serving.access.quotas import Quotas
 from openbook.serving.access.scopes import Scope
 from openbook.testing import ManualClock
 
@@ -111,3 +118,97 @@ def test_a_redis_that_is_not_there_is_named() -> None:
         KeyRedisBook(settings).all()
     with pytest.raises(InvalidConfig, match=r"access.url must be set"):
         KeyRedisBook(AccessSettings(keys="redis"))
+
+
+# --- quotas
+
+
+WEB = Identity("web", "", frozenset(), Limits(questions_per_minute=3, questions_per_day=5, tokens_per_day=100))
+
+
+@pytest.fixture
+def fresh(redis_server: RedisServer) -> str:
+    with Redis.from_url(redis_server.url) as redis:
+        redis.delete(*(f"{PREFIX}{name}" for name in ("web", "twin")))
+    return redis_server.url
+
+
+def counters(url: str, clock: ManualClock | None = None) -> Counters:
+    return Counters(connect("access", RedisUrl(url), None, 60.0), clock or ManualClock())
+
+
+def test_replicas_count_together_and_grant_no_more_than_the_limit(fresh: str) -> None:
+    async def scenario() -> None:
+        replicas = [Quotas(counters(fresh)) for _ in range(4)]
+        for each in replicas:
+            each.open(replace_limits(WEB, Limits(questions_per_day=20)))
+
+        async def one(quotas: Quotas) -> bool:
+            try:
+                await quotas.charge("web")
+            except QuotaExceeded:
+                return False
+            return True
+
+        assert sum(await asyncio.gather(*(one(each) for each in replicas for _ in range(50)))) == 20
+        for each in replicas:
+            await each.aclose()
+
+    run(scenario)
+
+
+def test_the_script_decides_as_its_twin_in_python(fresh: str) -> None:
+    async def scenario() -> None:
+        shared, counts = counters(fresh), dict[str, tuple[int, int]]()
+        random = Random(0)
+        for _ in range(300):
+            limits = Limits(
+                questions_per_minute=random.choice([None, 5, 40]),
+                questions_per_day=random.choice([None, 30]),
+                tokens_per_minute=random.choice([None, 900]),
+            )
+            asked = priced(policies_of(limits), random.randrange(4), random.randrange(60))
+            if not asked:
+                continue
+            taken = await shared.take("twin", asked)
+            assert taken is not None
+            assert taken == take(counts, asked, taken.now)
+        await shared.aclose()
+
+    run(scenario)
+
+
+def test_without_redis_a_replica_goes_on_with_what_it_knows_and_without_errors() -> None:
+    async def scenario() -> None:
+        with RedisServer() as server:
+            clock = ManualClock()
+            quotas = Quotas(counters(server.url, clock))
+            quotas.open(replace_limits(WEB, Limits(questions_per_day=3)))
+            await quotas.charge("web")
+            end(server.process)
+            for _ in range(2):
+                await quotas.charge("web")
+            with pytest.raises(QuotaExceeded, match="3 of 3 questions a day"):
+                await quotas.charge("web")
+            server.again()
+            server.address()
+            clock.advance(1.0)
+            await quotas.charge("web")  # it began empty: what it says is believed
+            await quotas.aclose()
+
+    run(scenario)
+
+
+def test_counts_vanish_after_the_longest_window(fresh: str) -> None:
+    async def scenario() -> None:
+        shared = counters(fresh)
+        assert await shared.take("web", priced(policies_of(Limits(questions_per_minute=3)), 1, 0))
+        await shared.aclose()
+        with Redis.from_url(fresh) as redis:
+            assert 0 < redis.ttl(f"{PREFIX}web") <= 86_400
+
+    run(scenario)
+
+
+def replace_limits(identity: Identity, limits: Limits) -> Identity:
+    return replace(identity, limits=limits)

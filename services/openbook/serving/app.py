@@ -125,7 +125,7 @@ class Ingress(AnswerIngress):
         setup_logging("ingress")
         setup_tracing("ingress")
         MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
-        gate = open_gate(settings.access)  # before anything is loaded: without keys there is nothing to serve
+        gate = open_gate(settings)  # before anything is loaded: without keys there is nothing to serve
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
@@ -142,7 +142,7 @@ class Ingress(AnswerIngress):
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
-        super().__init__(AnswerService(pipeline, settings, index.connect), gate)
+        super().__init__(AnswerService(pipeline, settings, index.connect, gate.quotas if gate else None), gate)
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 

@@ -3,22 +3,32 @@
 import time
 from collections.abc import Mapping
 
-from openbook.config import AccessSettings, Limits
+from openbook.cache.redis import connect
+from openbook.config import AccessSettings, Limits, Settings
 from openbook.errors import InvalidConfig, KeysUnavailable, PermissionDenied, Unauthenticated
+from openbook.serving.access.counters import TIMEOUT_S, Counters
 from openbook.serving.access.keys import Identity, digest_of, identity_of
 from openbook.serving.access.needs import need_of
 from openbook.serving.access.ports import KeyBook, KeyStore
+from openbook.serving.access.quotas import Quotas
 from openbook.telemetry import refused
 
 HOW = "send a key as `Authorization: Bearer ob_...` or as `x-api-key`"
 
 
 class Gate:
-    """Lets in who has a key with the scope that his call needs."""
+    """Lets in who has a key with the scope that his call needs.
 
-    def __init__(self, keys: KeyStore, default: Limits) -> None:
+    Args:
+        keys: where they are looked up.
+        default: limits that a key leaves open.
+        quotas: what callers have asked for; by itself, if not given.
+    """
+
+    def __init__(self, keys: KeyStore, default: Limits, quotas: Quotas | None = None) -> None:
         self._keys = keys
         self._default = default
+        self.quotas = quotas or Quotas(None)
 
     async def admit(self, path: str, headers: Mapping[str, str | bytes]) -> Identity | None:
         """Who calls this path, HTTP's or gRPC's; None where nobody needs a key.
@@ -39,11 +49,13 @@ class Gate:
         if need not in identity.scopes:
             refused("endpoint", "scope").inc()
             raise PermissionDenied(f"{path} needs the scope {need}, and the key of {identity.caller} does not have it")
+        self.quotas.open(identity)
         return identity
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._keys.aclose()
+        await self.quotas.aclose()
 
     async def _identify(self, text: str) -> Identity:
         digest = digest_of(text)
@@ -73,26 +85,35 @@ def credential(headers: Mapping[str, str | bytes]) -> str:
     return own or token
 
 
-def open_gate(settings: AccessSettings) -> Gate | None:
+def open_gate(settings: Settings) -> Gate | None:
     """The gate that the settings name; None where nobody needs a key.
 
     Raises:
         InvalidConfig: the file of keys is not there, or the URL is none of a Redis.
     """
-    store: KeyStore
-    match settings.keys:
-        case "none":
-            return None
-        case "file":
-            from openbook.serving.access.key_file import KeyFile
+    access = settings.access
+    if not access.is_guarded:
+        return None
+    return Gate(_open_store(access), access.limits, Quotas(_open_counters(settings)))
 
-            assert settings.path is not None
-            store = KeyFile(settings.path, settings.known_for_s)
-        case "redis":
-            from openbook.serving.access.key_redis import KeyRedis
 
-            store = KeyRedis(settings)
-    return Gate(store, settings.limits)
+def _open_store(access: AccessSettings) -> KeyStore:
+    if access.keys == "redis":
+        from openbook.serving.access.key_redis import KeyRedis
+
+        return KeyRedis(access)
+    from openbook.serving.access.key_file import KeyFile
+
+    assert access.path is not None
+    return KeyFile(access.path, access.known_for_s)
+
+
+def _open_counters(settings: Settings) -> Counters | None:
+    """In the Redis of the keys, else in that of the cache."""
+    name, section = ("access", settings.access) if settings.access.url else ("cache", settings.cache)
+    if section.url is None:
+        return None
+    return Counters(connect(name, section.url, section.tls, TIMEOUT_S))
 
 
 def open_book(settings: AccessSettings) -> KeyBook:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import wire
 from openbook.core.context import Context
@@ -39,7 +40,13 @@ class Guarded:
             await error_reply(request, ours)(scope, receive, send)
             return
         scope.setdefault("state", {})["identity"] = identity
-        await self._app(scope, receive, send)
+
+        async def send_with_quota(message: Message) -> None:
+            if identity and message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._gate.quotas.headers(identity.caller))
+            await send(message)
+
+        await self._app(scope, receive, send_with_quota)
 
 
 def identified(request: Request) -> Identity | None:

@@ -15,6 +15,7 @@ from openbook.core.context import Context
 from openbook.errors import OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
+from openbook.serving.access.keys import Identity
 from openbook.serving.endpoint.guard import context_of
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.quiet import quieten
@@ -106,7 +107,7 @@ class AnswerIngress:
         The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other
         way.
         """
-        request_id = new_request_id()
+        request_id, identity = new_request_id(), None
         try:
             headers = dict(call.invocation_metadata())
             identity = await self._gate.admit(f"/{ANSWER_SERVICE}/{method}", headers) if self._gate else None
@@ -114,10 +115,15 @@ class AnswerIngress:
             context = with_request_id(context_of(headers, identity), message.request_id)
             request_id = context.request_id
             yield request_from_proto(model, message), context
+            if quota := self._quota_of(identity):
+                call.set_trailing_metadata([("request_id", request_id), *quota])
         except Exception as error:
             ours = as_ours(error, request_id)
             call.set_code(grpc.StatusCode[ours.grpc_code])
             call.set_details(str(ours))
             retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []
-            call.set_trailing_metadata([("request_id", request_id), *retry])
+            call.set_trailing_metadata([("request_id", request_id), *retry, *self._quota_of(identity)])
             raise ours from None
+
+    def _quota_of(self, identity: Identity | None) -> list[tuple[str, str]]:
+        return [*self._gate.quotas.headers(identity.caller).items()] if self._gate and identity else []

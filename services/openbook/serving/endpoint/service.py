@@ -17,6 +17,7 @@ from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
 from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.pipeline import BARE, Pipeline
+from openbook.serving.access.quotas import Quotas
 from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
 from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
@@ -28,10 +29,17 @@ Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings, ReplySettings)
 
 
 class AnswerService:
-    """Answers through a pipeline, whatever `Admission` lets in."""
+    """Answers through a pipeline, whatever `Admission` lets in and `Quotas` grant."""
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, check_ready: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        check_ready: Callable[[], Awaitable[None]],
+        quotas: Quotas | None = None,
+    ) -> None:
         self._pipeline = pipeline
+        self._quotas = quotas or Quotas(None)
         self._defaults = settings.answer
         self._admission = Admission(settings.serving.max_in_flight, settings.serving.max_work_in_flight, monotonic)
         for gauge, name in (
@@ -52,11 +60,15 @@ class AnswerService:
             raise self._told(error) from None
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
-        """Raises as `Pipeline.answer`, and Overloaded. The context's deadline is the request's, from now on."""
+        """Raises as `Pipeline.answer`, Overloaded, QuotaExceeded. The context's deadline is the request's, from now on.
+
+        Who gets no place is charged nothing.
+        """
         with self._served("Answer", request, context) as context:
             context = self._in_time(request, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
+                await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
                 return await self._pipeline.answer(request.question, retrieval, generation, context, reply, own)
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
@@ -65,6 +77,7 @@ class AnswerService:
             context = self._in_time(request, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
+                await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
                 events = self._pipeline.stream(request.question, retrieval, generation, context, reply, own)
                 async with aclosing(events):  # type: ignore[type-var]  # an async generator
                     async for event in events:
@@ -76,6 +89,7 @@ class AnswerService:
             context = self._in_time(request, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
+                await self._quotas.charge(context.caller)
                 return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
 
     @contextmanager
@@ -140,6 +154,11 @@ def _overridden(defaults: Chosen, request: RetrieveRequest) -> Chosen:
 
 def _own(request: RetrieveRequest) -> list[OwnPassage]:
     return [OwnPassage(**dict(each)) for each in request.passages or ()]
+
+
+def tokens_of(generation: GenerationSettings) -> int:
+    """As quotas count them: as many as may be asked for, of all answers together."""
+    return generation.max_new_tokens * generation.n_answers
 
 
 def with_request_id(context: Context, request_id: str) -> Context:

@@ -1,0 +1,86 @@
+"""Callers' accounts: what each may ask for, charged in Redis, and by each replica for itself while there is none."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from openbook.errors import InvalidRequest
+from openbook.serving.access.counters import Counters
+from openbook.serving.access.keys import Identity
+from openbook.serving.access.quota import (
+    Policy,
+    Standing,
+    add,
+    headers,
+    policies_of,
+    priced,
+    refusal,
+    standings,
+    take,
+)
+from openbook.telemetry import refused
+
+N_ACCOUNTS = 100_000
+
+
+@dataclass(slots=True)
+class _Account:
+    policies: tuple[Policy, ...]
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # of this replica
+    standing: tuple[Standing, ...] = ()
+
+
+class Quotas:
+    """For one event loop. Without Redis a caller has his limits at each replica: never none, and never an error."""
+
+    def __init__(self, shared: Counters | None, clock: Callable[[], float] = time.time) -> None:
+        self._shared = shared
+        self._clock = clock
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()  # the one longest unused first
+
+    def open(self, identity: Identity) -> None:
+        """This caller was let in, with these limits."""
+        policies = policies_of(identity.limits)
+        account = self._accounts.get(identity.caller)
+        if account is None:
+            account = self._accounts[identity.caller] = _Account(policies)
+            if len(self._accounts) > N_ACCOUNTS:
+                self._accounts.popitem(last=False)
+        account.policies = policies
+        self._accounts.move_to_end(identity.caller)
+
+    async def charge(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> None:
+        """Count this, all or nothing.
+
+        Raises:
+            QuotaExceeded: not before the next window.
+            InvalidRequest: no window grants so much.
+        """
+        account = self._accounts.get(caller)
+        if account is None or not account.policies:
+            return
+        try:
+            asked = priced(account.policies, n_questions, n_tokens)
+        except InvalidRequest:
+            refused("endpoint", "quota").inc()
+            raise
+        taken = await self._shared.take(caller, asked) if self._shared else None
+        if taken is None:
+            taken = take(account.counts, asked, int(self._clock()))
+        elif taken.granted:  # so that it is known should Redis go
+            add(account.counts, asked, taken.now)
+        account.standing = standings(asked, taken)
+        if not taken.granted:
+            refused("endpoint", "quota").inc()
+            raise refusal(asked, taken)
+
+    def headers(self, caller: str) -> dict[str, str]:
+        """What this caller is told of where he stands, by lower-case name."""
+        account = self._accounts.get(caller)
+        return headers(account.standing) if account else {}
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._shared:
+            await self._shared.aclose()

@@ -1,0 +1,170 @@
+"""Quotas: the arithmetic of windows, what callers are told, and what counts as how much."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gate import ask, bearer
+from test_service import GrpcContext, service
+
+from openbook.config import Limits, parse
+from openbook.errors import InvalidConfig, InvalidRequest, Overloaded, QuotaExceeded
+from openbook.serving.access.gate import Gate
+from openbook.serving.access.key_file import KeyFile, KeyFileBook
+from openbook.serving.access.keys import Identity, mint
+from openbook.serving.access.quota import Policy, headers, policies_of, priced, refusal, standings, take
+from openbook.serving.access.quotas import Quotas
+from openbook.serving.access.scopes import Scope
+from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.testing import ManualClock
+from openbook.v1 import answer_pb2
+
+MINUTE, DAY = Policy("questions", "minute", 3), Policy("questions", "day", 5)
+BOTH = ((MINUTE, 1), (DAY, 1))
+
+
+def test_so_many_are_granted_in_a_window_and_the_next_begins_anew() -> None:
+    counts: dict[str, tuple[int, int]] = {}
+    granted = [take(counts, BOTH, now).granted for now in (0, 10, 59, 59, 60, 61, 62, 86_400)]
+    assert granted == [True, True, True, False, True, True, False, True]  # 3 a minute, then 5 a day
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=60))
+def test_no_window_grants_more_than_its_limit_and_nothing_is_counted_that_was_refused(
+    steps: list[tuple[int, int]],
+) -> None:
+    counts: dict[str, tuple[int, int]] = {}
+    now, granted = 0, []
+    for passed, cost in steps:
+        now += passed
+        before = dict(counts)
+        taken = take(counts, ((MINUTE, cost), (DAY, cost)), now)
+        if taken.granted:
+            granted.append((now, cost))
+        else:
+            assert counts == before
+            assert all(used <= policy.limit for used, policy in zip(taken.used, (MINUTE, DAY), strict=True))
+    for policy in (MINUTE, DAY):
+        for number in {at // policy.window_s for at, _ in granted}:
+            assert sum(cost for at, cost in granted if at // policy.window_s == number) <= policy.limit
+
+
+def test_a_refusal_says_what_is_used_up_and_when_the_last_of_it_comes_back() -> None:
+    counts = {"questions-minute": (1, 3), "questions-day": (0, 5)}
+    taken = take(counts, BOTH, 70)
+    error = refusal(BOTH, taken)
+    assert str(error) == "5 of 5 questions a day are used, and 1 more are asked for: the next day begins in 86330 s"
+    assert (error.retry_after_whole_s, isinstance(error, Overloaded)) == (86_330, True)
+    assert [(each.left, each.reset_s) for each in standings(BOTH, taken)] == [(0, 50), (0, 86_330)]
+
+
+def test_headers_are_those_of_the_draft() -> None:
+    """draft-ietf-httpapi-ratelimit-headers-10: lists of strings with parameters, of structured fields."""
+    asked = priced(policies_of(Limits(questions_per_minute=3, tokens_per_day=1000)), 1, 32)
+    assert headers(standings(asked, take({}, asked, 10))) == {
+        "ratelimit-policy": '"questions-minute";q=3;w=60, "tokens-day";q=1000;w=86400;qu="tokens"',
+        "ratelimit": '"questions-minute";r=2;t=50, "tokens-day";r=968;t=86390',
+    }
+    assert headers(()) == {}
+
+
+def test_what_no_window_grants_is_the_callers_fault() -> None:
+    with pytest.raises(InvalidRequest, match=r"at most 10 tokens, which .* in a minute, got 32"):
+        priced(policies_of(Limits(tokens_per_minute=10)), 1, 32)
+
+
+def test_without_redis_each_replica_counts_and_nobody_is_unlimited() -> None:
+    async def scenario() -> None:
+        clock = ManualClock(1000.0)
+        quotas = Quotas(None, clock)
+        for caller, limit in (("web", 2), ("other", None)):
+            quotas.open(Identity(caller, "", frozenset(), Limits(questions_per_minute=limit)))
+        for _ in range(2):
+            await quotas.charge("web")
+        with pytest.raises(QuotaExceeded):
+            await quotas.charge("web")
+        for _ in range(10):
+            await quotas.charge("other")
+            await quotas.charge("nobody has a limit whom nobody let in")
+        clock.advance(60)
+        await quotas.charge("web")
+
+    asyncio.run(scenario())
+
+
+def test_limits_without_keys_are_refused_for_there_is_nobody_to_limit() -> None:
+    with pytest.raises(InvalidConfig, match="limits are of callers"):
+        parse({"access": {"limits": {"questions_per_day": 1}}})
+
+
+# --- at the endpoint
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> tuple[Gate, dict[str, str]]:
+    """A gate, and two keys of one caller: three questions a day, and 50 tokens."""
+    book, keys = KeyFileBook(tmp_path / "keys"), []
+    for _ in range(2):
+        limits = Limits(questions_per_day=3, tokens_per_day=50)
+        key, record = mint("web", 0.0, [Scope.ASK, Scope.RETRIEVE], limits=limits)
+        book.put(lambda _, record=record: record)  # type: ignore[misc]
+        keys.append(key)
+    return Gate(KeyFile(tmp_path / "keys", 60.0), Limits()), bearer(keys[0]) | {"x-other": keys[1]}
+
+
+def test_answers_cost_questions_and_tokens_and_both_protocols_say_what_is_left(
+    limited: tuple[Gate, dict[str, str]],
+) -> None:
+    gate, sent = limited
+    under_test = service()
+    under_test._quotas = gate.quotas
+    body: dict[str, Any] = {"question": "who", "max_new_tokens": 16}
+
+    def left(text: str) -> list[str]:
+        return [part.split(";")[1] for part in text.split(", ")]
+
+    first = ask(gate, "POST", "/v1/answer", sent, under_test, json=body)
+    assert first.headers["ratelimit-policy"].startswith('"questions-day";q=3;w=86400, "tokens-day";q=50')
+    assert left(first.headers["ratelimit"]) == ["r=2", "r=34"]
+    refused = ask(gate, "POST", "/v1/answer", sent, under_test, json=body | {"question": ""})
+    assert (refused.status_code, left(refused.headers["ratelimit"])) == (400, ["r=1", "r=18"])
+    found = ask(gate, "POST", "/v1/retrieve", bearer(sent["x-other"]), under_test, json={"question": "who"})
+    assert left(found.headers["ratelimit"]) == ["r=0", "r=18"]
+
+    over = ask(gate, "POST", "/v1/answer/stream", sent, under_test, json=body)
+    assert over.status_code == 429
+    assert 0 < int(over.headers["retry-after"]) <= 86_400
+    assert left(over.headers["ratelimit"]) == ["r=0", "r=18"]
+    data, context = answer_pb2.AnswerRequest(**body).SerializeToString(), GrpcContext(**bearer(sent["x-other"]))
+    with pytest.raises(QuotaExceeded, match="3 of 3 questions a day are used"):
+        asyncio.run(AnswerIngress(under_test, gate).Answer(data, context))
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert left(context.trailing["ratelimit"]) == ["r=0", "r=18"]
+    assert int(context.trailing["retry-after"]) > 0
+
+
+def test_over_grpc_an_answer_too_says_what_is_left(limited: tuple[Gate, dict[str, str]]) -> None:
+    gate, sent = limited
+    under_test = service()
+    under_test._quotas = gate.quotas
+    context = GrpcContext(authorization=sent["authorization"])
+    data = answer_pb2.AnswerRequest(question="who", max_new_tokens=16).SerializeToString()
+    assert asyncio.run(AnswerIngress(under_test, gate).Answer(data, context)).answer
+    assert context.trailing["ratelimit"].startswith('"questions-day";r=2;t=')
+    assert context.trailing["ratelimit-policy"].startswith('"questions-day";q=3;w=86400')
+
+
+def test_who_gets_no_place_is_charged_nothing(limited: tuple[Gate, dict[str, str]]) -> None:
+    gate, sent = limited
+    full = service(parse({"serving": {"max_in_flight": 1}}))
+    full._quotas = gate.quotas
+    full._admission._n_of["somebody"] = 1
+    for _ in range(5):
+        response = ask(gate, "POST", "/v1/retrieve", sent, full, json={"question": "who"})
+        assert (response.status_code, "in flight" in response.text) == (429, True)
+    full._admission._n_of.clear()
+    assert ask(gate, "POST", "/v1/retrieve", sent, full, json={"question": "who"}).is_success
