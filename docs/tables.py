@@ -48,6 +48,7 @@ PARTS: dict[str, dict[str, type[Section]]] = {
     "Serving: `openbook up`, `deploy/serve.yaml`": {
         **sections(config.Settings),
         "index.tls": config.ClientTls,
+        "serving.tls": config.ServerTls,
         "access.limits": config.Limits,
     },
     "An index server: `openbook index serve`": {

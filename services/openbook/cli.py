@@ -237,6 +237,9 @@ def ask(
     tokens: Annotated[bool | None, typer.Option("--tokens", help="Show each token with its passages.")] = None,
     min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Of our certificate, PEM.")] = None,
 ) -> None:
     """Ask a running system. Shows the answer with its passages, priors, posteriors and timings.
 
@@ -246,9 +249,10 @@ def ask(
     from openbook.core.types import OwnPassage
     from openbook.terminal import print_answer
 
-    about_us = ("question", "server", "timeout_s")
+    about_us = ("question", "server", "timeout_s", "tls_ca", "tls_cert", "tls_key")
     # Not an option: everybody on this machine would see it in the list of processes.
-    with Client(server, timeout_s, os.environ.get("OPENBOOK_API_KEY")) as client:
+    api_key = os.environ.get("OPENBOOK_API_KEY")
+    with Client(server, timeout_s, api_key, tls_ca, tls_cert, tls_key) as client:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
         asked["passages"] = [OwnPassage(text) for text in passages or ()]
         print_answer(question, client.answer(question, **asked))

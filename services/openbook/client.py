@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import grpc
 
 from openbook.core.types import Decoding, Formulation, OwnPassage
-from openbook.errors import InvalidRequest, from_grpc_code
+from openbook.errors import InvalidConfig, InvalidRequest, from_grpc_code
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
@@ -54,10 +55,27 @@ class AnswerOptions(RetrieveOptions, total=False):
 
 
 class Client:
-    """A connection to one endpoint, safe to share between threads. Options left out take the server's defaults."""
+    """A connection to one endpoint, safe to share between threads. Options left out take the server's defaults.
 
-    def __init__(self, address: str, timeout_s: float = 30.0, api_key: str | None = None) -> None:
-        self._channel = grpc.insecure_channel(address)
+    Args:
+        address: host:port.
+        timeout_s: within which answers are worth having.
+        api_key: who asks, where one is needed.
+        tls_ca: who signs the endpoint's certificate, a file in PEM; with none, the connection is plain.
+        tls_cert: our own certificate, for an endpoint that asks for one.
+        tls_key: of that certificate.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 30.0,
+        api_key: str | None = None,
+        tls_ca: Path | str | None = None,
+        tls_cert: Path | str | None = None,
+        tls_key: Path | str | None = None,
+    ) -> None:
+        self._channel = _channel(address, tls_ca, tls_cert, tls_key)
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stub = AnswerServiceStub(self._channel)
         self._timeout_s = timeout_s
@@ -99,6 +117,21 @@ class Client:
 
     def _request(self, question: str, options: AnswerOptions) -> AnswerRequest:
         return _filled(AnswerRequest(question=question, timeout_s=self._timeout_s), options)
+
+
+def _channel(
+    address: str, ca: Path | str | None, certificate: Path | str | None, key: Path | str | None
+) -> grpc.Channel:
+    """Raises InvalidConfig: a file cannot be read, or one is missing."""
+    if ca is None and certificate is None and key is None:
+        return grpc.insecure_channel(address)
+    if ca is None or (certificate is None) != (key is None):
+        raise InvalidConfig("tls_ca must be given, and tls_cert and tls_key together")
+    try:
+        files = [None if path is None else Path(path).read_bytes() for path in (ca, key, certificate)]
+    except OSError as error:
+        raise InvalidConfig(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files))
 
 
 def _filled(request: R, options: Mapping[str, Any]) -> R:

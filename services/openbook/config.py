@@ -214,15 +214,23 @@ class ServingSettings(Section):
     # Of each replica's own metrics, and of the index servers that `openbook up` starts: the first free one of 32 from
     # here; 0 takes any, none serves none
     metrics_port: Port | None = None
+    # of ports 8000 and 9000, by HAProxy; with none, they are plain. Renewed files are taken up within seconds
+    tls: ServerTls | None = None
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
     max_work_in_flight: Positive = 600_000  # of them together, as `answer.max_work` counts; what is beyond gets 429
 
+    @model_validator(mode="after")
+    def _proxy_has_tls(self) -> "ServingSettings":
+        if self.tls and self.proxy == "python":
+            raise ValueError("tls needs proxy: haproxy, for Serve's own proxy has none for gRPC")
+        return self
+
     @property
     def http_url(self) -> str:
         """Where it answers over HTTP."""
-        return f"http://{self.host}:{self.http_port}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:

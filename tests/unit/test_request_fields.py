@@ -25,7 +25,7 @@ ANSWER = RETRIEVE | {field.name for kind in (GenerationSettings, ReplySettings) 
         (AnswerRequest.model_fields, ANSWER),
         (RetrieveOptions.__annotations__, RETRIEVE - {"question", "timeout_s"}),  # the client's own
         (AnswerOptions.__annotations__, ANSWER - {"question", "timeout_s"}),
-        (inspect.signature(ask).parameters, ANSWER | {"context", "server"}),
+        (inspect.signature(ask).parameters, ANSWER | {"context", "server", "tls_ca", "tls_cert", "tls_key"}),
     ],
     ids=["RetrieveRequest proto", "AnswerRequest proto", "retrieve JSON", "answer JSON", "retrieve", "answer", "ask"],
 )

@@ -61,6 +61,10 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """
     settings = config.parse(args, "serve args")
     check_exposure("what is deployed on a cluster", settings.access)  # Serve knows where it listens, we do not
+    if settings.serving.tls:
+        raise InvalidConfig(
+            "serving.tls is for `openbook up`; on a cluster HAProxy is told otherwise: docs/keys.md#tls"
+        )
     return assemble(settings, make_encoder, make_generator)
 
 

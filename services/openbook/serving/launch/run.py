@@ -1,14 +1,15 @@
 """Ray and Serve on this machine, for `openbook up`, the demo and the tests: started, awaited, stopped."""
 
 import logging
+import os
 import re
+import shlex
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback
+from openbook.serving.launch import tls
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,11 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
 
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
+        InvalidConfig: the files of `tls` cannot be used.
         StartupError: Ray does not start.
     """
+    if serving.tls:
+        tls.check(serving.tls)
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
@@ -150,7 +155,7 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
         "HARD_STOP_AFTER_S": LONGEST_S,  # of a former process of it, which ends what it has begun
-        "BINARY_PATH": _starter(folder),
+        "BINARY_PATH": _starter(folder, tls.to_environment(serving.tls, folder) if serving.tls else {}),
     }
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
@@ -179,10 +184,11 @@ def _replica_ports(protocol: str) -> dict[str, str]:
     return {name.format("MIN"): str(first), name.format("MAX"): str(first + N_REPLICA_PORTS - 1)}
 
 
-def _starter(folder: Path) -> Path:
+def _starter(folder: Path, environment: Mapping[str, str]) -> Path:
     """A program that is `openbook.serving.launch.haproxy`, whether or not openbook is installed."""
     path = folder / "haproxy"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m openbook.serving.launch.haproxy "$@"\n')
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    path.write_text(f'#!/bin/sh\n{exports}exec "{sys.executable}" -m openbook.serving.launch.haproxy "$@"\n')
     path.chmod(0o700)
     return path
 
@@ -208,20 +214,45 @@ def _await_ready(serving: ServingSettings) -> None:
 
 def _ask_over_http(serving: ServingSettings) -> str:
     """Nothing if questions can be answered, else what was said."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    connection = HTTPConnection(serving.host, serving.http_port, timeout=5)
+    if serving.tls:
+        connection = _UnixConnection(tls.socket_of(_haproxys_folder(), "http_frontend"))
     try:
-        with opener.open(f"{serving.http_url}/readyz", timeout=5):
-            return ""
-    except urllib.error.HTTPError as error:
-        return error.read().decode(errors="replace")
-    except OSError as error:
-        return str(error)
+        connection.request("GET", "/readyz")
+        reply = connection.getresponse()
+        said = reply.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    return "" if reply.status == 200 else said
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP through a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=5)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _haproxys_folder() -> Path:
+    """Of `serve_flags`, which hold as long as Serve runs."""
+    return Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
 
 
 def _ask_over_grpc(serving: ServingSettings) -> str:
     """As `_ask_over_http`. Over a connection of its own, which no former proxy holds."""
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-    with grpc.insecure_channel(serving.grpc_address, options) as channel:
+    address = serving.grpc_address
+    if serving.tls:
+        address = f"unix:{tls.socket_of(_haproxys_folder(), 'grpc_frontend')}"
+    with grpc.insecure_channel(address, options) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]
         except grpc.RpcError as error:

@@ -1,0 +1,163 @@
+"""TLS of the endpoint, by HAProxy: on the lines that it listens by; certificates are replaced while it serves.
+
+`openbook.serving.launch.haproxy` reads from the environment which files to take. For `openbook up` there is a Unix
+socket beside each encrypted line, in a folder of ours: by it we see whether the endpoint is ready, without any.
+"""
+
+import os
+import re
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from openbook.config import ServerTls
+from openbook.errors import InvalidConfig
+
+VARIABLES = {
+    "certificate": "OPENBOOK_TLS_CERTIFICATE",
+    "key": "OPENBOOK_TLS_KEY",
+    "client_ca": "OPENBOOK_TLS_CLIENT_CA",
+}
+"""Of each proxy's environment, by the setting."""
+
+SOCKETS = "OPENBOOK_TLS_SOCKETS"
+"""Of each proxy's environment: the folder for the Unix sockets."""
+
+CERTIFICATE, CLIENT_CA = "tls.pem", "tls-client-ca.pem"
+"""Links in HAProxy's folder; it looks for the key in the file of the same name and `.key`."""
+
+PROTOCOLS = {"http_frontend": ("h2,http/1.1", ""), "grpc_frontend": ("h2", " proto h2")}
+"""By frontend: what is spoken after the handshake, and what without one."""
+
+POLL_S = 1.0
+TIMEOUT_S = 5.0
+
+
+def to_environment(tls: ServerTls, sockets: Path) -> dict[str, str]:
+    """What HAProxy's program is to be told."""
+    files = {variable: str(path.absolute()) for name, variable in VARIABLES.items() if (path := getattr(tls, name))}
+    return {**files, SOCKETS: str(sockets)}
+
+
+def of_environment(environment: Mapping[str, str]) -> ServerTls | None:
+    """What it was told; None for no TLS.
+
+    Raises:
+        InvalidConfig: a certificate without a key, or the other way round.
+    """
+    given = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
+    if not given:
+        return None
+    if not {"certificate", "key"} <= given.keys():
+        raise InvalidConfig(f"{VARIABLES['certificate']} and {VARIABLES['key']} must be given together")
+    return ServerTls.model_validate(given)
+
+
+def check(tls: ServerTls) -> None:
+    """Raises InvalidConfig: the files cannot be read, or do not belong together."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key, password="")  # never asks for one
+        if tls.client_ca:
+            context.load_verify_locations(tls.client_ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidConfig(f"serving.tls: its files cannot be used: {error}") from None
+
+
+def socket_of(folder: Path, frontend: str) -> Path:
+    """Where this machine reaches a frontend without TLS; others of its users do not."""
+    return folder / f"{frontend.partition('_')[0]}.sock"  # names of sockets are short
+
+
+def encrypted(config: str, folder: Path, tls: ServerTls, sockets: Path | None) -> str:
+    """HAProxy's configuration with TLS in front of both protocols.
+
+    Args:
+        config: as Serve writes it.
+        folder: where the links of `link` stand.
+        tls: the files.
+        sockets: the folder for Unix sockets without TLS; with none, there are none.
+
+    Raises:
+        InvalidConfig: it is not known where to put it: nothing is served in the clear then.
+    """
+    options = f" ssl crt {folder / CERTIFICATE} ssl-min-ver TLSv1.2"
+    if tls.client_ca:
+        options += f" ca-file {folder / CLIENT_CA} verify required"
+    for frontend, (alpn, plain) in PROTOCOLS.items():
+        here = f"    bind unix@{socket_of(sockets, frontend)} mode 600{plain}\n" if sockets else ""
+        config, n = re.subn(
+            rf"^(frontend {frontend}\n(?:(?!frontend |backend ).*\n)*? *)(bind .*)\n",
+            rf"\1\2{options} alpn {alpn}\n{here}",
+            config,
+            flags=re.M,
+        )
+        if n != 1 and (n or f"frontend {frontend}\n" in config or frontend == "http_frontend"):
+            raise InvalidConfig(f"serving.tls: no line of {frontend} to encrypt, of this version of Ray")
+    return config
+
+
+def link(folder: Path, tls: ServerTls) -> None:
+    """Put links to the files where the configuration of `encrypted` looks for them."""
+    files = {CERTIFICATE: tls.certificate, f"{CERTIFICATE}.key": tls.key, CLIENT_CA: tls.client_ca}
+    for name, path in files.items():
+        (folder / name).unlink(missing_ok=True)
+        if path:
+            (folder / name).symlink_to(path.absolute())
+
+
+def follow(tls: ServerTls, folder: Path, commands: Path, process: int) -> None:
+    """Give HAProxy the certificate anew whenever its files change, for as long as our parent is this process.
+
+    What does not belong together is left, and looked at again at the next change.
+
+    Args:
+        tls: the files.
+        folder: of the links.
+        commands: HAProxy's socket for commands.
+        process: HAProxy's id.
+    """
+    seen = _state(tls)
+    while os.getppid() == process:
+        time.sleep(POLL_S)
+        if (state := _state(tls)) == seen:
+            continue
+        seen = state
+        try:
+            check(tls)
+            lines = [*tls.certificate.read_text().splitlines(), *tls.key.read_text().splitlines()]
+            pem = "\n".join(filter(str.strip, lines))  # an empty line would end it
+            said = tell(commands, f"set ssl cert {folder / CERTIFICATE} <<\n{pem}\n\n")
+            said += tell(commands, f"commit ssl cert {folder / CERTIFICATE}\n")
+        except (InvalidConfig, OSError) as error:
+            said = f"the former certificate goes on: {error}\n"
+        sys.stderr.write(said)
+        sys.stderr.flush()
+
+
+def tell(commands: Path, command: str) -> str:
+    """What HAProxy says to a command. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(str(commands))
+        connection.sendall(command.encode())
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode(errors="replace")
+
+
+def _state(tls: ServerTls) -> list[tuple[int, int, int] | None]:
+    """What changes when a file does."""
+    states: list[tuple[int, int, int] | None] = []
+    for path in (tls.certificate, tls.key):
+        try:
+            found = path.stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
+    return states

@@ -1,0 +1,238 @@
+"""TLS at the endpoint: the HAProxy that Serve starts, as we start it, in front of servers of both protocols."""
+
+import http.server
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import trustme
+from grpc_health.v1 import health, health_pb2_grpc
+
+from openbook.client import Client
+from openbook.config import ServerTls, ServingSettings
+from openbook.errors import InvalidConfig, ShardUnavailable
+from openbook.processes import end, free_port, start
+from openbook.serving.launch import run, tls
+from openbook.v1 import answer_pb2, answer_pb2_grpc
+
+PATIENCE_S = 30.0
+CONFIG = """global
+    stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 30s
+    timeout server 30s
+frontend http_frontend
+    bind 127.0.0.1:{http}
+    default_backend http
+backend http
+    server one 127.0.0.1:{http_server}
+frontend grpc_frontend
+    # A comment, as Ray's have them.
+    bind 127.0.0.1:{grpc} proto h2
+    mode http
+    default_backend grpc
+backend grpc
+    server one 127.0.0.1:{grpc_server} proto h2
+"""
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"ready")
+
+    def log_message(self, *anything: object) -> None: ...
+
+
+class Echo(answer_pb2_grpc.AnswerServiceServicer):
+    def Answer(self, request: answer_pb2.AnswerRequest, context: Any) -> answer_pb2.AnswerResponse:  # noqa: N802
+        return answer_pb2.AnswerResponse(answer=request.question)
+
+
+@pytest.fixture(scope="module")
+def behind() -> Iterator[tuple[int, int]]:
+    """Ports of an HTTP and a gRPC server."""
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    with ThreadPoolExecutor() as pool:
+        server = grpc.server(pool)
+        answer_pb2_grpc.add_AnswerServiceServicer_to_server(Echo(), server)
+        servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield web.server_port, port
+        server.stop(None).wait()
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """HAProxy with TLS."""
+
+    folder: Path
+    files: ServerTls
+    http: int
+    grpc: int
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def issue(self, ca: trustme.CA) -> None:
+        """A new certificate in place of the one that is there."""
+        issued = ca.issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(self.files.key)
+        self.files.certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+
+    def get(self, **options: Any) -> httpx.Response:
+        return httpx.get(f"https://127.0.0.1:{self.http}/readyz", **options)
+
+    def shown(self, port: int) -> bytes:
+        """The certificate that it shows there."""
+        context = ssl.create_default_context(cafile=self.ca)
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            found = connection.getpeercert(binary_form=True)
+        assert found
+        return found
+
+
+@contextmanager
+def edge(folder: Path, ca: trustme.CA, behind: tuple[int, int], client_ca: trustme.CA | None = None) -> Iterator[Edge]:
+    names = {"certificate": folder / "our cert.pem", "key": folder / "our key.pem"}
+    if client_ca:
+        client_ca.cert_pem.write_to_path(folder / "clients.pem")
+        names["client_ca"] = folder / "clients.pem"
+    found = Edge(folder, ServerTls.model_validate(names), free_port(), free_port())
+    found.issue(ca)
+    ca.cert_pem.write_to_path(found.ca)
+    config = folder / "haproxy.cfg"
+    ports = {"http": found.http, "grpc": found.grpc, "http_server": behind[0], "grpc_server": behind[1]}
+    config.write_text(CONFIG.format(folder=folder, **ports))
+    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(config)]
+    with (folder / "log").open("w") as log:
+        process = start(command, env={**os.environ, **tls.to_environment(found.files, folder)}, stdout=log, stderr=log)
+    try:
+        until(lambda: process.poll() is not None or (listens(found.http) and listens(found.grpc)))
+        assert process.poll() is None, (folder / "log").read_text()
+        yield found
+    finally:
+        end(process)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = monotonic() + PATIENCE_S
+    while not condition():
+        assert monotonic() < give_up
+        sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def served(ca: trustme.CA, behind: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    with edge(tmp_path_factory.mktemp("tls"), ca, behind) as found:
+        yield found
+
+
+def test_both_protocols_are_encrypted_and_nothing_is_served_in_the_clear(served: Edge, tmp_path: Path) -> None:
+    assert served.get(verify=ssl.create_default_context(cafile=served.ca)).text == "ready"
+    with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
+        assert client.answer("who").answer == "who"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{served.http}/readyz")
+    with Client(f"127.0.0.1:{served.grpc}", timeout_s=5) as plain, pytest.raises(ShardUnavailable):
+        plain.answer("who")
+
+
+def test_who_trusts_another_authority_is_not_deceived(served: Edge, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        served.get(verify=ssl.create_default_context(cafile=tmp_path / "other.pem"))
+    with (
+        Client(f"127.0.0.1:{served.grpc}", timeout_s=5, tls_ca=tmp_path / "other.pem") as client,
+        pytest.raises(ShardUnavailable),
+    ):
+        client.answer("who")
+
+
+def test_this_machine_sees_whether_it_is_ready_without_a_certificate(
+    served: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(served.folder / "haproxy.cfg"))
+    serving = ServingSettings(tls=served.files, http_port=served.http, grpc_port=served.grpc)
+    assert (run._ask_over_http(serving), run._ask_over_grpc(serving)) == ("", "")
+    assert {tls.socket_of(served.folder, name).stat().st_mode & 0o777 for name in tls.PROTOCOLS} == {0o600}
+
+
+def test_a_renewed_certificate_is_taken_up_while_it_serves(served: Edge, ca: trustme.CA) -> None:
+    with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
+        assert client.answer("before").answer == "before"
+        former = served.shown(served.http)
+        whole = served.files.key.read_bytes()
+        served.files.key.write_bytes(b"no key")  # what does not belong together is left
+        until(lambda: "the former certificate goes on" in (served.folder / "log").read_text())
+        assert served.shown(served.grpc) == former
+        served.files.key.write_bytes(whole)
+        served.issue(ca)
+        until(lambda: served.shown(served.http) != former != served.shown(served.grpc))
+        assert client.answer("after").answer == "after"
+
+
+def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple[int, int], tmp_path: Path) -> None:
+    clients = trustme.CA()
+    with edge(tmp_path, ca, behind, clients) as served:
+        ours = clients.issue_cert("somebody")
+        certificate, key = tmp_path / "mine.pem", tmp_path / "mine.key"
+        ours.cert_chain_pems[0].write_to_path(certificate)
+        ours.private_key_pem.write_to_path(key)
+        context = ssl.create_default_context(cafile=served.ca)
+        with pytest.raises(httpx.TransportError):
+            served.get(verify=context)
+        with Client(f"127.0.0.1:{served.grpc}", 5, tls_ca=served.ca) as nobody, pytest.raises(ShardUnavailable):
+            nobody.answer("who")
+        context.load_cert_chain(certificate, key)
+        assert served.get(verify=context).text == "ready"
+        with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:
+            assert holder.answer("who").answer == "who"
+
+
+def test_files_that_will_not_do_stop_the_start(ca: trustme.CA, tmp_path: Path) -> None:
+    one, other = ca.issue_cert("a"), ca.issue_cert("b")
+    one.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    other.private_key_pem.write_to_path(tmp_path / "key.pem")
+    for key in ("key.pem", "none.pem"):
+        with pytest.raises(InvalidConfig, match=r"serving.tls: its files cannot be used"):
+            tls.check(ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / key))
+    with pytest.raises(InvalidConfig, match="OPENBOOK_TLS_CERTIFICATE and OPENBOOK_TLS_KEY must be given together"):
+        tls.of_environment({"OPENBOOK_TLS_KEY": "key.pem"})
