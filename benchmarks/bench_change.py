@@ -183,6 +183,12 @@ def main() -> None:
         table.add_row(name, took, str(counts.total()), str(counts["OK"]), str(others or ""), f"{worst:.2f}")
         told.append({"change": name, "took_s": took, "counts": counts, "worst_s": worst})
     console.print(table)
+    for result in results:
+        for each in result.measured.statuses:
+            if each.status != "OK":
+                console.print(
+                    f"{result.settings.address}: {each.n} {each.status} ({each.seen}), such as: {each.example}"
+                )
     missing = [name for name in planned if name not in {each[0] for each in done}]
     print(json.dumps({"changes": told, "missing": missing, "snapshot": snapshot_at_the_end}))
     shutil.rmtree(args.out / "root", ignore_errors=True)

@@ -44,9 +44,15 @@ GRACE_S = 5.0
 HEALTH_CHECK_S = 1.0
 """Between two of Serve's looks at a replica: one that died is missed, and its successor started, after at most this."""
 
-SPINS = "300000"
-"""Of a thread that waits for the others' part of a product, before it sleeps: 3 ms. libgomp's own default, which
-OMP_WAIT_POLICY in our environment would change."""
+ENVIRONMENT = {
+    # Of a thread that waits for the others' part of a product, before it sleeps: 3 ms. libgomp's own default, which
+    # OMP_WAIT_POLICY in our environment would change.
+    "GOMP_SPINCOUNT": "300000",
+    # A pool of its own, as many threads as cores, for what one does in milliseconds; begun while the model loads, it
+    # would give way to everybody for ever: see `apart`.
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Of a replica."""
 
 SPARE_PLACES = 32
 """Beyond those admitted: for the requests that we refuse ourselves, with a reason, and for health checks."""
@@ -188,6 +194,6 @@ def _deployment(
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             # Ray gives a replica with one CPU or less one thread, whatever the settings say.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads), "GOMP_SPINCOUNT": SPINS}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(n_threads), **ENVIRONMENT}},
         },
     )

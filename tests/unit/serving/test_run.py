@@ -49,3 +49,26 @@ def test_ports_in_a_row_are_free() -> None:
         for port in range(first, first + 100):
             with socket.socket() as probe:
                 probe.bind(("", port))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"serving": {"n_replicas": 2}}, 4),
+        ({"serving": {"n_replicas": 3}}, 2),
+        ({"serving": {"n_replicas": 20}}, 1),
+        ({"serving": {"n_replicas": 2}, "generator": {"n_threads": 3}}, 3),
+        ({"serving": {"n_replicas": 2, "topology": "split"}}, 0),
+        ({"serving": {"topology": "split"}, "generator": {"n_replicas": 8}}, 1),
+    ],
+)
+def test_generators_of_one_machine_share_its_cores(
+    values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "threads", lambda: 8)
+    deployed: list[Any] = []
+    monkeypatch.setattr(run, "deploy", lambda application, serving: deployed.append(application))
+    run.update(parse({"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}, **values}))
+    (application,) = deployed
+    (arrived, *_) = application._bound_deployment.init_args
+    assert arrived.generator.n_threads == expected

@@ -1,6 +1,8 @@
 """What is short runs between the steps of what is long, in one thread; each test decides when the long one ends."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
@@ -9,7 +11,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.worker import Worker
+from openbook.serving.workers.worker import LEAST_NICE, Worker, apart
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -151,3 +153,13 @@ def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None
         worker.shutdown()
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")
+def test_who_loads_a_model_gives_way_to_those_who_answer() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    assert apart(niceness) == LEAST_NICE
+    assert niceness() == before

@@ -20,7 +20,7 @@ from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.files import temporary_folder
-from openbook.processes import free_port, free_ports, is_loopback
+from openbook.processes import free_port, free_ports, is_loopback, threads
 from openbook.serving.launch import tls
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,19 @@ def update(settings: Settings) -> None:
     """
     from openbook.serving.app import assemble, make_encoder, make_generator
 
-    deploy(assemble(settings, make_encoder, make_generator), settings.serving)
+    deploy(assemble(_side_by_side(settings), make_encoder, make_generator), settings.serving)
+
+
+def _side_by_side(settings: Settings) -> Settings:
+    """With the machine's cores divided among the generators that share it, where nothing else was asked for: two that
+    compute with all of them at once stand in each other's way.
+    """
+    generator, serving = settings.generator, settings.serving
+    n_replicas = serving.n_replicas if serving.topology == "fused" else generator.n_replicas
+    if generator.n_threads or n_replicas == 1:
+        return settings
+    n_threads = max(1, threads() // n_replicas)
+    return settings.model_copy(update={"generator": generator.model_copy(update={"n_threads": n_threads})})
 
 
 def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:

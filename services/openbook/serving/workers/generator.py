@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -108,15 +108,20 @@ class LocalGenerator:
         apart(partial(self._generate, [task], go_on))  # slower than all that follow, so nothing is learned from it
         for n in WARM_UP:
             if monotonic() - begun < WARM_UP_S:
-                started = monotonic()
-                apart(partial(self._generate, [task] * n, go_on))
-                self._batcher.learn([task] * n, monotonic() - started)
-                took.append(f"{n} in {monotonic() - started:.2f} s")
-        log.info("generator: questions at once, %s", ", ".join(took))
+                seconds = apart(partial(self._seconds, [task] * n))
+                self._batcher.learn([task] * n, seconds)
+                took.append(f"{n} in {seconds:.2f} s")
+        log.info("generator: warmed up in %.1f s; questions at once: %s", monotonic() - begun, ", ".join(took) or "-")
 
     async def aclose(self) -> None:
         """End the worker thread."""
         await self._batcher.aclose()
+
+    def _seconds(self, tasks: Sequence[_Task]) -> float:
+        """What they take of this thread's time: while warming up it has to wait for whatever else is to be done."""
+        begun = thread_time()
+        self._generate(tasks, go_on)
+        return thread_time() - begun
 
     def _generate(self, tasks: Sequence[_Task], check: Check) -> list[Generation]:
         questions, retrieved = [task.question for task in tasks], [task.retrieved for task in tasks]

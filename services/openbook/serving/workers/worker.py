@@ -1,6 +1,9 @@
 """The thread in which a model computes: long work, and between its steps what is short."""
 
 import asyncio
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,14 +17,24 @@ SHARE_BETWEEN = 0.5
 """Of the time since long work began, what may go to short work at most."""
 
 
+LEAST_NICE = 19
+"""Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
+
+
 def apart(load: Callable[[], Result]) -> Result:
-    """The result of what loads a model, in a thread that ends with it.
+    """The result of what loads a model, in a thread that ends with it and gives way to all that answers questions.
 
     OpenMP keeps threads for each thread that ever computed. Once there are more than cores, none waits for the others'
     work with open eyes any more, and computing takes half as long again.
     """
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1, initializer=_give_way) as thread:
         return thread.submit(load).result()
+
+
+def _give_way() -> None:
+    """This thread, and those that it starts. Elsewhere than on Linux it would be the whole process, for ever."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
 
 
 class Worker:
