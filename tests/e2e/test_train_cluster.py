@@ -200,22 +200,6 @@ def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files,
     assert "\n" not in str(raised.value)
 
 
-def test_workers_that_are_killed_change_nothing(files: Files, whole: Path) -> None:
-    """More often than they may, the run ends, and the same call goes on; else it goes on by itself."""
-    out, told = files.folder / "killed", list[int]()
-    files.after("killed", 4, lambda: kill(worker(out, 1)))
-    with pytest.raises(cluster.WorkersFailed, match=r"max_failures = 0 times, last worker \d: .*") as raised:
-        cluster.fit(files.settings("killed", workers={"max_failures": 0}), lambda step, scalars: told.append(step))
-    assert "\n" not in str(raised.value)
-    assert told == [1, 2, 3, 4]
-    files.after("killed", 7, lambda: kill(worker(out, 0)))
-    cluster.fit(files.settings("killed"), lambda step, scalars: told.append(step))
-    assert files.actions == []
-    assert "worker 0: " in (out / cluster.LOG).read_text()
-    assert told == [1, 2, 3, 4, 4, 5, 6, 7, 8]
-    check_same(out, whole)
-
-
 @contextmanager
 def driver(files: Files, out: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """`openbook train` in a process of its own, and what it says to standard error. Nothing of it is left."""
@@ -246,33 +230,41 @@ def await_end(pids: Sequence[int]) -> None:
         sleep(0.1)  # they are no children of ours
 
 
-def test_a_driver_that_is_killed_changes_nothing(files: Files, whole: Path) -> None:
-    out, members = files.folder / "driver", list[int]()
-    with driver(files, "driver") as (process, log):
-
-        def end() -> None:
-            members[:] = family(process.pid)
-            kill(process.pid)
-            process.wait(TIMEOUT_S)
-
-        files.after("driver", 4, end)
-        assert process.wait(TIMEOUT_S) == -signal.SIGKILL, log.read_text()
-        await_end(members)
-    cluster.fit(files.settings("driver"))
-    check_same(out, whole)
-
-
-def test_ctrl_c_ends_the_workers_and_the_same_call_goes_on(files: Files, whole: Path) -> None:
-    ended, handler = Event(), signal.getsignal(signal.SIGINT)
+def test_whatever_ends_a_run_the_same_call_goes_on_to_the_same_end(files: Files, whole: Path) -> None:
+    """One run: a worker killed when none may fail, Ctrl-C, its driver killed; at last a worker that is replaced."""
+    out, told, members, ended = files.folder / "run", list[int](), list[int](), Event()
+    handler = signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         ended.wait(TIMEOUT_S)
 
-    files.after("interrupted", 4, interrupt)
+    def end_driver(process: subprocess.Popen[bytes]) -> None:
+        members[:] = family(process.pid)
+        kill(process.pid)
+        process.wait(TIMEOUT_S)
+
+    files.after("run", 4, lambda: kill(worker(out, 1)))
+    with pytest.raises(cluster.WorkersFailed, match=r"max_failures = 0 times, last worker \d: .*") as raised:
+        cluster.fit(files.settings("run", workers={"max_failures": 0}), lambda step, scalars: told.append(step))
+    assert "\n" not in str(raised.value)
+    assert told == [1, 2, 3, 4]
+
+    files.after("run", 5, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        cluster.fit(files.settings("interrupted"))
+        cluster.fit(files.settings("run"))
     ended.set()
     assert signal.getsignal(signal.SIGINT) is handler
-    cluster.fit(files.settings("interrupted"))
-    check_same(files.folder / "interrupted", whole)
+
+    with driver(files, "run") as (process, log):
+        files.after("run", 5, lambda: end_driver(process))
+        assert process.wait(TIMEOUT_S) == -signal.SIGKILL, log.read_text()
+        await_end(members)
+
+    told.clear()
+    files.after("run", 7, lambda: kill(worker(out, 0)))
+    cluster.fit(files.settings("run"), lambda step, scalars: told.append(step))
+    assert files.actions == []
+    assert "worker 0: " in (out / cluster.LOG).read_text()
+    assert told[-2:] == [7, 8]  # where it went on from is what the killed driver's workers had reached
+    check_same(out, whole)
