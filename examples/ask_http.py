@@ -19,8 +19,8 @@ try:
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)
 except urllib.error.HTTPError as refused:
-    error = json.load(refused)["error"]
-    raise SystemExit(f"{error['code']}: {error['message']} (request {error['request_id']})") from None
+    problem = json.load(refused)
+    raise SystemExit(f"{problem['code']}: {problem['detail']} (request {problem['request_id']})") from None
 
 print(answer["answer"])
 for evidence in answer["evidence"]:

@@ -356,6 +356,17 @@ def train(
     print(f"{models}: trained for {settings.loop.n_steps} steps; curves in {settings.loop.out}")
 
 
+@app.command()
+def mcp(server: Annotated[str, typer.Option(help="The running endpoint.")] = "http://127.0.0.1:8000") -> None:
+    """Speak MCP over standard input and output, for clients that start their servers themselves.
+
+    Where a key is needed, it is taken from OPENBOOK_API_KEY.
+    """
+    from openbook.mcp_stdio import run
+
+    run(server, os.environ.get("OPENBOOK_API_KEY"))
+
+
 app.command()(loadtest)
 app.command()(loadtest_merge)
 
@@ -373,7 +384,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("openbook"):
             raise
-        print(f"openbook: {error.name} is not installed: pip install 'openbook[demo,train,loadtest]'", file=sys.stderr)
+        print(
+            f"openbook: {error.name} is not installed: pip install 'openbook[demo,train,loadtest,mcp]'", file=sys.stderr
+        )
         sys.exit(1)
 
 

@@ -216,6 +216,7 @@ class ServingSettings(Section):
     metrics_port: Port | None = None
     # of ports 8000 and 9000, by HAProxy; with none, they are plain. Renewed files are taken up within seconds
     tls: ServerTls | None = None
+    max_entries: Positive = 64  # questions in one batch, or texts in one call for embeddings; more are refused
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429

@@ -18,9 +18,13 @@ import grpc
 import httpx
 import psutil
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import MessageToDict
+from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 from small_system import (
@@ -216,6 +220,12 @@ def test_bad_fields_are_refused_with_their_limits(
         with pytest.raises(grpc.RpcError, match=message) as refused:
             call(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Answer(request)
+    status = rpc_status.from_call(refused.value)
+    assert status.message == refused.value.details()
+    kinds = {each.type_url.rpartition(".")[2] for each in status.details}
+    assert kinds == {"ErrorInfo", "RequestInfo", "BadRequest"}
     for path in ("/v1/answer", "/v1/answer/stream"):
         refuse_http(http, path, json.dumps(fields).encode(), message)  # json writes NaN as NaN
     assert stub.Answer(answer_pb2.AnswerRequest(question=QUESTION)).answer
@@ -224,11 +234,12 @@ def test_bad_fields_are_refused_with_their_limits(
 def refuse_http(http: httpx.Client, path: str, body: bytes, message: str) -> None:
     response = http.post(path, content=body, headers={"content-type": "application/json", "x-request-id": "id-1"})
     assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["code"] == "INVALID_ARGUMENT"
-    assert error["request_id"]
+    problem = response.json()
+    assert problem["type"] == "urn:openbook:error:InvalidRequest"
+    assert (problem["code"], problem["status"]) == ("INVALID_ARGUMENT", 400)
+    assert problem["request_id"]
     with pytest.raises(InvalidRequest, match=message):
-        raise InvalidRequest(error["message"])
+        raise InvalidRequest(problem["detail"])
 
 
 @pytest.mark.parametrize(
@@ -289,11 +300,17 @@ def test_an_unexpected_error_tells_its_id_and_no_more(client: Client, http: http
     response = http.post("/v1/answer", json={"question": "explode telephone"}, headers={"x-request-id": "boom"})
     assert response.status_code == 500
     assert response.json() == {
-        "error": {"code": "INTERNAL", "message": "internal error, request id boom", "request_id": "boom"}
+        "type": "urn:openbook:error:OpenbookError",
+        "title": "Internal error",
+        "status": 500,
+        "detail": "internal error, request id boom",
+        "instance": "urn:openbook:request:boom",
+        "code": "INTERNAL",
+        "request_id": "boom",
     }
     streamed = events(http.post("/v1/answer/stream", json={"question": "explode telephone", **SSE}))
     assert [name for name, _ in streamed] == ["retrieved", "token", "token", "error"]
-    assert streamed[-1][1]["error"]["code"] == "INTERNAL"
+    assert streamed[-1][1]["code"] == "INTERNAL"
     assert "secret" not in json.dumps(streamed)
 
 
@@ -311,7 +328,7 @@ def test_the_deadline_holds_although_the_model_dawdles(
         answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(**asked))
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     response = http.post("/v1/answer", json=asked)
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "DEADLINE_EXCEEDED")
+    assert (response.status_code, response.json()["code"]) == (504, "DEADLINE_EXCEEDED")
 
 
 async def too_late(system: System, question: str) -> None:
@@ -350,8 +367,44 @@ def test_health_and_reflection(channel: grpc.Channel, http: httpx.Client) -> Non
     health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status is health_pb2.HealthCheckResponse.SERVING
     assert http.get("/healthz").json() == http.get("/readyz").json() == {"status": "ok"}
-    services = ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert {"openbook.v1.AnswerService", "grpc.health.v1.Health"} <= set(services)
+    names = {"openbook.v1.AnswerService", "grpc.health.v1.Health"}
+    assert names <= set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    newer = ask_reflection(channel, reflection_pb2.ServerReflectionRequest(list_services=""))
+    listed = {each.name for each in newer.list_services_response.service}
+    assert listed == names | {"grpc.reflection.v1.ServerReflection"}
+    for name in listed:
+        found = ask_reflection(channel, reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+        file = FileDescriptorProto.FromString(found.file_descriptor_response.file_descriptor_proto[0])
+        assert f"{file.package}.{file.service[0].name}" == name
+
+
+def ask_reflection(
+    channel: grpc.Channel, request: reflection_pb2.ServerReflectionRequest
+) -> reflection_pb2.ServerReflectionResponse:
+    """As newer tools do: version 1, whose messages are those of v1alpha under another name."""
+    method = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (response,) = method(iter([request]))
+    return response
+
+
+def test_a_batch_has_the_answers_of_its_questions_over_both_protocols(
+    client: Client, channel: grpc.Channel, http: httpx.Client
+) -> None:
+    asked: list[dict[str, Any]] = [{"question": QUESTION, "k": 1}, {"question": "", "k": 1}]
+    over_http = http.post("/v1/answer/batch", json={"requests": asked, "request_id": "mine"}).json()["results"]
+    batch = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(**each) for each in asked])
+    over_grpc = answer_pb2_grpc.AnswerServiceStub(channel).AnswerBatch(batch).results
+    alone = client.answer(QUESTION, k=1)
+    assert over_http[0]["answer"]["answer"] == over_grpc[0].answer.answer == alone.answer
+    assert over_http[1]["error"]["detail"] == over_grpc[1].error.message
+    assert over_http[1]["error"]["request_id"] == "mine.1"
+    too_many = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(**asked[0])] * 65)
+    with pytest.raises(grpc.RpcError, match=r"requests must be 1\.\.64 \(serving.max_entries\), got 65"):
+        answer_pb2_grpc.AnswerServiceStub(channel).AnswerBatch(too_many)
 
 
 def test_every_process_shows_its_own_metrics(system: System, client: Client) -> None:
@@ -378,14 +431,14 @@ def is_split(system: System) -> bool:
 def test_the_documentation_names_every_path(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
     paths = http.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/readyz", "/metrics"}
+    assert {"/v1/answer", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/readyz", "/metrics"} <= set(paths)
     assert set(paths["/v1/answer"]["post"]["responses"]) == {"200", "default"}
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.Client) -> None:
-    assert http.get("/v2/answer").json()["error"]["code"] == "NOT_FOUND"
+    assert http.get("/v2/answer").json()["code"] == "NOT_FOUND"
     response = http.get("/v1/answer")
-    assert (response.status_code, response.json()["error"]["code"]) == (405, "UNIMPLEMENTED")
+    assert (response.status_code, response.json()["code"]) == (405, "UNIMPLEMENTED")
 
 
 def test_the_formulation_asked_for_is_the_one_used(client: Client) -> None:
@@ -403,14 +456,19 @@ def test_tokens_arrive_while_the_answer_is_in_the_making(client: Client, http: h
         assert [next(lines) for _ in range(6) if next(lines)]
 
 
-def test_one_more_than_the_places_is_refused_at_once(client: Client, http: httpx.Client, held_up: Path) -> None:
+def test_one_more_than_the_places_is_refused_at_once(
+    client: Client, channel: grpc.Channel, http: httpx.Client, held_up: Path
+) -> None:
     question = f"endless telephone {held_up}"
     with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
         streams = list(pool.map(lambda _: admitted(client, question), range(MAX_IN_FLIGHT)))
         with pytest.raises(Overloaded, match=f"{MAX_IN_FLIGHT} questions are in flight"):
             client.answer(QUESTION)
+        with pytest.raises(grpc.RpcError) as refused:
+            answer_pb2_grpc.AnswerServiceStub(channel).Answer(answer_pb2.AnswerRequest(question=QUESTION))
+        assert any(each.Is(RetryInfo.DESCRIPTOR) for each in rpc_status.from_call(refused.value).details)
         response = http.post("/v1/answer", json={"question": QUESTION})
-        assert (response.status_code, response.json()["error"]["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert (response.status_code, response.json()["code"]) == (429, "RESOURCE_EXHAUSTED")
         assert http.get("/readyz").status_code == 200
         list(pool.map(lambda stream: stream.close(), streams))  # type: ignore[attr-defined]
     held_up.unlink()  # behind the Python proxy a stream that was closed mostly goes on to its end
@@ -472,7 +530,7 @@ def test_heads_are_given_where_gets_are_and_a_405_says_what_is(http: httpx.Clien
 def test_a_large_body_is_refused_as_such(http: httpx.Client) -> None:
     response = http.post("/v1/answer", content=b'{"question": "' + b"x" * (1 << 20) + b'"}')
     assert response.status_code == 413
-    assert "body must have at most 1048576 bytes" in response.json()["error"]["message"]
+    assert "body must have at most 1048576 bytes" in response.json()["detail"]
 
 
 def load_other_space(settings: EncoderSettings) -> HashEncoder:
@@ -534,7 +592,7 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
             if response.status_code == 200:
                 answered.add("HTTP")
             elif system.settings.serving.proxy == "haproxy":
-                heard.append((response.json()["error"]["code"], response.json()["error"]["message"]))
+                heard.append((response.json()["code"], response.json()["detail"]))
 
     replica.kill()
     answered, give_up = set[str](), monotonic() + PATIENCE_S
@@ -565,7 +623,7 @@ def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client
         def refuses(error: type[OpenbookError], ask: Callable[[], object], response: httpx.Response) -> None:
             with pytest.raises(error):
                 ask()
-            assert (response.status_code, response.json()["error"]["code"]) == (error.http_status, error.grpc_code)
+            assert (response.status_code, response.json()["code"]) == (error.http_status, error.grpc_code)
 
         def post(path: str, **headers: str) -> httpx.Response:
             return http.post(path, json={"question": QUESTION}, headers=headers)

@@ -296,6 +296,39 @@ def test_the_code_of_the_docs_asks_it(system: System, capsys: pytest.CaptureFixt
     assert streamed == "alexander graham bell"
 
 
+def test_openais_and_mcps_clients_ask_it(system: System, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(code.replace("localhost:8000", system.http), {})
+    answer, cited, streamed, dimension, passage, by_tool = capsys.readouterr().out.splitlines()
+    assert {answer, streamed, by_tool} == {"Alexander Graham Bell"}
+    assert cited == "Alexander Graham Bell openbook:Alexander%20Graham%20Bell"
+    assert (dimension, passage) == ("384", DOCUMENTS[0][1])
+
+
+def test_a_citation_is_the_part_of_the_answer_that_its_indices_say_streamed_or_not(system: System) -> None:
+    body = {"model": "openbook", "messages": [{"role": "user", "content": QUESTION}], "formulation": "token"}
+    url = f"http://{system.http}/v1/chat/completions"
+    for n_beams in (1, 4):
+        (choice,) = httpx.post(url, json={**body, "n_beams": n_beams}, timeout=300).json()["choices"]
+        text, whole = choice["message"]["content"], choice["message"]["annotations"]
+        streamed = httpx.post(url, json={**body, "n_beams": n_beams, "stream": True}, timeout=300).text
+        chunks = [json.loads(each.removeprefix("data: ")) for each in streamed.split("\n\n")[:-2]]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        told = "".join(delta.get("content", "") for delta in deltas)
+        assert told.lower() == text.lower()  # token by token as generated: without capitals
+        assert (told == text) == (n_beams > 1)
+        cited = [
+            [(content[each["start_index"] : each["end_index"]].lower(), each["title"]) for each in citations]
+            for content, citations in (
+                (text, [each["url_citation"] for each in whole]),
+                (told, [each["url_citation"] for each in deltas[-1]["annotations"]]),
+            )
+        ]
+        assert cited[0] == cited[1]
+        assert cited[0][0] == (text.lower(), "Alexander Graham Bell")
+
+
 @pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
 def test_load_gets_the_same_answers_over_both_protocols(system: System, what: str) -> None:
     """Texts, passages, and to the bit their scores, whatever is asked beside them."""
@@ -334,10 +367,8 @@ def test_a_dead_shard_is_named_until_it_is_back(system: System) -> None:
         status, body = post(system, question=QUESTION)
         if status == 200:  # it was started again
             break
-        error = body["error"]
-        assert isinstance(error, dict)
-        assert (status, error["code"]) == (503, "UNAVAILABLE")
-        assert "shard 0" in error["message"]
+        assert (status, body["code"]) == (503, "UNAVAILABLE")
+        assert "shard 0" in str(body["detail"])
         assert time.monotonic() < give_up
         time.sleep(0.05)
     assert ask(system, QUESTION).returncode == 0

@@ -123,7 +123,7 @@ async def http_endpoint(script: Script) -> AsyncIterator[str]:
                 parts = [f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told]
         except Refused as refused:
             status, kind = refused.status, "application/json"
-            parts = [json.dumps({"error": {"code": refused.code.name, "message": "scripted", "request_id": "r"}})]
+            parts = [json.dumps({"code": refused.code.name, "detail": "scripted", "request_id": "r"})]
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
         for part in parts:
             await send({"type": "http.response.body", "body": part.encode(), "more_body": True})

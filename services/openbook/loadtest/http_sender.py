@@ -130,9 +130,9 @@ def _failed(seen: str, data: bytes) -> Reply:
     """A refusal or an error: the code that the body names, as openbook's do, or else what HTTP's status stands for."""
     code, message = CODES.get(int(seen[:3]), "UNKNOWN"), data[:200].decode(errors="replace")
     try:
-        error: dict[str, Any] = json.loads(data)["error"]
-        if error["code"] in StatusCode.__members__ and error["code"] != OK:
-            code, message = error["code"], str(error["message"])
+        problem: dict[str, Any] = json.loads(data)
+        if problem["code"] in StatusCode.__members__ and problem["code"] != OK:
+            code, message = problem["code"], str(problem["detail"])
     except (ValueError, LookupError, TypeError):
         pass
     return Reply(code, seen, message)

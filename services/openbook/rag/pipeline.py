@@ -1,5 +1,6 @@
 """The journey of one question, steps 2 to 12 (ARCHITECTURE.md): cached or fresh query, top k, passages, answer."""
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +27,7 @@ from openbook.core.types import (
     Retrieved,
     Token,
 )
-from openbook.errors import InvalidRequest, ShardUnavailable
+from openbook.errors import InvalidRequest, ShardUnavailable, UnknownPassage
 from openbook.rag.answer import Answer, Retrieval, alternative, evidence_of, labels_of
 from openbook.rag.cached import Generations, Queries
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
@@ -126,6 +127,21 @@ class Pipeline:
         watch = Stopwatch(self._clock)
         _, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         return self._to_retrieval(retrieved, cached, context, watch)
+
+    async def embed(self, texts: Sequence[str], context: Context) -> Float32:
+        """(n, d) queries, as questions become them. Raises InvalidRequest as `answer`, and as `Encoder.encode`."""
+        limit = self._limits.max_question_chars
+        checked = [check_text(f"input[{number}]", text, limit) for number, text in enumerate(texts)]
+        queries = await asyncio.gather(*(self._queries.find(text, context) for text in checked))
+        return np.stack([query.embedding for query in queries])
+
+    async def fetch(self, passage_id: int, snapshot_id: str, context: Context) -> Passage:
+        """A passage of a snapshot that is served. Raises as `PassageStore.fetch`."""
+        if not 0 <= passage_id < 1 << 63:
+            raise UnknownPassage(f"passage id must be 0..{(1 << 63) - 1}, got {passage_id}")
+        with Stopwatch(self._clock).stage("fetch", context, snapshot=snapshot_id) as inner:
+            (passage,) = await self._passages.fetch([passage_id], snapshot_id, inner)
+        return passage
 
     def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None, n_own: int = 0) -> int:
         """`GenerationSettings.work` of an answer, 0 without one. Raises InvalidRequest beyond max_k or max_work."""

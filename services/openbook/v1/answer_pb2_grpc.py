@@ -54,6 +54,11 @@ class AnswerServiceStub:
                 request_serializer=openbook_dot_v1_dot_answer__pb2.RetrieveRequest.SerializeToString,
                 response_deserializer=openbook_dot_v1_dot_answer__pb2.RetrieveResponse.FromString,
                 _registered_method=True)
+        self.AnswerBatch = channel.unary_unary(
+                '/openbook.v1.AnswerService/AnswerBatch',
+                request_serializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.FromString,
+                _registered_method=True)
 
 
 class AnswerServiceServicer:
@@ -85,6 +90,13 @@ class AnswerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnswerBatch(self, request, context):
+        """Many questions at once: each has its answer, or its own error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AnswerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -102,6 +114,11 @@ def add_AnswerServiceServicer_to_server(servicer, server):
                     servicer.Retrieve,
                     request_deserializer=openbook_dot_v1_dot_answer__pb2.RetrieveRequest.FromString,
                     response_serializer=openbook_dot_v1_dot_answer__pb2.RetrieveResponse.SerializeToString,
+            ),
+            'AnswerBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerBatch,
+                    request_deserializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,6 +207,33 @@ class AnswerService:
             '/openbook.v1.AnswerService/Retrieve',
             openbook_dot_v1_dot_answer__pb2.RetrieveRequest.SerializeToString,
             openbook_dot_v1_dot_answer__pb2.RetrieveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.AnswerService/AnswerBatch',
+            openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.SerializeToString,
+            openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class AnswerServiceStub:
     """
     Retrieve: _grpc.UnaryUnaryMultiCallable[_answer_pb2.RetrieveRequest, _answer_pb2.RetrieveResponse]
     """Steps 1 to 10 only: the passages and their prior."""
+    AnswerBatch: _grpc.UnaryUnaryMultiCallable[_answer_pb2.AnswerBatchRequest, _answer_pb2.AnswerBatchResponse]
+    """Many questions at once: each has its answer, or its own error."""
 
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
@@ -63,6 +65,8 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
     """
     Retrieve: _aio.UnaryUnaryMultiCallable[_answer_pb2.RetrieveRequest, _answer_pb2.RetrieveResponse]  # type: ignore[assignment]
     """Steps 1 to 10 only: the passages and their prior."""
+    AnswerBatch: _aio.UnaryUnaryMultiCallable[_answer_pb2.AnswerBatchRequest, _answer_pb2.AnswerBatchResponse]  # type: ignore[assignment]
+    """Many questions at once: each has its answer, or its own error."""
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
@@ -96,5 +100,13 @@ class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_answer_pb2.RetrieveResponse, _abc.Awaitable[_answer_pb2.RetrieveResponse]]:
         """Steps 1 to 10 only: the passages and their prior."""
+
+    @_abc_1.abstractmethod
+    def AnswerBatch(
+        self,
+        request: _answer_pb2.AnswerBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_answer_pb2.AnswerBatchResponse, _abc.Awaitable[_answer_pb2.AnswerBatchResponse]]:
+        """Many questions at once: each has its answer, or its own error."""
 
 def add_AnswerServiceServicer_to_server(servicer: AnswerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -69,10 +69,10 @@ def test_events_are_the_same_in_whatever_pieces_they_come(data: st.DataObject) -
     ("seen", "body", "status"),
     [
         ("429", b"no", "RESOURCE_EXHAUSTED"),
-        ("503", b'{"error": {"code": "FAILED_PRECONDITION", "message": "m"}}', "FAILED_PRECONDITION"),
-        ("500", b'{"error": {"code": "OK", "message": "m"}}', "INTERNAL"),
-        ("200, then error", b'{"error": {"code": "DEADLINE_EXCEEDED", "message": "m"}}', "DEADLINE_EXCEEDED"),
-        ("418", b'{"error": []}', "UNKNOWN"),
+        ("503", b'{"code": "FAILED_PRECONDITION", "detail": "m"}', "FAILED_PRECONDITION"),
+        ("500", b'{"code": "OK", "detail": "m"}', "INTERNAL"),
+        ("200, then error", b'{"code": "DEADLINE_EXCEEDED", "detail": "m"}', "DEADLINE_EXCEEDED"),
+        ("418", b'{"code": []}', "UNKNOWN"),
     ],
 )
 def test_http_statuses_have_names_of_grpc_and_stay_visible(seen: str, body: bytes, status: str) -> None:

@@ -46,7 +46,7 @@ class Caller:
     async def hears(self) -> tuple[int, Any]:
         await self.task
         start, end = self._told
-        return start["status"], end["body"] if start["status"] == 200 else json.loads(end["body"])["error"]
+        return start["status"], end["body"] if start["status"] == 200 else json.loads(end["body"])
 
     @property
     def headers(self) -> dict[bytes, bytes]:
@@ -101,7 +101,7 @@ def test_a_body_that_takes_too_long_is_refused_and_its_connection_closed() -> No
         async with slow_ones(BufferedBodies(echo, BodyLimits(timeout_s=0.01)), 1) as (caller,):
             status, error = await caller.hears()
             assert status == 408
-            assert error["message"].startswith("body must arrive within 0.01 s")
+            assert error["detail"].startswith("body must arrive within 0.01 s")
             assert caller.headers[b"connection"] == b"close"
 
     run(scenario)
@@ -115,7 +115,7 @@ def test_a_large_body_is_refused_as_such(declared: dict[str, str]) -> None:
         caller.sends(b"x" * 600, more=True)
         status, error = await caller.hears()
         assert (status, error["code"]) == (413, "INVALID_ARGUMENT")
-        assert error["message"].startswith("body must have at most 1000 bytes")
+        assert error["detail"].startswith("body must have at most 1000 bytes")
 
     run(scenario)
 
@@ -163,7 +163,7 @@ def test_what_is_no_text_is_refused() -> None:
         caller.sends(b"\xff")
         status, error = await caller.hears()
         assert status == 400
-        assert "UTF-8" in error["message"]
+        assert "UTF-8" in error["detail"]
 
     run(scenario)
 

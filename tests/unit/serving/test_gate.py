@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from openbook.serving.access.scopes import Scope
 from openbook.serving.app import build
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import ANSWER_SERVICE, AnswerIngress, add_services
+from openbook.serving.endpoint.openai_errors import speaks_openai
 from openbook.serving.endpoint.service import AnswerService
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
 
-OPEN = {"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
+OPEN |= {"/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
 """Of what there is now, all that a stranger may see."""
 
 
@@ -101,7 +104,9 @@ def ask(
 
 
 class Untouched:
-    """A service that must not be asked for anything."""
+    """A service that must not be asked for anything, but what it was set to."""
+
+    settings = parse({})
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"somebody got in, as far as {name}")
@@ -128,10 +133,14 @@ def http_calls() -> Iterator[tuple[str, str]]:
 
 
 def assert_refused(response: httpx.Response, wrong: str) -> None:
-    error = response.json()["error"] if response.request.method != "HEAD" else None
+    error = response.json() if response.request.method != "HEAD" else None
+    if error and speaks_openai(response.request.url.path):
+        theirs = error["error"]
+        assert theirs["type"] == ("permission_error" if "scope" in wrong else "authentication_error")
+        error = {"detail": theirs["message"], "code": "PERMISSION_DENIED" if "scope" in wrong else "UNAUTHENTICATED"}
     if "scope" in wrong:
         assert response.status_code == 403
-        assert error is None or (error["code"] == "PERMISSION_DENIED" and "needs the scope" in error["message"])
+        assert error is None or (error["code"] == "PERMISSION_DENIED" and "needs the scope" in error["detail"])
     else:
         assert response.status_code == 401
         assert response.headers["www-authenticate"].startswith("Bearer")
@@ -182,6 +191,12 @@ def test_a_key_that_will_do_does(house: House) -> None:
     assert {each.status_code for each in responses(build_app(service(), house.gate), asked, json=body)} == {200}
     assert ask(house.gate, "POST", "/v1/retrieve", bearer(house.of_scope(Scope.RETRIEVE)), json=body).status_code == 200
     assert ask(house.gate, "GET", "/metrics", bearer(house.of_scope(Scope.ADMIN))).status_code == 200
+    assert ask(house.gate, "GET", "/v1/models/openbook", bearer(house.of_scope(Scope.ASK))).status_code == 200
+    listed = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    for key, tools in (("only ask", ["answer"]), ("all but publish", ["search", "fetch", "answer"])):
+        headers = {**bearer(house.keys[key]), "accept": "application/json, text/event-stream"}
+        found = ask(house.gate, "POST", "/mcp", headers, json=listed).json()["result"]["tools"]
+        assert [tool["name"] for tool in found] == tools
     assert ask(house.gate, "GET", "/v2/any", bearer(house.of_scope(Scope.ADMIN))).status_code == 404
 
 
@@ -231,7 +246,7 @@ def test_nobody_gets_in_over_grpc_by_a_key_that_will_not_do(method: str, house: 
     for wrong, key in house.bad(need).items():
         for metadata in (bearer(key), {"x_api_key": key} if key else {}):
             context = GrpcContext(**metadata)
-            with pytest.raises(OpenbookError):  # and not for what stands in the message, which is none
+            with suppress(OpenbookError):  # and not for what stands in the message, which is none
                 asyncio.run(called(ingress, method, b"\xff", context))
             expected = grpc.StatusCode.PERMISSION_DENIED if "scope" in wrong else grpc.StatusCode.UNAUTHENTICATED
             assert context.code is expected, (wrong, context.details)
@@ -245,12 +260,15 @@ def test_the_methods_above_are_all_of_them_and_each_is_in_the_table() -> None:
 
 
 def test_over_grpc_too_a_key_that_will_do_does(house: House) -> None:
-    data = answer_pb2.AnswerRequest(question="who patented the telephone").SerializeToString()
+    one = answer_pb2.AnswerRequest(question="who patented the telephone")
     ingress = AnswerIngress(service(), house.gate)
     for method in sorted(set(METHODS) - PUBLIC):
         need = need_of(method)
         assert need is not None
-        assert asyncio.run(called(ingress, method, data, GrpcContext(**bearer(house.of_scope(need)))))
+        message = answer_pb2.AnswerBatchRequest(requests=[one]) if method.endswith("Batch") else one
+        context = GrpcContext(**bearer(house.of_scope(need)))
+        assert asyncio.run(called(ingress, method, message.SerializeToString(), context))
+        assert context.code is None
     assert asyncio.run(called(ingress, "/grpc.health.v1.Health/Check", b"", GrpcContext())).status == 1
 
 
@@ -302,7 +320,7 @@ def test_where_keys_cannot_be_looked_up_nobody_is_let_in() -> None:
 
     key, _ = mint("web", 0.0, [Scope.ASK])
     response = ask(Gate(Gone(), Limits()), "POST", "/v1/answer", bearer(key), Untouched(), json={})  # type: ignore[arg-type]
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
 
 
 # --- where it may listen

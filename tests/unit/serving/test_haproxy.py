@@ -9,7 +9,7 @@ from ray.serve._private import haproxy_templates
 
 from openbook.config import ServerTls, parse
 from openbook.errors import InvalidConfig
-from openbook.serving.endpoint.schemas import ErrorResponse
+from openbook.serving.endpoint.problems import Problem, problem_of_status
 from openbook.serving.launch import tls
 from openbook.serving.launch.haproxy import ERRORS, grpc_errors, mended
 
@@ -64,10 +64,13 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
 
 
 def test_errors_have_the_shape_of_all_others() -> None:
-    bodies = re.findall(r"http-error status (\d+) content-type application/json string '(.*)'", mended(SAMPLE, FOLDER))
+    bodies = re.findall(
+        r"http-error status (\d+) content-type application/problem\+json string '(.*)'", mended(SAMPLE, FOLDER)
+    )
     assert [int(status) for status, _ in bodies] == list(ERRORS)
-    for _, body in bodies:
-        assert ErrorResponse.model_validate(json.loads(body), strict=True).error.request_id == ""
+    for status, body in bodies:
+        code, detail = ERRORS[int(status)]
+        assert Problem.model_validate(json.loads(body), strict=True) == problem_of_status(int(status), detail, code, "")
 
 
 def test_callers_over_grpc_hear_a_status_of_grpc() -> None:

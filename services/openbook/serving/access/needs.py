@@ -11,8 +11,9 @@ PUBLIC = frozenset(
         "/healthz",
         "/readyz",
         "/docs",
-        "/docs/oauth2-redirect",
-        "/redoc",
+        "/docs/start.js",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
         "/openapi.json",
         "/favicon.ico",
         "/grpc.health.v1.Health/Check",
@@ -22,10 +23,16 @@ PUBLIC = frozenset(
 
 NEEDS = {
     "/v1/answer": Scope.ASK,
+    "/v1/answer/batch": Scope.ASK,
     "/v1/answer/stream": Scope.ASK,
     "/v1/retrieve": Scope.RETRIEVE,
+    "/v1/chat/completions": Scope.ASK,
+    "/v1/embeddings": Scope.RETRIEVE,
+    "/v1/models": Scope.ASK,
+    "/mcp": Scope.ASK,  # and RETRIEVE for the tools that retrieve
     "/metrics": Scope.ADMIN,
     "/openbook.v1.AnswerService/Answer": Scope.ASK,
+    "/openbook.v1.AnswerService/AnswerBatch": Scope.ASK,
     "/openbook.v1.AnswerService/AnswerStream": Scope.ASK,
     "/openbook.v1.AnswerService/Retrieve": Scope.RETRIEVE,
 }
@@ -36,4 +43,6 @@ def need_of(path: str) -> Scope | None:
     """The scope that a call of this path needs; None if nobody needs any."""
     if path in PUBLIC:
         return None
+    if path.startswith("/v1/models/"):  # the names of models have slashes in them
+        path = "/v1/models"
     return NEEDS.get(path, Scope.ADMIN)

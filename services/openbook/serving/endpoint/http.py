@@ -1,7 +1,9 @@
 """The endpoint over HTTP: JSON, server-sent events, and errors in one shape."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from importlib.util import find_spec
+from typing import Annotated
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -10,24 +12,28 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from openbook import __version__
-from openbook.core.context import Context
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
+from openbook.serving.endpoint.asked import asked
+from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_batch, batch_to_json
 from openbook.serving.endpoint.bodies import BufferedBodies
-from openbook.serving.endpoint.guard import Guarded, context_of, identified
-from openbook.serving.endpoint.replies import error_body, error_reply, request_id_of, to_json
+from openbook.serving.endpoint.guard import Guarded
+from openbook.serving.endpoint.openai.routes import add_openai
+from openbook.serving.endpoint.openapi import ASKED, BATCH, PROBLEM, RETRIEVED, streamed
+from openbook.serving.endpoint.problems import problem_of
+from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_reply, to_json
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
-    ErrorResponse,
     Event,
     RetrieveRequest,
     RetrieveResponse,
     describe,
     event_to_json,
 )
-from openbook.serving.endpoint.service import AnswerService, with_request_id
+from openbook.serving.endpoint.service import AnswerService
+from openbook.serving.endpoint.swagger import add_docs
 
 
 class _Exposition(Response):
@@ -40,40 +46,54 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         title="openbook",
         version=__version__,
         description="Question answering by retrieval-augmented generation.",
-        responses={"default": {"model": ErrorResponse, "description": "Any error."}},
+        responses=PROBLEM,
+        docs_url=None,
+        redoc_url=None,
     )
     app.add_middleware(BufferedBodies)
     if gate:
         app.add_middleware(Guarded, gate=gate)  # in front of it: who may not ask needs not send
+    add_docs(app)
+    add_openai(app, service)
+    if find_spec("mcp"):
+        from openbook.serving.endpoint.mcp import add_mcp
+
+        add_mcp(app, service)
     app.add_exception_handler(OpenbookError, _on_openbook_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
 
     @app.post("/v1/answer", response_model=AnswerResponse)
-    async def answer(body: AnswerRequest, request: Request) -> Response:
+    async def answer(body: Annotated[AnswerRequest, ASKED], request: Request) -> Response:
         """The answer with its evidence."""
-        with _asked(request, body) as context:
+        with asked(request, body.request_id) as context:
             return to_json(AnswerResponse.model_validate(await service.answer(body, context)))
 
-    @app.post("/v1/answer/stream", response_class=StreamingResponse)
-    async def answer_stream(body: AnswerRequest, request: Request) -> Response:
+    @app.post("/v1/answer/batch", response_model=BatchResponse)
+    async def answer_all(body: Annotated[BatchRequest, BATCH], request: Request) -> Response:
+        """Many questions at once. Each has its answer, or its own error; the order is kept."""
+        with asked(request, body.request_id) as context:
+            outcomes = await answer_batch(service, body.entries(), body.timeout_s, context)
+        return to_json(batch_to_json(outcomes, context.request_id))
+
+    @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS))
+    async def answer_stream(body: Annotated[AnswerRequest, ASKED], request: Request) -> Response:
         """Server-sent events: `retrieved`, then `token` after `token` (RAG-Token with one beam), then `answer`.
 
         An error after the first event comes as the event `error`.
         """
-        with _asked(request, body) as context:
+        with asked(request, body.request_id) as context:
             events = service.stream(body, context)
             first = await anext(events)  # what fails until here has a status of its own
         return StreamingResponse(
             _server_sent(first, events, context.request_id),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            **EVENT_STREAM,
         )
 
     @app.post("/v1/retrieve", response_model=RetrieveResponse)
-    async def retrieve(body: RetrieveRequest, request: Request) -> Response:
+    async def retrieve(body: Annotated[RetrieveRequest, RETRIEVED], request: Request) -> Response:
         """The passages and their prior alone."""
-        with _asked(request, body) as context:
+        with asked(request, body.request_id) as context:
             return to_json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
 
     @app.head("/healthz", include_in_schema=False)
@@ -86,7 +106,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     @app.get("/readyz")
     async def readyz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
-        with _asked(request):
+        with asked(request):
             await service.check_ready()
         return {"status": "ok"}
 
@@ -99,6 +119,18 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     return app
 
 
+EVENTS = """event: retrieved
+data: {"evidence": [...], "snapshot_id": "...", ...}
+
+event: token
+data: {"text": "Alexander", "log_likelihood": -0.1, "log_posterior": [-0.01, -4.6]}
+
+event: answer
+data: {"answer": "Alexander Graham Bell", ...}
+
+"""
+
+
 async def _server_sent(first: Event, events: AsyncGenerator[Event], request_id: str) -> AsyncGenerator[str]:
     try:
         async with aclosing(events):
@@ -107,25 +139,11 @@ async def _server_sent(first: Event, events: AsyncGenerator[Event], request_id: 
                 yield _event(*event_to_json(event))
     except Exception as error:
         ours = as_ours(error, request_id)
-        yield _event("error", error_body(ours.grpc_code, str(ours), request_id).model_dump_json())
+        yield _event("error", problem_of(ours, request_id).model_dump_json())
 
 
 def _event(name: str, data: str) -> str:
     return f"event: {name}\ndata: {data}\n\n"
-
-
-@contextmanager
-def _asked(request: Request, body: RetrieveRequest | None = None) -> Iterator[Context]:
-    """The request's context, with the id of the body, else the header's, else a new one.
-
-    Whatever is raised in the block becomes an error of ours.
-    """
-    try:
-        context = with_request_id(context_of(request.headers, identified(request)), body.request_id if body else "")
-        request.state.request_id = context.request_id
-        yield context
-    except Exception as error:
-        raise as_ours(error, request_id_of(request)) from None
 
 
 async def _on_openbook_error(request: Request, error: Exception) -> Response:
@@ -141,7 +159,10 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such path, no such method, or a body that the JSON parser gave up on."""
     assert isinstance(error, HTTPException)
+    message = f"{request.url.path}: {error.detail}"
+    if error.status_code == 400:
+        return error_reply(request, InvalidRequest(message))
     code = {404: "NOT_FOUND", 405: "UNIMPLEMENTED"}.get(error.status_code, "INVALID_ARGUMENT")
-    reply = to_json(error_body(code, f"{request.url.path}: {error.detail}", request_id_of(request)), error.status_code)
+    reply = status_reply(request, error.status_code, message, code)
     reply.headers.update(error.headers or {})  # Allow
     return reply

@@ -5,8 +5,8 @@ cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the
 """
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -16,9 +16,12 @@ from openbook.errors import OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.keys import Identity
+from openbook.serving.endpoint import status
+from openbook.serving.endpoint.batch import answer_batch, batch_to_proto, entries_from_proto
 from openbook.serving.endpoint.guard import context_of
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.quiet import quieten
+from openbook.serving.endpoint.reflection import add_reflection
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     RetrieveRequest,
@@ -38,8 +41,7 @@ if TYPE_CHECKING:
 
 ANSWER_SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-WireRequest = answer_pb2.AnswerRequest | answer_pb2.RetrieveRequest
-R = TypeVar("R", bound=RetrieveRequest)
+M = TypeVar("M", answer_pb2.AnswerRequest, answer_pb2.RetrieveRequest, answer_pb2.AnswerBatchRequest)
 
 
 def add_services(servicer: Any, server: grpc.Server) -> None:
@@ -52,11 +54,13 @@ def add_services(servicer: Any, server: grpc.Server) -> None:
             "Answer": grpc.unary_unary_rpc_method_handler(servicer.Answer),
             "AnswerStream": grpc.unary_stream_rpc_method_handler(servicer.AnswerStream),
             "Retrieve": grpc.unary_unary_rpc_method_handler(servicer.Retrieve),
+            "AnswerBatch": grpc.unary_unary_rpc_method_handler(servicer.AnswerBatch),
         },
         HEALTH_SERVICE: {"Check": grpc.unary_unary_rpc_method_handler(servicer.Check)},
     }
     for name, methods in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+    add_reflection(server, list(services))
 
 
 class AnswerIngress:
@@ -71,22 +75,38 @@ class AnswerIngress:
         return build_app(self._service, self._gate)
 
     async def Answer(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.AnswerResponse:  # noqa: N802
-        call = self._call("Answer", grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request)
-        async with call as (asked, context):
+        with _Call(self._gate, "Answer", grpc_context) as call:
+            message, context = await call.read(answer_pb2.AnswerRequest, request)
+            asked = request_from_proto(AnswerRequest, message)
             return answer_to_proto(await self._service.answer(asked, context))
+        return answer_pb2.AnswerResponse()
 
     async def Retrieve(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.RetrieveResponse:  # noqa: N802
-        call = self._call("Retrieve", grpc_context, answer_pb2.RetrieveRequest, RetrieveRequest, request)
-        async with call as (asked, context):
+        with _Call(self._gate, "Retrieve", grpc_context) as call:
+            message, context = await call.read(answer_pb2.RetrieveRequest, request)
+            asked = request_from_proto(RetrieveRequest, message)
             return retrieval_to_proto(await self._service.retrieve(asked, context))
+        return answer_pb2.RetrieveResponse()
+
+    async def AnswerBatch(  # noqa: N802
+        self, request: bytes, grpc_context: "RayServegRPCContext"
+    ) -> answer_pb2.AnswerBatchResponse:
+        with _Call(self._gate, "AnswerBatch", grpc_context) as call:
+            message, context = await call.read(answer_pb2.AnswerBatchRequest, request)
+            timeout_s = message.timeout_s if message.HasField("timeout_s") else None
+            outcomes = await answer_batch(self._service, entries_from_proto(message), timeout_s, context)
+            return batch_to_proto(outcomes, context.request_id)
+        return answer_pb2.AnswerBatchResponse()
 
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
-        call = self._call("AnswerStream", grpc_context, answer_pb2.AnswerRequest, AnswerRequest, request)
-        async with call as (asked, context), aclosing(self._service.stream(asked, context)) as events:
-            async for event in events:
-                yield event_to_proto(event)
+        with _Call(self._gate, "AnswerStream", grpc_context, raises=True) as call:
+            message, context = await call.read(answer_pb2.AnswerRequest, request)
+            asked = request_from_proto(AnswerRequest, message)
+            async with aclosing(self._service.stream(asked, context)) as events:
+                async for event in events:
+                    yield event_to_proto(event)
 
     async def Check(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
@@ -97,33 +117,49 @@ class AnswerIngress:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
-    @asynccontextmanager
-    async def _call(
-        self, method: str, call: "RayServegRPCContext", kind: type[WireRequest], model: type[R], data: bytes
-    ) -> AsyncIterator[tuple[R, Context]]:
-        """The request in `data`, and its context, once its caller is admitted. Whatever goes wrong ends the call with
-        the code of an error of ours.
 
-        The error is raised as well: with no message left to send, Serve's Python proxy learns of the code in no other
-        way.
-        """
-        request_id, identity = new_request_id(), None
-        try:
-            headers = dict(call.invocation_metadata())
-            identity = await self._gate.admit(f"/{ANSWER_SERVICE}/{method}", headers) if self._gate else None
-            message = parse_proto(kind, data)
-            context = with_request_id(context_of(headers, identity), message.request_id)
-            request_id = context.request_id
-            yield request_from_proto(model, message), context
-            if quota := self._quota_of(identity):
-                call.set_trailing_metadata([("request_id", request_id), *quota])
-        except Exception as error:
-            ours = as_ours(error, request_id)
-            call.set_code(grpc.StatusCode[ours.grpc_code])
-            call.set_details(str(ours))
-            retry = [("retry-after", str(ours.retry_after_whole_s))] if isinstance(ours, Overloaded) else []
-            call.set_trailing_metadata([("request_id", request_id), *retry, *self._quota_of(identity)])
+class _Call:
+    """One call. Whatever goes wrong in its block ends it with the code of an error of ours.
+
+    Then an empty reply has to be returned, which is not sent: of a call that raises Serve forgets all but code and
+    message. Streams raise nevertheless: with no message left to send, Serve's Python proxy learns of the code in no
+    other way.
+    """
+
+    def __init__(self, gate: Gate | None, method: str, call: "RayServegRPCContext", raises: bool = False) -> None:
+        self._gate = gate
+        self._path = f"/{ANSWER_SERVICE}/{method}"
+        self._call = call
+        self._raises = raises
+        self._request_id = new_request_id()
+        self._identity: Identity | None = None
+
+    async def read(self, kind: type[M], data: bytes) -> tuple[M, Context]:
+        """The request and its context, once its caller is admitted. Raises InvalidRequest, and as `Gate.admit`."""
+        headers = dict(self._call.invocation_metadata())
+        self._identity = await self._gate.admit(self._path, headers) if self._gate else None
+        message = parse_proto(kind, data)
+        context = with_request_id(context_of(headers, self._identity), message.request_id)
+        self._request_id = context.request_id
+        return message, context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        quota = self._gate.quotas.headers(self._identity.caller) if self._gate and self._identity else {}
+        trailing: list[tuple[str, str | bytes]] = [("request_id", self._request_id), *quota.items()]
+        if not isinstance(error, Exception):
+            if quota and error is None:
+                self._call.set_trailing_metadata(trailing)
+            return False  # it ended well, or was cancelled
+        ours = as_ours(error, self._request_id)
+        self._call.set_code(grpc.StatusCode[ours.grpc_code])
+        self._call.set_details(str(ours))
+        if isinstance(ours, Overloaded):
+            trailing.append(("retry-after", str(ours.retry_after_whole_s)))
+        trailing.append((status.KEY, status.status_of(ours, self._request_id).SerializeToString()))
+        self._call.set_trailing_metadata(trailing)
+        if self._raises:
             raise ours from None
-
-    def _quota_of(self, identity: Identity | None) -> list[tuple[str, str]]:
-        return [*self._gate.quotas.headers(identity.caller).items()] if self._gate and identity else []
+        return True

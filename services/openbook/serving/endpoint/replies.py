@@ -1,32 +1,49 @@
-"""What HTTP callers get: JSON, and errors in one shape."""
+"""What HTTP callers get: JSON, events, and errors in the shape that their protocol has for them."""
+
+from typing import Any
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from openbook import wire
 from openbook.errors import OpenbookError, Overloaded, Unauthenticated
-from openbook.serving.endpoint.schemas import ErrorDetail, ErrorResponse
+from openbook.serving.endpoint import problems
+from openbook.serving.endpoint.openai_errors import openai_error, openai_error_of_status, speaks_openai
+from openbook.serving.endpoint.problems import problem_of, problem_of_status
 from openbook.serving.endpoint.service import with_request_id
 
+EVENT_STREAM: dict[str, Any] = {
+    "media_type": "text/event-stream",
+    "headers": {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+}
+"""Of a StreamingResponse, so that nobody on the way keeps events back."""
 
-def to_json(body: BaseModel, status: int = 200) -> Response:
+
+def to_json(body: BaseModel, status: int = 200, media_type: str = "application/json") -> Response:
     """A response of JSON."""
-    return Response(body.model_dump_json(), status, media_type="application/json")
-
-
-def error_body(code: str, message: str, request_id: str) -> ErrorResponse:
-    """The one shape of every error."""
-    return ErrorResponse(error=ErrorDetail(code=code, message=message, request_id=request_id))
+    return Response(body.model_dump_json(), status, media_type=media_type)
 
 
 def error_reply(request: Request, error: OpenbookError) -> Response:
     """The response to a request that failed."""
-    reply = to_json(error_body(error.grpc_code, str(error), request_id_of(request)), error.http_status)
+    if speaks_openai(request.url.path):
+        reply = to_json(openai_error(error), error.http_status)
+        reply.headers["X-Request-Id"] = request_id_of(request)
+    else:
+        reply = to_json(problem_of(error, request_id_of(request)), error.http_status, problems.MEDIA_TYPE)
     if isinstance(error, Overloaded):
         reply.headers["Retry-After"] = str(error.retry_after_whole_s)
     if isinstance(error, Unauthenticated):
         reply.headers["WWW-Authenticate"] = 'Bearer realm="openbook"'
     return reply
+
+
+def status_reply(request: Request, status: int, detail: str, code: str) -> Response:
+    """The response where HTTP itself says no: a status, what is wrong, and the gRPC code that is nearest."""
+    if speaks_openai(request.url.path):
+        return to_json(openai_error_of_status(status, detail), status)
+    problem = problem_of_status(status, detail, code, request_id_of(request))
+    return to_json(problem, status, problems.MEDIA_TYPE)
 
 
 def request_id_of(request: Request) -> str:

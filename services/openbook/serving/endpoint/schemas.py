@@ -184,20 +184,6 @@ class AnswerResponse(_Response):
     abstained: Annotated[bool, Field(description="Held back: less probable than min_probability.")]
 
 
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    code: Annotated[str, Field(description="The name of a gRPC status code.")]
-    message: str
-    request_id: str
-
-
-class ErrorResponse(BaseModel):
-    """The one shape of every error."""
-
-    error: ErrorDetail
-
-
 Event = Retrieval | Token | Answer
 R = TypeVar("R", bound=_Request)
 P = TypeVar("P", bound=Message)

@@ -1,7 +1,7 @@
 """One question as both protocols serve it: admission, request id, deadline, errors. HTTP and gRPC only translate."""
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from copy import copy
 from dataclasses import fields, replace
@@ -10,9 +10,9 @@ from time import monotonic
 from typing import TypeVar
 
 from openbook.config import Settings
-from openbook.core.context import Context
+from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import GenerationSettings, OwnPassage, ReplySettings, RetrievalSettings
+from openbook.core.types import Float32, GenerationSettings, OwnPassage, Passage, ReplySettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
 from openbook.rag.answer import Answer, Retrieval
@@ -40,6 +40,7 @@ class AnswerService:
     ) -> None:
         self._pipeline = pipeline
         self._quotas = quotas or Quotas(None)
+        self.settings = settings
         self._defaults = settings.answer
         self._admission = Admission(settings.serving.max_in_flight, settings.serving.max_work_in_flight, monotonic)
         for gauge, name in (
@@ -64,8 +65,8 @@ class AnswerService:
 
         Who gets no place is charged nothing.
         """
-        with self._served("Answer", request, context) as context:
-            context = self._in_time(request, context)
+        with self._served("Answer", request.question, context) as context:
+            context = self.due(request.timeout_s, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
                 await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
@@ -73,8 +74,8 @@ class AnswerService:
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._served("AnswerStream", request, context) as context:
-            context = self._in_time(request, context)
+        with self._served("AnswerStream", request.question, context) as context:
+            context = self.due(request.timeout_s, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
                 await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
@@ -85,15 +86,51 @@ class AnswerService:
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
-        with self._served("Retrieve", request, context) as context:
-            context = self._in_time(request, context)
+        with self._served("Retrieve", request.question, context) as context:
+            context = self.due(request.timeout_s, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
                 await self._quotas.charge(context.caller)
                 return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
 
+    async def embed(self, texts: Sequence[str], timeout_s: float | None, context: Context) -> Float32:
+        """(n, d) queries of as many texts as there may be. As `answer`, and raises as `Pipeline.embed`."""
+        with self._served("Embed", "; ".join(texts), context) as context:
+            self.check_entries("input", len(texts))
+            context = self.due(timeout_s, context)
+            with self._admission.admitted(context):
+                await self._quotas.charge(context.caller, len(texts))
+                return await self._pipeline.embed(texts, context)
+
+    async def fetch(self, passage_id: int, snapshot_id: str, context: Context) -> Passage:
+        """One passage. As `answer`, and raises as `Pipeline.fetch`."""
+        with self._served("Fetch", "", context) as context:
+            context = self.due(None, context)
+            with self._admission.admitted(context):
+                await self._quotas.charge(context.caller)
+                return await self._pipeline.fetch(passage_id, snapshot_id, context)
+
+    def check_entries(self, name: str, n: int) -> None:
+        """Raises InvalidRequest: `name` has none, or more than one call may have."""
+        at_most = self.settings.serving.max_entries
+        if not 1 <= n <= at_most:
+            raise InvalidRequest(f"{name} must be 1..{at_most} (serving.max_entries), got {n}")
+
+    def due(self, timeout_s: float | None, context: Context) -> Context:
+        """The context with a deadline: so much time from now, cut to the limit, and not after the one that it has.
+
+        Raises:
+            InvalidRequest: it is no time.
+        """
+        limit_s = self._defaults.max_timeout_s
+        if timeout_s is None:
+            timeout_s = self._defaults.timeout_s if context.deadline == NEVER else limit_s
+        if not timeout_s > 0:  # also refuses NaN
+            raise InvalidRequest(f"timeout_s must be above 0 (at most {limit_s} are granted), got {timeout_s}")
+        return replace(context, deadline=Deadline.after(min(timeout_s, limit_s, context.deadline.remaining_s())))
+
     @contextmanager
-    def _served(self, method: str, request: RetrieveRequest, context: Context) -> Iterator[Context]:
+    def _served(self, method: str, question: str, context: Context) -> Iterator[Context]:
         """Errors as callers may hear them, counted. One line in the log, refusals apart; of the question, and of errors
         that may quote what was asked, only with OPENBOOK_LOG_QUESTIONS=1. The context is for what serves it.
         """
@@ -117,8 +154,8 @@ class AnswerService:
             level, seconds = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO, monotonic() - begun
             found = {"method": method, "code": code, "seconds": round(seconds, 6)}
             if shows_questions():
-                found["question"] = request.question
-                why += f"; asked {request.question!r}"
+                found["question"] = question
+                why += f"; asked {question!r}"
             text = f"{method} {code} {seconds:.3f} s, request id {context.request_id}{why}"
             log.log(level, "%s", text, extra=about(recorded.context, **found))
 
@@ -137,13 +174,6 @@ class AnswerService:
         retrieval = _overridden(self._defaults.retrieval(), request)
         generation = _overridden(self._defaults.generation(), request)
         return retrieval, generation, _overridden(BARE, request), _own(request)
-
-    def _in_time(self, request: RetrieveRequest, context: Context) -> Context:
-        limit_s = self._defaults.max_timeout_s
-        timeout_s = self._defaults.timeout_s if request.timeout_s is None else request.timeout_s
-        if not timeout_s > 0:  # also refuses NaN
-            raise InvalidRequest(f"timeout_s must be above 0 (at most {limit_s} are granted), got {timeout_s}")
-        return replace(context, deadline=Deadline.after(min(timeout_s, limit_s)))
 
 
 def _overridden(defaults: Chosen, request: RetrieveRequest) -> Chosen:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from http import HTTPStatus
 from pathlib import Path
 
 from grpc import StatusCode
@@ -54,8 +55,10 @@ def mended(config: str, folder: Path) -> str:
 def _errors_of_http() -> str:
     lines = ""
     for status, (code, message) in ERRORS.items():
-        body = json.dumps({"error": {"code": code, "message": message, "request_id": ""}})
-        lines += f"    http-error status {status} content-type application/json string '{body}'\n"
+        # As `endpoint.problems` has it, without what that imports: this program starts at every change of a replica.
+        problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
+        body = json.dumps({**problem, "instance": "urn:openbook:request:", "code": code, "request_id": ""})
+        lines += f"    http-error status {status} content-type application/problem+json string '{body}'\n"
     return lines
 
 

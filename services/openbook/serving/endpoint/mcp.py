@@ -1,0 +1,210 @@
+"""MCP at `/mcp`: streamable HTTP without sessions, replies in JSON. Tools: search, fetch, answer.
+
+The results of `search` and `fetch` have the shapes that ChatGPT's connectors ask for. A passage's id names its snapshot
+too, so that after a publication nobody gets another text under the same id. Needs the extra `mcp`.
+"""
+
+import json
+from collections.abc import Awaitable, Callable
+from math import exp
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.types import Receive, Send
+from starlette.types import Scope as Connection
+
+from openbook import __version__
+from openbook.core.context import Context
+from openbook.core.types import Passage
+from openbook.errors import InvalidRequest, OpenbookError, Overloaded, UnknownPassage
+from openbook.logs import as_ours
+from openbook.rag.answer import Answer
+from openbook.serving.access.keys import Identity
+from openbook.serving.access.scopes import Scope
+from openbook.serving.endpoint.asked import asked
+from openbook.serving.endpoint.guard import identified
+from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
+from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest, Whole32, describe
+from openbook.serving.endpoint.service import AnswerService
+from openbook.serving.endpoint.urls import url_of
+
+A = TypeVar("A", bound=BaseModel)
+SNIPPET_CHARS = 300
+"""Of a passage among the results of a search."""
+INSTRUCTIONS = (
+    "Answers questions from a collection of passages, and says which passages each answer rests on. "
+    "`search` finds passages, `fetch` gives one of them whole, `answer` answers a question from the best of them."
+)
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Search(_Arguments):
+    """Find the passages that are nearest to a question, best first."""
+
+    query: Annotated[str, Field(description="A question, in words.")]
+    k: Annotated[Whole32 | None, Field(description="How many passages.")] = None
+
+
+class Fetch(_Arguments):
+    """Get a passage whole."""
+
+    id: Annotated[str, Field(description="As `search` and `answer` name it.")]
+
+
+class Ask(_Arguments):
+    """Answer a question from the passages that are found for it, and say which of them each part rests on."""
+
+    question: str
+    k: Annotated[Whole32 | None, Field(description="Passages to read.")] = None
+    labels: Annotated[list[str] | None, Field(description="The answer is the most probable of these.")] = None
+    min_probability: Annotated[
+        float | None, Field(description="0 to 1: rather no answer than one less probable than this.")
+    ] = None
+
+
+def add_mcp(app: FastAPI, service: AnswerService) -> None:
+    """`POST /mcp` in front of `service`. There are no sessions, hence nothing to GET or DELETE."""
+
+    @app.post("/mcp", tags=["MCP"], openapi_extra=CALL_OF_A_TOOL)
+    async def mcp(request: Request) -> Response:
+        """The Model Context Protocol, for its clients: JSON-RPC, a request a call."""
+        with asked(request) as context:
+            return _Session(build_server(service, context, identified(request)))
+
+
+class _Session(Response):
+    """One request, answered by a server of its own."""
+
+    def __init__(self, server: "Server[Any]") -> None:
+        super().__init__()
+        self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        async with self._manager.run():
+            await self._manager.handle_request(scope, receive, send)
+
+
+def build_server(service: AnswerService, context: Context, identity: Identity | None) -> "Server[Any]":
+    """The tools, on behalf of one caller: those that his key has the scope for."""
+    tools: dict[str, tuple[type[_Arguments], Callable[[Any], Awaitable[dict[str, Any]]]]] = {
+        "search": (Search, lambda asked: _search(service, asked, context)),
+        "fetch": (Fetch, lambda asked: _fetch(service, asked, context)),
+        "answer": (Ask, lambda asked: _answer(service, asked, context)),
+    }
+    if identity and Scope.RETRIEVE not in identity.scopes:
+        del tools["search"], tools["fetch"]
+
+    async def list_tools(_: object, page: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[_described(name, arguments) for name, (arguments, _) in tools.items()])
+
+    async def call_tool(_: object, call: CallToolRequestParams) -> CallToolResult:
+        if call.name not in tools:
+            raise MCPError(INVALID_PARAMS, f"tool must be one of {', '.join(tools)}, got {call.name[:50]!r}")
+        arguments, use = tools[call.name]
+        try:
+            found = await use(_parsed(arguments, call.arguments or {}))
+        except Exception as error:
+            ours = as_ours(error, context.request_id)
+            return CallToolResult(content=[TextContent(text=_said_of(ours))], is_error=True)
+        return CallToolResult(content=[TextContent(text=json.dumps(found))], structured_content=found)
+
+    return Server(
+        "openbook",
+        version=__version__,
+        title="openbook",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+async def _search(service: AnswerService, asked: Search, context: Context) -> dict[str, Any]:
+    found = await service.retrieve(RetrieveRequest(question=asked.query, k=asked.k), context)
+    results = [
+        {**_named(each.passage, found.snapshot_id), "text": _snippet(each.passage.text)} for each in found.evidence
+    ]
+    return {"results": results}
+
+
+async def _fetch(service: AnswerService, asked: Fetch, context: Context) -> dict[str, Any]:
+    snapshot_id, _, number = asked.id.rpartition(":")
+    if not (snapshot_id and number.isascii() and number.isdigit() and len(number) < 20):
+        raise UnknownPassage(f"id must be one that search gave, got {asked.id[:100]!r}")
+    passage = await service.fetch(int(number), snapshot_id, context)
+    metadata = {"document_id": passage.document_id, "snapshot_id": snapshot_id}
+    return {**_named(passage, snapshot_id), "text": passage.text, "metadata": metadata}
+
+
+async def _answer(service: AnswerService, asked: Ask, context: Context) -> dict[str, Any]:
+    wanted = asked.model_dump(exclude_none=True)
+    answer = await service.answer(_parsed(AnswerRequest, {**wanted, "tokens": True}), context)
+    return {
+        "answer": answer.text,
+        "probability": exp(answer.log_likelihood),
+        "abstained": answer.abstained,
+        "citations": _citations(answer),
+        "passages": [
+            {
+                **_named(each.passage, answer.snapshot_id),
+                "text": each.passage.text,
+                "probability": exp(each.log_posterior),
+            }
+            for each in answer.evidence
+        ],
+    }
+
+
+def _citations(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "text": answer.text[each.start : each.end],
+            **_named(answer.evidence[each.evidence].passage, answer.snapshot_id),
+            "probability": each.probability,
+        }
+        for each in answer.citations
+    ]
+
+
+def _named(passage: Passage, snapshot_id: str) -> dict[str, Any]:
+    return {"id": f"{snapshot_id}:{passage.id}", "title": passage.title, "url": url_of(passage)}
+
+
+def _snippet(text: str) -> str:
+    return text if len(text) <= SNIPPET_CHARS else text[:SNIPPET_CHARS].rpartition(" ")[0] + " ..."
+
+
+def _described(name: str, arguments: type[_Arguments]) -> Tool:
+    schema = arguments.model_json_schema()
+    description = schema.pop("description")
+    hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    return Tool(name=name, description=description, input_schema=schema, annotations=hints)
+
+
+def _parsed(kind: type[A], arguments: dict[str, Any]) -> A:
+    try:
+        return kind.model_validate(arguments)
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
+
+
+def _said_of(error: OpenbookError) -> str:
+    """For a model to read, which may try again."""
+    again = f" (try again in {error.retry_after_whole_s} s)" if isinstance(error, Overloaded) else ""
+    return f"{error.grpc_code}: {error}{again}"

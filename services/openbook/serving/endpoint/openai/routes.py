@@ -1,0 +1,124 @@
+"""The paths of OpenAI's protocol: /v1/chat/completions, /v1/embeddings, /v1/models."""
+
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from openbook.logs import as_ours
+from openbook.serving.endpoint.asked import asked
+from openbook.serving.endpoint.openai.chat import Chat, n_words
+from openbook.serving.endpoint.openai.replies import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Embedding,
+    Embeddings,
+    ModelCard,
+    ModelList,
+    Usage,
+)
+from openbook.serving.endpoint.openai.requests import ChatRequest, EmbeddingsRequest
+from openbook.serving.endpoint.openai_errors import OpenAIError, UnknownModel, openai_error
+from openbook.serving.endpoint.replies import EVENT_STREAM, to_json
+from openbook.serving.endpoint.schemas import Event
+from openbook.serving.endpoint.service import AnswerService
+
+OURSELVES = "openbook"
+"""A name for every model."""
+OPENAI: dict[str, Any] = {
+    "tags": ["OpenAI"],
+    "responses": {"default": {"model": OpenAIError, "description": "Any error, in OpenAI's shape."}},
+}
+"""Of all its paths, for OpenAPI."""
+CHAT = {"model": OURSELVES, "messages": [{"role": "user", "content": "who invented the telephone?"}]}
+EMBED = {"model": OURSELVES, "input": ["who invented the telephone?", "where was Marie Curie born?"]}
+
+
+def add_openai(app: FastAPI, service: AnswerService) -> None:
+    """OpenAI's paths in front of `service`. What they raise becomes OpenAI's errors where all errors pass."""
+    settings = service.settings
+    generators = [OURSELVES, _shown(settings.generator.model)]
+    encoders = [OURSELVES, _shown(settings.encoder.model)]
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, **OPENAI)
+    async def chat_completions(
+        body: Annotated[ChatRequest, Body(openapi_examples={"a question": {"value": CHAT}})], request: Request
+    ) -> Response:
+        """The answer to the user's last message; earlier ones are not read. With `stream` in chunks."""
+        check_model(body.model, generators)
+        question = body.asked()
+        told = question.model_copy(update={"tokens": True})  # citations are made of them
+        max_new_tokens = question.max_new_tokens or settings.answer.max_new_tokens
+        chat = Chat(body, max_new_tokens, tells_tokens=bool(question.tokens))
+        with asked(request, question.request_id) as context, body.in_their_words():
+            if not body.stream:
+                reply = to_json(chat.completion(await service.answer(told, context)))
+                return _with_id(reply, context.request_id)
+            events = service.stream(told, context)
+            first = await anext(events)  # what fails until here has a status of its own
+        return _with_id(
+            StreamingResponse(_sent(chat, first, events, context.request_id), **EVENT_STREAM), context.request_id
+        )
+
+    @app.post("/v1/embeddings", response_model=Embeddings, **OPENAI)
+    async def embeddings(
+        body: Annotated[EmbeddingsRequest, Body(openapi_examples={"two questions": {"value": EMBED}})], request: Request
+    ) -> Response:
+        """The query encoder's embeddings of questions, as the index is searched with them: not of length 1."""
+        check_model(body.model, encoders)
+        with asked(request) as context:
+            found = await service.embed(body.texts, body.timeout_s, context)
+        body.check_dimension(found.shape[1])
+        packed = body.encoding_format == "base64"
+        data = [
+            Embedding(index=n, embedding=base64.b64encode(each.astype("<f4")).decode() if packed else each.tolist())
+            for n, each in enumerate(found)
+        ]
+        n_read = sum(map(n_words, body.texts))
+        usage = Usage(prompt_tokens=n_read, total_tokens=n_read)
+        return _with_id(to_json(Embeddings(data=data, model=body.model, usage=usage)), context.request_id)
+
+    @app.get("/v1/models", **OPENAI)
+    async def models() -> ModelList:
+        """What `model` may be in a request."""
+        return ModelList(data=[ModelCard(id=name) for name in dict.fromkeys([*generators, *encoders])])
+
+    @app.get("/v1/models/{name:path}", **OPENAI)
+    async def model(name: str) -> ModelCard:
+        """One of them."""
+        check_model(name, [*generators, *encoders])
+        return ModelCard(id=name)
+
+
+def check_model(name: str, known: list[str]) -> None:
+    """Raises UnknownModel for a name of no model here."""
+    if name not in known:
+        raise UnknownModel(f"model must be one of {', '.join(dict.fromkeys(known))}, got {name[:100]!r}")
+
+
+def _shown(model: str) -> str:
+    """A model's name as callers may know it: of a folder no more than its own."""
+    return PurePath(model).name if PurePath(model).is_absolute() else model
+
+
+async def _sent(chat: Chat, first: Event, events: AsyncGenerator[Event], request_id: str) -> AsyncGenerator[str]:
+    try:
+        async with aclosing(events), aclosing(chat.chunks(first, events)) as chunks:
+            async for chunk in chunks:
+                yield _data(chunk)
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        yield f"data: {openai_error(as_ours(error, request_id)).model_dump_json()}\n\n"
+
+
+def _data(chunk: ChatCompletionChunk) -> str:
+    return f"data: {chunk.to_json()}\n\n"
+
+
+def _with_id(reply: Response, request_id: str) -> Response:
+    reply.headers["X-Request-Id"] = request_id  # where OpenAI's clients look for it
+    return reply

@@ -1,0 +1,62 @@
+"""What stands in the endpoint's OpenAPI beside its types: examples, errors, streams."""
+
+from typing import Any
+
+from fastapi import Body
+
+from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem
+
+QUESTION = "who invented the telephone?"
+PROBLEM: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Any error, as RFC 9457 has it. 429 and 503 may pass: 429 says when in `Retry-After`.",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+    }
+}
+"""The responses of every path, but for OpenAI's."""
+
+ASKED = Body(
+    openapi_examples={
+        "a question": {"value": {"question": QUESTION}},
+        "token by token": {"value": {"question": QUESTION, "k": 10, "formulation": "token", "n_beams": 1}},
+        "a choice": {"value": {"question": "was Marie Curie born in Warsaw?", "labels": ["yes", "no"]}},
+    }
+)
+RETRIEVED = Body(openapi_examples={"a question": {"value": {"question": QUESTION, "k": 20}}})
+BATCH = Body(
+    openapi_examples={
+        "two questions": {
+            "value": {
+                "requests": [{"question": QUESTION}, {"question": "where was Marie Curie born?", "k": 3}],
+                "timeout_s": 30,
+            }
+        }
+    }
+)
+
+CALL_OF_A_TOOL: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object"},
+                "examples": {
+                    "a tool's call": {
+                        "value": {
+                            "jsonrpc": "2.0",
+                            "id": 1,
+                            "method": "tools/call",
+                            "params": {"name": "answer", "arguments": {"question": QUESTION}},
+                        }
+                    }
+                },
+            }
+        },
+    }
+}
+
+
+def streamed(example: str) -> dict[int | str, dict[str, Any]]:
+    """The response that is a stream of server-sent events."""
+    content = {"text/event-stream": {"schema": {"type": "string"}, "example": example}}
+    return {200: {"description": "Server-sent events.", "content": content}}

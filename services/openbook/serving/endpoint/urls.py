@@ -1,0 +1,11 @@
+"""Where a passage can be looked up, for protocols that cite by URL."""
+
+from urllib.parse import quote
+
+from openbook.core.types import Passage
+
+
+def url_of(passage: Passage) -> str:
+    """Its document's id, if that is a URL; else the id as one that leads nowhere and names it: `openbook:<id>`."""
+    named = passage.document_id
+    return named if named.startswith(("https://", "http://")) else f"openbook:{quote(named)}"

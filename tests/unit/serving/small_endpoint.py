@@ -1,0 +1,71 @@
+"""An endpoint over HTTP without Ray: fakes behind the real application, in this process or on a port of its own."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from openbook.cache.memory import MemoryCache
+from openbook.config import Settings, parse
+from openbook.core.types import Passage
+from openbook.rag.pipeline import Pipeline
+from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.service import AnswerService
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
+
+PASSAGES = [
+    Passage(0, "https://example.org/bell", "Telephone", "Bell patented the telephone in 1876"),
+    Passage(1, "curie", "Marie Curie", "Curie was born in Warsaw"),
+    Passage(2, "der Mond", "Moon", "the Moon goes around the Earth"),
+]
+QUESTION = "who patented the telephone?"
+SETTINGS = parse({"answer": {"k": 2}, "generator": {"model": "/models/reader"}, "serving": {"max_entries": 4}})
+T = TypeVar("T")
+
+
+async def ready() -> None:
+    """Nothing is wrong."""
+
+
+def service(settings: Settings = SETTINGS, generator: Any = None) -> AnswerService:
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    pipeline = Pipeline(encoder, index, index, generator or EchoGenerator(), MemoryCache(10), settings.answer)
+    return AnswerService(pipeline, settings, ready)
+
+
+def in_process(
+    use: Callable[[httpx.AsyncClient], Coroutine[Any, Any, T]], under_test: AnswerService | None = None
+) -> T:
+    """What comes of using a client whose requests go straight into the application."""
+
+    async def run() -> T:
+        transport = httpx.ASGITransport(build_app(under_test or service()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+def request(method: str, path: str, under_test: AnswerService | None = None, **options: Any) -> httpx.Response:
+    return in_process(lambda client: client.request(method, path, **options), under_test)
+
+
+@contextmanager
+def on_a_port(app: FastAPI) -> Iterator[str]:
+    """The URL where it listens for as long as the body runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

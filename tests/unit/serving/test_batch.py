@@ -1,0 +1,109 @@
+"""Many questions in one call: each gets its own answer or its own error, over both protocols alike."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from small_endpoint import QUESTION, SETTINGS, request, service
+from test_service import GrpcContext
+
+from openbook.core.context import Context
+from openbook.core.types import Generation, GenerationSettings, Retrieved
+from openbook.errors import InvalidRequest
+from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.serving.endpoint.service import AnswerService
+from openbook.testing import EchoGenerator
+from openbook.v1 import answer_pb2
+
+ANSWER = "Bell patented the telephone in 1876"
+
+
+def post(under_test: AnswerService | None = None, **body: Any) -> Any:
+    return request("POST", "/v1/answer/batch", under_test, json=body)
+
+
+def call(batch: answer_pb2.AnswerBatchRequest, under_test: AnswerService | None = None) -> Any:
+    """The response, or the details of what went wrong."""
+    context = GrpcContext()
+    ingress = AnswerIngress(under_test or service())
+    response = asyncio.run(ingress.AnswerBatch(batch.SerializeToString(), context))
+    return context.details if context.code else response
+
+
+def test_each_entry_has_its_answer_or_its_own_error_in_order() -> None:
+    entries: list[Any] = [
+        {"question": QUESTION, "request_id": "first"},
+        {"question": "who?", "k": 0},
+        {"question": "where was Curie born?", "k": 1, "max_new_tokens": 2},
+        {"question": 5},
+    ]
+    body = post(requests=entries, request_id="mine").json()
+    first, second, third, fourth = body["results"]
+    assert body["request_id"] == "mine"
+    assert (first["answer"]["answer"], first["answer"]["request_id"], first["error"]) == (ANSWER, "first", None)
+    assert (third["answer"]["answer"], third["answer"]["request_id"]) == ("Curie was", "mine.2")
+    assert (second["answer"], second["error"]["status"], second["error"]["request_id"]) == (None, 400, "mine.1")
+    assert second["error"]["detail"].startswith("k must be")
+    assert fourth["error"]["detail"] == "question: Input should be a valid string, got 5"
+
+    wire = [answer_pb2.AnswerRequest(**entry) for entry in entries[:3]]
+    wire.append(answer_pb2.AnswerRequest(question="who?", formulation=99))  # type: ignore[arg-type]
+    response = call(answer_pb2.AnswerBatchRequest(requests=wire, request_id="mine"))
+    assert [each.WhichOneof("result") for each in response.results] == ["answer", "error", "answer", "error"]
+    assert [each.answer.request_id for each in response.results] == ["first", "", "mine.2", ""]
+    error = response.results[1].error
+    assert (error.code, error.request_id, error.message) == (3, "mine.1", second["error"]["detail"])
+    assert "formulation must be one of" in response.results[3].error.message
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_batch_of_another_size_than_there_may_be_is_refused_by_name(n: int) -> None:
+    message = f"requests must be 1..4 (serving.max_entries), got {n}"
+    refused = post(requests=[{"question": QUESTION}] * n)
+    assert (refused.status_code, refused.json()["detail"]) == (400, message)
+    assert call(answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)] * n)) == message
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0])
+def test_a_batch_needs_time(timeout_s: float) -> None:
+    assert post(requests=[{"question": QUESTION}], timeout_s=timeout_s).status_code == 400
+    batch = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)], timeout_s=timeout_s)
+    assert call(batch).startswith("timeout_s must be above 0")
+
+
+def test_all_are_answered_at_once_by_one_deadline_or_their_own_if_that_is_sooner() -> None:
+    together = asyncio.Barrier(3)
+    left: dict[str, float] = {}
+
+    class Meeting(EchoGenerator):
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            left[question] = context.deadline.remaining_s()
+            await together.wait()  # for ever, if they came one by one
+            return await super().generate(question, retrieved, settings, context)
+
+    entries = [{"question": "a"}, {"question": "b", "timeout_s": 20}, {"question": "c", "timeout_s": 250}]
+    results = post(service(generator=Meeting()), requests=entries, timeout_s=100).json()["results"]
+    assert all(each["answer"] for each in results)
+    assert {question: round(seconds, -1) for question, seconds in left.items()} == {"a": 100, "b": 20, "c": 100}
+
+
+def test_who_finds_no_place_is_refused_alone() -> None:
+    one = SETTINGS.model_copy(update={"serving": SETTINGS.serving.model_copy(update={"max_in_flight": 1})})
+    results = post(service(one), requests=[{"question": QUESTION}] * 2).json()["results"]
+    assert results[0]["answer"]
+    assert results[1]["error"]["code"] == "RESOURCE_EXHAUSTED"
+    wire = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)] * 2)
+    assert call(wire, service(one)).results[1].error.retry_after_s == 1
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    for body in ({}, {"requests": 5}, {"requests": [{"question": "x"}], "n": 1}):
+        assert post(**body).status_code == 400
+    assert post(requests=[5, None, [], {}]).json()["results"][0]["error"]["status"] == 400
+
+
+def test_the_limit_is_told_whatever_is_counted() -> None:
+    with pytest.raises(InvalidRequest, match=r"texts must be 1\.\.4 \(serving.max_entries\), got 9"):
+        service().check_entries("texts", 9)

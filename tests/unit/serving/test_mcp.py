@@ -1,0 +1,171 @@
+"""MCP, asked by its own client: over HTTP, and over standard input and output."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import CallToolResult, TextContent
+from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
+
+from openbook.core.context import Context
+from openbook.core.types import Generation, GenerationSettings, Retrieved
+from openbook.errors import Overloaded
+from openbook.serving.endpoint.http import build_app
+from openbook.testing import EchoGenerator
+
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+
+
+class Busy(EchoGenerator):
+    """Refuses the question that says so."""
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+    ) -> Generation:
+        if "busy" in question:
+            raise Overloaded("generator: would be done in 7.2 s", retry_after_s=2.2)
+        if "broken" in question:
+            raise RuntimeError("a secret of the house")
+        return await super().generate(question, retrieved, settings, context)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with on_a_port(build_app(service(generator=Busy()))) as found:
+        yield found
+
+
+def over_stdio(url: str) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "openbook.cli", "mcp", "--server", url], env=dict(os.environ)
+    )
+
+
+def use(server: Any, how: Callable[[Client], Awaitable[None]], mode: str = "auto") -> None:
+    async def main() -> None:
+        async with Client(server, mode=mode) as client:
+            await how(client)
+
+    asyncio.run(main())
+
+
+async def call(client: Client, name: str, **arguments: Any) -> Any:
+    """The result, which stands there twice."""
+    result = await client.call_tool(name, arguments)
+    assert not result.is_error, result
+    assert json.loads(text(result)) == result.structured_content
+    return result.structured_content
+
+
+def text(result: CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def everything(client: Client) -> None:
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert set(tools) == {"search", "fetch", "answer"}
+    assert tools["search"].input_schema["required"] == ["query"]
+    assert all(tool.description for tool in tools.values())
+    found = await call(client, "search", query=QUESTION)
+    first, _ = found["results"]
+    assert (first["title"], first["url"]) == ("Telephone", "https://example.org/bell")
+    whole = await call(client, "fetch", id=first["id"])
+    assert {"id", "title", "text", "url", "metadata"} == set(whole)
+    assert (whole["text"], whole["url"]) == (PASSAGES[0].text, first["url"])
+    answer = await call(client, "answer", question=QUESTION, k=1)
+    assert (answer["answer"], answer["probability"], answer["abstained"]) == (PASSAGES[0].text, 1.0, False)
+    (cited,) = answer["citations"]
+    assert (cited["text"], cited["id"], cited["title"]) == (answer["answer"], first["id"], "Telephone")
+    assert (await call(client, "answer", question="Curie?", labels=["Paris", "Warsaw"]))["answer"] == "Warsaw"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_tools_work_over_http_for_clients_old_and_new(mode: str, url: str) -> None:
+    use(f"{url}/mcp", everything, mode)
+
+
+def test_the_tools_work_over_standard_input_and_output(url: str) -> None:
+    use(over_stdio(url), everything)
+
+
+def test_where_nobody_listens_the_bridge_says_so() -> None:
+    command = [sys.executable, "-m", "openbook.cli", "mcp", "--server", "http://127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input="")
+    assert done.returncode == 1
+    assert done.stderr.startswith("openbook: http://127.0.0.1:1/mcp: nobody speaks MCP there: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("search", {"query": ""}, "INVALID_ARGUMENT: question must have 1..2000 characters, got none"),
+        ("search", {"query": "x", "k": 0}, "INVALID_ARGUMENT: k must be 1..100, got 0"),
+        ("search", {}, "INVALID_ARGUMENT: query is missing"),
+        ("search", {"query": "x", "n": 3}, "INVALID_ARGUMENT: unknown key 'n'"),
+        ("fetch", {"id": "other:0"}, "FAILED_PRECONDITION: the index holds snapshot exact, asked for other"),
+        ("fetch", {"id": "exact:3"}, "NOT_FOUND: passage id must be 0..2, got 3"),
+        ("fetch", {"id": "exact:" + "9" * 50}, "NOT_FOUND: id must be one that search gave, got 'exact:9"),
+        ("fetch", {"id": "3"}, "NOT_FOUND: id must be one that search gave, got '3'"),
+        ("fetch", {"id": "exact:²"}, "NOT_FOUND: id must be one that search gave"),
+        (
+            "answer",
+            {"question": "x", "min_probability": 2},
+            "INVALID_ARGUMENT: min_probability must be 0.0..1.0, got 2",
+        ),
+        ("answer", {"question": "busy"}, "RESOURCE_EXHAUSTED: generator: would be done in 7.2 s (try again in 3 s)"),
+        ("answer", {"question": "broken"}, "INTERNAL: internal error, request id mine"),
+    ],
+    ids=str,
+)
+def test_what_a_tool_refuses_is_said_in_its_result(name: str, arguments: Any, message: str) -> None:
+    result = post({**CALL, "params": {"name": name, "arguments": arguments}}).json()["result"]
+    assert result["isError"]
+    assert result["content"][0]["text"].startswith(message)
+
+
+def post(body: Any, **headers: str) -> httpx.Response:
+    accepted = {"accept": "application/json, text/event-stream", "x-request-id": "mine"}
+    return request("POST", "/mcp", service(generator=Busy()), json=body, headers={**accepted, **headers})
+
+
+def test_a_tool_that_there_is_none_of_is_an_error_of_the_protocol() -> None:
+    error = post({**CALL, "params": {"name": "delete", "arguments": {}}}).json()["error"]
+    assert (error["code"], error["message"]) == (-32602, "tool must be one of search, fetch, answer, got 'delete'")
+
+
+def test_there_are_no_sessions_to_get_or_delete() -> None:
+    for method in ("GET", "DELETE"):
+        response = request(method, "/mcp")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("body", [[], 5, {}, {"jsonrpc": "2.0"}, {**CALL, "params": 5}, {**CALL, "method": "x/y"}])
+def test_what_is_no_call_breaks_nothing(body: Any) -> None:
+    assert post(body).status_code in (200, 400)
+
+
+def test_without_its_package_the_endpoint_works_without_it() -> None:
+    code = """
+import sys
+sys.modules["mcp"] = None
+import asyncio, importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "mcp" else found(name, *more)
+from small_endpoint import request, QUESTION
+assert request("POST", "/mcp", json={}).status_code == 404
+assert request("POST", "/v1/answer", json={"question": QUESTION}).status_code == 200
+"""
+    folder = __file__.rpartition("/")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

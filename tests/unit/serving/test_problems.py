@@ -1,0 +1,92 @@
+"""Errors as problem details over HTTP, and as google.rpc's details over gRPC."""
+
+import re
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+from small_endpoint import request
+
+from openbook import errors
+from openbook.errors import InvalidRequest, OpenbookError, Overloaded, ShardUnavailable
+from openbook.serving.endpoint.openai_errors import Refused
+from openbook.serving.endpoint.problems import problem_of
+from openbook.serving.endpoint.status import MAX_CHARS, field_of, status_of
+
+ALL = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OpenbookError)]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_a_problem_under_its_name(kind: type[OpenbookError]) -> None:
+    problem = problem_of(kind("it broke"), "a b/ü")
+    assert problem.type == f"urn:openbook:error:{kind.__name__}"
+    assert (problem.status, problem.code, problem.detail) == (kind.http_status, kind.grpc_code, "it broke")
+    assert problem.instance == "urn:openbook:request:a%20b/%C3%BC"
+    assert re.fullmatch("[A-Z][a-z ]+", problem.title)
+
+
+def test_an_error_that_only_a_part_of_openbook_knows_goes_under_its_kins_name() -> None:
+    assert problem_of(Refused("no"), "").type == "urn:openbook:error:InvalidRequest"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "kind"),
+    [
+        ("POST", "/v1/answer", {"question": ""}, 400, "INVALID_ARGUMENT", "urn:openbook:error:InvalidRequest"),
+        ("GET", "/v2/answer", None, 404, "NOT_FOUND", "about:blank"),
+        ("PUT", "/v1/answer", {}, 405, "UNIMPLEMENTED", "about:blank"),
+        (
+            "POST",
+            "/v1/answer",
+            {"question": "x" * (1 << 20)},
+            413,
+            "INVALID_ARGUMENT",
+            "urn:openbook:error:BodyTooLarge",
+        ),
+    ],
+    ids=str,
+)
+def test_a_refusal_is_a_problem_and_says_so(
+    method: str, path: str, body: Any, status: int, code: str, kind: str
+) -> None:
+    response = request(method, path, json=body, headers={"x-request-id": "mine"})
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (response.status_code, problem["status"], problem["code"], problem["type"]) == (status, status, code, kind)
+    assert problem["request_id"] == "mine"
+
+
+def details(error: OpenbookError) -> dict[str, Any]:
+    status = status_of(error, "mine")
+    found = {}
+    for packed in status.details:
+        kind = getattr(error_details_pb2, packed.type_url.rpartition(".")[2])
+        found[kind.__name__] = kind.FromString(packed.value)
+    assert found["RequestInfo"].request_id == "mine"
+    return found
+
+
+def test_over_grpc_errors_have_their_name_and_what_is_theirs() -> None:
+    wrong = details(InvalidRequest("k must be 1..100, got 0"))
+    assert (wrong["ErrorInfo"].reason, wrong["ErrorInfo"].domain) == ("INVALID_REQUEST", "openbook")
+    (violation,) = wrong["BadRequest"].field_violations
+    assert (violation.field, violation.description) == ("k", "k must be 1..100, got 0")
+    assert details(Overloaded("later", 2.2))["RetryInfo"].retry_delay.seconds == 3
+    assert details(ShardUnavailable("gone")).keys() == {"ErrorInfo", "RequestInfo"}
+    assert len(status_of(InvalidRequest("x" * 10_000), "mine").SerializeToString()) < 3 * MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("k must be 1..100, got 0", "k"),
+        ("question is missing", "question"),
+        ("question has 9999 tokens, the generator reads 300", "question"),
+        ("formulation: Input should be 'sequence' or 'token', got 'x'", "formulation"),
+        ("passages.0.text: Input should be a valid string, got 5", "passages.0.text"),
+        ("k x (context tokens + n_beams x max_new_tokens) must be at most max_work = 1, got 2", ""),
+        ("unknown key 'n_beans'", ""),
+    ],
+)
+def test_the_field_is_the_one_that_the_message_names_first(message: str, field: str) -> None:
+    assert field_of(message) == field
