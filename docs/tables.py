@@ -50,6 +50,7 @@ PARTS: dict[str, dict[str, type[Section]]] = {
         "index.tls": config.ClientTls,
         "serving.tls": config.ServerTls,
         "access.limits": config.Limits,
+        "access.oidc": config.OidcSettings,
     },
     "An index server: `openbook index serve`": {
         "index_server": config.IndexServerSettings,

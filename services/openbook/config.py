@@ -219,6 +219,8 @@ class ServingSettings(Section):
     max_entries: Positive = 64  # questions in one batch, or texts in one call for embeddings; more are refused
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
+    # whose pages may ask from a browser, such as https://example.org; * for all
+    cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429
     max_work_in_flight: Positive = 600_000  # of them together, as `answer.max_work` counts; what is beyond gets 429
 
@@ -251,6 +253,33 @@ class Limits(Section):
     tokens_per_day: Count | None = None  # from midnight to midnight, UTC
 
 
+OF_A_PROVIDER = r"^(https://|http://(127\.0\.0\.1|localhost)[:/])"
+ScopeName = Literal["ask", "retrieve", "publish", "admin"]
+
+
+class OidcSettings(Section):
+    """Bearer tokens of an OpenID provider, beside keys or in their place."""
+
+    issuer: Annotated[str, Field(pattern=OF_A_PROVIDER)]  # as its tokens name it
+    audience: Annotated[str, Field(min_length=1)]  # what its tokens for us name
+    # where its keys are; with none, where its configuration under /.well-known says
+    jwks_url: Annotated[str, Field(pattern=OF_A_PROVIDER)] | None = None
+    # what tokens may be signed by; none of them has a secret that we would have to know
+    algorithms: Annotated[
+        tuple[Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"], ...],
+        Field(min_length=1),
+    ] = ("RS256", "ES256")
+    scopes_claim: str = "scope"  # names of scopes, in one text or as a list
+    scopes: dict[str, ScopeName] = {  # what they are called there, and here
+        "openbook:ask": "ask",
+        "openbook:retrieve": "retrieve",
+        "openbook:publish": "publish",
+        "openbook:admin": "admin",
+    }
+    caller_claim: str = "sub"  # who calls
+    tenant_claim: str | None = None  # his tenant; with none, he has none
+
+
 class AccessSettings(Section):
     """Who may ask."""
 
@@ -262,6 +291,7 @@ class AccessSettings(Section):
     tls: ClientTls | None = None  # for rediss://; with none, certificates that this machine trusts
     # how long a key that was seen still lets in while file or Redis cannot be read; others are refused at once
     known_for_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    oidc: OidcSettings | None = None  # tokens that let in as keys do
     allow_anonymous: bool = False  # listen beyond loopback although nobody needs a key
     limits: Limits = Limits()  # of every caller whose key names no others
 
@@ -269,14 +299,14 @@ class AccessSettings(Section):
     def _is_whole(self) -> "AccessSettings":
         if self.keys == "file" and self.path is None:
             raise ValueError("path must name the file where keys are kept")
-        if self.keys == "none" and self.limits != Limits():
-            raise ValueError("limits are of callers, who are known by keys alone: set keys")
+        if not self.is_guarded and self.limits != Limits():
+            raise ValueError("limits are of callers, who are known by keys or tokens alone: set keys")
         return self
 
     @property
     def is_guarded(self) -> bool:
         """Whether who asks must show who he is."""
-        return self.keys != "none"
+        return self.keys != "none" or self.oidc is not None
 
 
 class Settings(Section):

@@ -343,3 +343,29 @@ def test_a_cluster_needs_them_wherever_it_listens() -> None:
         build({"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}})
     with pytest.raises(InvalidConfig, match=r"access.url must name the Redis"):
         build({"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}, "access": {"keys": "redis"}})
+
+
+# --- from a browser
+
+
+def test_pages_of_the_origins_that_are_named_may_ask_and_others_not(house: House) -> None:
+    app = build_app(service(parse({"serving": {"cors_origins": ["https://example.org"]}})), house.gate)
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    ours, others = {"origin": "https://example.org"}, {"origin": "https://example.com"}
+    key = bearer(house.of_scope(Scope.ASK))
+    before, refused = responses(app, [("OPTIONS", "/v1/answer", {**each, **asks}) for each in (ours, others)])
+    assert (before.status_code, refused.status_code) == (200, 400)
+    assert before.headers["access-control-allow-origin"] == "https://example.org"
+    calls = [("POST", "/v1/answer", {**origin, **holder}) for origin in (ours, others) for holder in (key, {})]
+    allowed = [
+        each.headers.get("access-control-allow-origin") for each in responses(app, calls, json={"question": "who"})
+    ]
+    assert allowed == ["https://example.org", "https://example.org", None, None]
+
+
+def test_without_origins_no_page_of_another_may_ask(house: House) -> None:
+    response = ask(house.gate, "POST", "/v1/answer", {"origin": "https://example.org"}, json={"question": "who"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    for wrong in ("example.org", "https://example.org/page", "null"):
+        with pytest.raises(InvalidConfig, match="cors_origins"):
+            parse({"serving": {"cors_origins": [wrong]}})

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from openbook.cache.redis import connect
 from openbook.config import AccessSettings, Limits, Settings
@@ -13,20 +14,27 @@ from openbook.serving.access.ports import KeyBook, KeyStore
 from openbook.serving.access.quotas import Quotas
 from openbook.telemetry import refused
 
+if TYPE_CHECKING:
+    from openbook.serving.access.oidc import Tokens
+
 HOW = "send a key as `Authorization: Bearer ob_...` or as `x-api-key`"
 
 
 class Gate:
-    """Lets in who has a key with the scope that his call needs.
+    """Lets in who has a key, or a token, with the scope that his call needs.
 
     Args:
-        keys: where they are looked up.
+        keys: where they are looked up; none, if there are tokens alone.
         default: limits that a key leaves open.
         quotas: what callers have asked for; by itself, if not given.
+        tokens: of an OpenID provider, if it has one.
     """
 
-    def __init__(self, keys: KeyStore, default: Limits, quotas: Quotas | None = None) -> None:
+    def __init__(
+        self, keys: KeyStore | None, default: Limits, quotas: Quotas | None = None, tokens: "Tokens | None" = None
+    ) -> None:
         self._keys = keys
+        self._tokens = tokens
         self._default = default
         self.quotas = quotas or Quotas(None)
 
@@ -54,12 +62,15 @@ class Gate:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._keys.aclose()
+        if self._keys:
+            await self._keys.aclose()
         await self.quotas.aclose()
 
     async def _identify(self, text: str) -> Identity:
+        if self._tokens and text.count(".") == 2:  # no key has a dot
+            return await self._tokens.identify(text)
         digest = digest_of(text)
-        record = await self._keys.find(digest) if digest else None
+        record = await self._keys.find(digest) if self._keys and digest else None
         if record is None:
             raise Unauthenticated(f"the key is none of ours: {HOW}")
         if why := record.why_dead(time.time()):
@@ -89,15 +100,27 @@ def open_gate(settings: Settings) -> Gate | None:
     """The gate that the settings name; None where nobody needs a key.
 
     Raises:
-        InvalidConfig: the file of keys is not there, or the URL is none of a Redis.
+        InvalidConfig: the file of keys is not there, the URL is none of a Redis, or pyjwt is not installed.
     """
     access = settings.access
     if not access.is_guarded:
         return None
-    return Gate(_open_store(access), access.limits, Quotas(_open_counters(settings)))
+    return Gate(_open_store(access), access.limits, Quotas(_open_counters(settings)), _open_tokens(access))
 
 
-def _open_store(access: AccessSettings) -> KeyStore:
+def _open_tokens(access: AccessSettings) -> "Tokens | None":
+    if access.oidc is None:
+        return None
+    try:
+        from openbook.serving.access.oidc import Tokens
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"access.oidc needs {error.name}: pip install 'openbook[oidc]'") from None
+    return Tokens(access.oidc, access.limits)
+
+
+def _open_store(access: AccessSettings) -> KeyStore | None:
+    if access.keys == "none":
+        return None
     if access.keys == "redis":
         from openbook.serving.access.key_redis import KeyRedis
 

@@ -3,10 +3,11 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -35,6 +36,14 @@ from openbook.serving.endpoint.schemas import (
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.swagger import add_docs
 
+CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": ("Authorization", "Content-Type", "Mcp-Protocol-Version", "Traceparent", "X-API-Key")
+    + ("X-Caller", "X-Request-Id"),
+    "expose_headers": ("RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Request-Id"),
+}
+"""What pages of other origins may send and read, where any may."""
+
 
 class _Exposition(Response):
     media_type = CONTENT_TYPE_LATEST
@@ -59,6 +68,8 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         from openbook.serving.endpoint.mcp import add_mcp
 
         add_mcp(app, service)
+    if origins := service.settings.serving.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)  # outermost: browsers ask it before all else
     app.add_exception_handler(OpenbookError, _on_openbook_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -38,6 +38,7 @@ class AnswerService:
         check_ready: Callable[[], Awaitable[None]],
         quotas: Quotas | None = None,
     ) -> None:
+        self.settings = settings
         self._pipeline = pipeline
         self._quotas = quotas or Quotas(None)
         self.settings = settings

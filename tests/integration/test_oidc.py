@@ -1,0 +1,241 @@
+"""Tokens of an OpenID provider, which really answers; and whatever a forger may make of them."""
+
+import asyncio
+import base64
+import http.server
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from fastapi import FastAPI
+
+from openbook.config import Limits, OidcSettings, parse
+from openbook.errors import InvalidConfig, KeysUnavailable, Unauthenticated
+from openbook.serving.access.gate import Gate, open_gate
+from openbook.serving.access.keys import Identity
+from openbook.serving.access.oidc import AT_MOST_EVERY_S, KNOWN_FOR_S, REFRESH_S, Tokens
+from openbook.serving.access.scopes import Scope
+from openbook.serving.endpoint.guard import Guarded
+from openbook.testing import ManualClock
+
+AUDIENCE = "openbook"
+
+
+class Provider:
+    """Publishes its configuration and its keys."""
+
+    def __init__(self) -> None:
+        self.signers = {"one": ec.generate_private_key(ec.SECP256R1())}
+        self.n_asked = 0
+        self.is_well = True
+        provider = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.n_asked += self.path == "/keys"
+                pages = {"/.well-known/openid-configuration": provider.about(), "/keys": provider.keys()}
+                body = json.dumps(pages.get(self.path, {})).encode()
+                self.send_response(200 if provider.is_well else 503)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *anything: object) -> None: ...
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.issuer = self.url
+
+    def about(self) -> dict[str, str]:
+        return {"issuer": self.issuer, "jwks_uri": f"{self.url}/keys"}
+
+    def keys(self) -> dict[str, Any]:
+        keys = [
+            {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": kid, "use": "sig"}
+            for kid, key in self.signers.items()
+        ]
+        return {"keys": keys}
+
+    def claims(self) -> dict[str, Any]:
+        due = time.time() + 600
+        return {"iss": self.url, "aud": AUDIENCE, "sub": "ann", "exp": due, "scope": "openid openbook:ask"}
+
+    def token(self, kid: str = "one", *, key: Any = None, algorithm: str = "ES256", **changes: Any) -> str:
+        claims = {name: value for name, value in {**self.claims(), **changes}.items() if value is not None}
+        return jwt.encode(claims, key or self.signers[kid], algorithm, headers={"kid": kid})
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    found = Provider()
+    thread = threading.Thread(target=found.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
+
+
+def settings(provider: Provider, **changes: Any) -> OidcSettings:
+    return OidcSettings(issuer=provider.url, audience=AUDIENCE, **changes)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))  # type: ignore[arg-type]
+
+
+def identified(provider: Provider, token: str, **changes: Any) -> Identity:
+    return asyncio.run(Tokens(settings(provider, **changes), Limits(tokens_per_day=7)).identify(token))
+
+
+def test_a_token_says_who_calls_and_what_he_may(provider: Provider) -> None:
+    ann = identified(provider, provider.token())
+    assert ann == Identity("oidc:ann", "", frozenset([Scope.ASK]), Limits(tokens_per_day=7))
+    token = provider.token(roles=["reader", "boss"], org="acme", scope=None)
+    mapped = {"scopes_claim": "roles", "scopes": {"reader": "retrieve", "boss": "admin"}, "tenant_claim": "org"}
+    assert identified(provider, token, **mapped) == Identity(
+        "acme/oidc:ann", "acme", frozenset([Scope.RETRIEVE, Scope.ADMIN]), Limits(tokens_per_day=7)
+    )
+    assert identified(provider, provider.token(scope=7)).scopes == frozenset()
+
+
+def test_a_subject_that_would_break_a_log_is_known_by_its_digest(provider: Provider) -> None:
+    callers = {identified(provider, provider.token(sub=sub)).caller for sub in ("a\nb", "é", "x" * 200, "x" * 201)}
+    assert len(callers) == 4
+    assert all(len(caller) < 128 and caller.isascii() and caller.isprintable() for caller in callers)
+
+
+def unsigned(provider: Provider) -> str:
+    return jwt.encode(provider.claims(), "", "none", headers={"kid": "one"})
+
+
+def by_the_public_key(provider: Provider) -> str:
+    """The confusion of old: the public key taken for a secret."""
+    public = provider.signers["one"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    head = {"alg": "HS256", "typ": "JWT", "kid": "one"}
+    parts = [base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=") for each in (head, provider.claims())]
+    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(b".".join(parts), public)
+    return b".".join([*parts, base64.urlsafe_b64encode(signature).rstrip(b"=")]).decode()
+
+
+WRONG: dict[str, Callable[[Provider], str]] = {
+    "expired": lambda it: it.token(exp=time.time() - 60),
+    "not yet": lambda it: it.token(nbf=time.time() + 600),
+    "for ever": lambda it: it.token(exp=None),
+    "for another": lambda it: it.token(aud="somebody"),
+    "for nobody": lambda it: it.token(aud=None),
+    "of another": lambda it: it.token(iss="https://example.org"),
+    "of nobody": lambda it: it.token(iss=None),
+    "about nobody": lambda it: it.token(sub=None),
+    "about a list": lambda it: it.token(sub=["ann"]),
+    "forged": lambda it: it.token(key=ec.generate_private_key(ec.SECP256R1())),
+    "by another kind": lambda it: it.token(key=rsa.generate_private_key(65537, 2048), algorithm="RS256"),
+    "not allowed": lambda it: it.token(key=ec.generate_private_key(ec.SECP521R1()), algorithm="ES512"),
+    "by a key that is not there": lambda it: it.token("two", key=ec.generate_private_key(ec.SECP256R1())),
+    "unsigned": unsigned,
+    "by the public key": by_the_public_key,
+    "altered": lambda it: it.token()[:-8] + "AAAAAAAA",
+    "dots": lambda it: "..",
+    "noise": lambda it: "a.b.c",
+    "deep": lambda it: base64.urlsafe_b64encode(b"[" * 9000).decode() + ".a.b",
+    "long": lambda it: it.token(more="x" * 20_000),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_no_other_token_lets_anybody_in(wrong: str, provider: Provider) -> None:
+    token = WRONG[wrong](provider)
+    with pytest.raises(Unauthenticated) as refused:
+        identified(provider, token)
+    assert not any(len(part) > 8 and part in str(refused.value) for part in token.split(".")), str(refused.value)
+
+
+def test_where_tenants_are_named_a_token_without_one_is_refused(provider: Provider) -> None:
+    for org in (None, "", "a:b", ["acme"]):
+        with pytest.raises(Unauthenticated, match="claim org must name a tenant"):
+            identified(provider, provider.token(org=org), tenant_claim="org")
+
+
+def test_new_keys_of_the_provider_are_found_and_it_is_not_asked_too_often(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        tokens = Tokens(settings(provider), Limits(), clock)
+        for _ in range(5):
+            await tokens.identify(provider.token())
+        assert provider.n_asked == 1
+        provider.signers["two"] = ec.generate_private_key(ec.SECP256R1())
+        clock.advance(AT_MOST_EVERY_S + 1)
+        assert (await tokens.identify(provider.token("two"))).caller == "oidc:ann"
+        for _ in range(5):
+            with pytest.raises(Unauthenticated, match="a key that its provider does not have"):
+                await tokens.identify(provider.token("three", key=provider.signers["one"]))
+        assert provider.n_asked == 2
+
+    run(scenario)
+
+
+def test_without_its_provider_known_keys_count_for_a_day_and_nobody_is_let_in_unknown(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        provider.is_well = False
+        tokens = Tokens(settings(provider), Limits(), clock)
+        with pytest.raises(KeysUnavailable):
+            await tokens.identify(provider.token())
+        provider.is_well = True
+        clock.advance(AT_MOST_EVERY_S + 1)
+        await tokens.identify(provider.token())
+        provider.is_well = False
+        for later in (REFRESH_S + 1, KNOWN_FOR_S - REFRESH_S - 2):
+            clock.advance(later)
+            await tokens.identify(provider.token())
+        clock.advance(2)
+        with pytest.raises(KeysUnavailable):
+            await tokens.identify(provider.token())
+
+    run(scenario)
+
+
+def test_a_configuration_of_another_issuer_is_none(provider: Provider) -> None:
+    provider.issuer = "https://example.org"
+    with pytest.raises(KeysUnavailable):
+        identified(provider, provider.token())
+    assert identified(provider, provider.token(), jwks_url=f"{provider.url}/keys").caller == "oidc:ann"
+
+
+def test_tokens_and_scopes_are_asked_for_at_the_gate(provider: Provider) -> None:
+    access = {"oidc": {"issuer": provider.url, "audience": AUDIENCE}}
+    gate = open_gate(parse({"access": access}))
+    assert gate is not None
+    app = FastAPI()
+    app.add_middleware(Guarded, gate=gate)
+    app.add_api_route("/v1/answer", lambda: "in", methods=["POST"])
+
+    async def statuses(gate: Gate, *tokens: str) -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            headers = [{"authorization": f"Bearer {token}"} for token in tokens]
+            return [(await client.post("/v1/answer", headers=each)).status_code for each in headers]
+
+    tokens = (provider.token(), provider.token(scope="openid"), provider.token(exp=1), "ob_00000000_0", "")
+    assert asyncio.run(statuses(gate, *tokens)) == [200, 403, 401, 401, 401]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"issuer": "http://example.org"}, "issuer"),
+        ({"algorithms": ["HS256"]}, "algorithms"),
+        ({"algorithms": ["none"]}, "algorithms"),
+        ({"algorithms": []}, "algorithms"),
+        ({"scopes": {"x": "root"}}, "scopes"),
+    ],
+)
+def test_settings_that_would_let_forgers_in_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=rf"access\.oidc\.{message}"):
+        parse({"access": {"oidc": {"issuer": "https://example.org", "audience": "a", **changes}}})
