@@ -345,6 +345,16 @@ def test_a_cluster_needs_them_wherever_it_listens() -> None:
         build({"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}, "access": {"keys": "redis"}})
 
 
+def test_what_tells_of_all_tenants_is_for_admins_of_none(tmp_path: Path) -> None:
+    """A provider of tokens may say otherwise; the store, too, for whoever writes it himself."""
+    key, record = mint("web", 0.0, Scope)
+    KeyFileBook(tmp_path / "keys").put(lambda _: record.model_copy(update={"tenant": "acme"}))
+    gate = Gate(KeyFile(tmp_path / "keys", 60.0), Limits())
+    response = ask(gate, "GET", "/metrics", bearer(key))
+    assert (response.status_code, "needs the scope admin, of no tenant" in response.text) == (403, True)
+    assert ask(gate, "POST", "/v1/answer", bearer(key), json={"question": "who"}).status_code == 200
+
+
 # --- from a browser
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -72,6 +73,19 @@ def test_two_keys_of_a_name_may_be_alive_at_once_and_no_third() -> None:
 def test_a_name_that_would_break_a_log_or_a_cache_key_is_refused(name: str, tenant: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         mint(name, 0.0, ASK, tenant)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scopes": []}, "scopes must be some of ask, retrieve, publish, admin, got none"),
+        ({"scopes": [Scope.ADMIN], "tenant": "acme"}, "a key of tenant 'acme' cannot have it"),
+        ({"expires": 1.0}, "must expire later than now"),
+    ],
+)
+def test_a_key_that_would_do_for_nothing_or_too_much_is_not_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        mint("web", 1.0, **{"scopes": ASK, **options})
 
 
 def test_both_keys_of_a_name_are_one_caller_and_tenants_are_told_apart() -> None:

@@ -12,6 +12,7 @@ from openbook.serving.access.keys import Identity, digest_of, identity_of
 from openbook.serving.access.needs import need_of
 from openbook.serving.access.ports import KeyBook, KeyStore
 from openbook.serving.access.quotas import Quotas
+from openbook.serving.access.scopes import Scope
 from openbook.telemetry import refused
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ class Gate:
         except (Unauthenticated, KeysUnavailable):
             refused("endpoint", "key").inc()
             raise
-        if need not in identity.scopes:
+        # What is for admins tells of all tenants.
+        if need not in identity.scopes or (need is Scope.ADMIN and identity.tenant):
             refused("endpoint", "scope").inc()
-            raise PermissionDenied(f"{path} needs the scope {need}, and the key of {identity.caller} does not have it")
+            of_all = ", of no tenant" if need is Scope.ADMIN else ""
+            raise PermissionDenied(f"{path} needs the scope {need}{of_all}: {identity.caller} does not have it")
         self.quotas.open(identity)
         return identity
 

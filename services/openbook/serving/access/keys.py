@@ -86,11 +86,14 @@ def mint(
     """A new key and what to keep of it. The key itself is nowhere else.
 
     Raises:
-        InvalidRequest: name or tenant is none, there is no scope, or a limit is out of its range.
+        InvalidRequest: name or tenant is none, there is no scope, a tenant's key would have `admin`, or it would be
+            born expired.
     """
     chosen = tuple(sorted(set(scopes)))
     if not chosen:
         raise InvalidRequest(f"scopes must be some of {', '.join(Scope)}, got none")
+    if tenant and Scope.ADMIN in chosen:
+        raise InvalidRequest(f"the scope admin tells of all tenants: a key of tenant {tenant!r} cannot have it")
     if expires is not None and not expires > now:
         raise InvalidRequest("a key must expire later than now")
     key = f"ob_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
