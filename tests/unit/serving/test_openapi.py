@@ -36,6 +36,11 @@ def test_every_path_is_described_with_its_errors(described: dict[str, Any]) -> N
         assert (media_type, content["schema"]["$ref"].rpartition("/")[2]) == shape
 
 
+def test_it_says_how_a_key_is_sent(described: dict[str, Any]) -> None:
+    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert {"key": []} in described["security"]
+
+
 def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
     named = set(re.findall(r"'#/components/schemas/(\w+)'", str(described)))
     assert len(named) > 10

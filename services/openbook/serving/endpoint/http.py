@@ -21,7 +21,7 @@ from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_
 from openbook.serving.endpoint.bodies import BufferedBodies
 from openbook.serving.endpoint.guard import Guarded
 from openbook.serving.endpoint.openai.routes import add_openai
-from openbook.serving.endpoint.openapi import ASKED, BATCH, PROBLEM, RETRIEVED, streamed
+from openbook.serving.endpoint.openapi import ASKED, BATCH, HEALTH, OURS, PROBLEM, RETRIEVED, streamed, take_keys
 from openbook.serving.endpoint.problems import problem_of
 from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_reply, to_json
 from openbook.serving.endpoint.schemas import (
@@ -70,31 +70,26 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     if gate:
         app.add_middleware(Guarded, gate=gate)  # in front of it: who may not ask needs not send
     add_docs(app)
-    add_openai(app, service)
-    if find_spec("mcp"):
-        from openbook.serving.endpoint.mcp import add_mcp
-
-        add_mcp(app, service)
     if origins := service.settings.serving.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)  # outermost: browsers ask it before all else
     app.add_exception_handler(OpenbookError, _on_openbook_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
 
-    @app.post("/v1/answer", response_model=AnswerResponse)
+    @app.post("/v1/answer", response_model=AnswerResponse, tags=[OURS])
     async def answer(body: Annotated[AnswerRequest, ASKED], request: Request) -> Response:
         """The answer with its evidence."""
         with asked(request, body.request_id) as context:
             return to_json(AnswerResponse.model_validate(await service.answer(body, context)))
 
-    @app.post("/v1/answer/batch", response_model=BatchResponse)
-    async def answer_all(body: Annotated[BatchRequest, BATCH], request: Request) -> Response:
+    @app.post("/v1/answer/batch", response_model=BatchResponse, tags=[OURS])
+    async def answer_many(body: Annotated[BatchRequest, BATCH], request: Request) -> Response:
         """Many questions at once. Each has its answer, or its own error; the order is kept."""
         with asked(request, body.request_id) as context:
             outcomes = await answer_batch(service, body.entries(), body.timeout_s, context)
         return to_json(batch_to_json(outcomes, context.request_id))
 
-    @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS))
+    @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS), tags=[OURS])
     async def answer_stream(body: Annotated[AnswerRequest, ASKED], request: Request) -> Response:
         """Server-sent events: `retrieved`, then `token` after `token` (RAG-Token with one beam), then `answer`.
 
@@ -108,20 +103,20 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
             **EVENT_STREAM,
         )
 
-    @app.post("/v1/retrieve", response_model=RetrieveResponse)
+    @app.post("/v1/retrieve", response_model=RetrieveResponse, tags=[OURS])
     async def retrieve(body: Annotated[RetrieveRequest, RETRIEVED], request: Request) -> Response:
         """The passages and their prior alone."""
         with asked(request, body.request_id) as context:
             return to_json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
 
     @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz")
+    @app.get("/healthz", tags=[HEALTH])
     async def healthz() -> dict[str, str]:
         """Whether the replica that answers lives, whatever else does: its event loop runs."""
         return {"status": "ok"}
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz")
+    @app.get("/readyz", tags=[HEALTH])
     async def readyz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
         with asked(request):
@@ -129,11 +124,17 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         return {"status": "ok"}
 
     @app.head("/metrics", include_in_schema=False)
-    @app.get("/metrics", response_class=_Exposition)
+    @app.get("/metrics", response_class=_Exposition, tags=[HEALTH])
     async def metrics() -> Response:
         """Prometheus metrics of the replica that answers: stages, cache, shards, batches, requests."""
         return _Exposition(generate_latest())
 
+    add_openai(app, service)
+    if find_spec("mcp"):
+        from openbook.serving.endpoint.mcp import add_mcp
+
+        add_mcp(app, service)
+    take_keys(app)
     return app
 
 

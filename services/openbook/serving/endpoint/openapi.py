@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from fastapi import Body
+from fastapi import Body, FastAPI
 
 from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem
 
+OURS, HEALTH = "openbook", "Health"
+"""What belongs together."""
 QUESTION = "who invented the telephone?"
 PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -54,6 +56,20 @@ CALL_OF_A_TOOL: dict[str, Any] = {
         },
     }
 }
+
+
+def take_keys(app: FastAPI) -> None:
+    """Say that a key may be needed, and how it is sent, so that the page can ask for one."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = made()
+        scheme = {"type": "http", "scheme": "bearer", "description": "A key, where the endpoint wants one."}
+        described["components"]["securitySchemes"] = {"key": scheme}
+        described["security"] = [{}, {"key": []}]
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def streamed(example: str) -> dict[int | str, dict[str, Any]]:
