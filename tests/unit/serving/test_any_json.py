@@ -67,7 +67,7 @@ DOORS = {
 def test_no_json_breaks_a_door(path: str) -> None:
     answered = 0
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(DOORS[path])
     def ask(body: Any) -> None:
         nonlocal answered

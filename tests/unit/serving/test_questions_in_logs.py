@@ -116,6 +116,16 @@ async def ask(asked: AnswerService, **fields: Any) -> None:
             await client.post(f"/v1/{path}", json=body)
             await client.post(f"/v1/{path}", content=json.dumps(body)[:-3])
             await client.post(f"/v1/{path}", json=[QUESTION])
+        await client.post("/v1/answer/batch", json={"requests": [body, {"question": [QUESTION]}]})
+        messages = [{"role": "user", "content": body["question"]}]
+        for more in ({}, {"stream": True}, {"tools": [QUESTION]}, {"question": QUESTION}, {"labels": QUESTION}):
+            await client.post("/v1/chat/completions", json={"model": "openbook", "messages": messages, **more})
+        await client.post("/v1/embeddings", json={"model": "openbook", "input": [body["question"]]})
+        await client.post("/v1/embeddings", json={"model": QUESTION, "input": [[QUESTION]]})
+        for name, arguments in (("search", {"query": body["question"]}), ("answer", body), ("fetch", {"id": QUESTION})):
+            call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+            for sent in (call, {**call, "method": QUESTION}, {**call, "params": QUESTION}, {**call, "id": [QUESTION]}):
+                await client.post("/mcp", json=sent, headers={"accept": "application/json, text/event-stream"})
 
 
 @pytest.mark.parametrize("error", [ValueError, InvalidRequest, OpenbookError])
@@ -160,7 +170,7 @@ def test_it_stands_in_the_line_of_its_request_where_that_is_asked_for(
     asyncio.run(ask(service()))
     lines = [json.loads(line) for line in logged.getvalue().splitlines()]
     served = [line for line in lines if line.get("method")]
-    assert {line["method"] for line in served} == {"Answer", "AnswerStream", "Retrieve"}
+    assert {line["method"] for line in served} == {"Answer", "AnswerStream", "Retrieve", "Embed"}
     assert {line["question"] for line in served} == {QUESTION}
     assert all(line["code"] == "OK" and line["seconds"] >= 0 and line["request_id"] for line in served)
     assert all(SECRET in line["message"] for line in served)
