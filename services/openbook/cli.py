@@ -252,7 +252,7 @@ def ask(
     about_us = ("question", "server", "timeout_s", "tls_ca", "tls_cert", "tls_key")
     # Not an option: everybody on this machine would see it in the list of processes.
     api_key = os.environ.get("OPENBOOK_API_KEY")
-    with Client(server, timeout_s, api_key, tls_ca, tls_cert, tls_key) as client:
+    with Client(server, timeout_s, api_key, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key) as client:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
         asked["passages"] = [OwnPassage(text) for text in passages or ()]
         print_answer(question, client.answer(question, **asked))

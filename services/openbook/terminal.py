@@ -21,7 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Formulation
+from openbook.core.types import Coverage
+from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
     from openbook.index.client.publish import Listed
@@ -33,7 +34,7 @@ OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is."""
 
 
-def print_answer(question: str, response: AnswerResponse) -> None:
+def print_answer(question: str, response: Answer) -> None:
     """The answer, then each passage with its score, p(z|x) and p(z|x,y), then where the time went."""
     table = Table(box=None, padding=(0, 1), expand=True, header_style="dim")
     for title in ("score", "prior", "posterior"):
@@ -46,17 +47,16 @@ def print_answer(question: str, response: AnswerResponse) -> None:
         style = "" if evidence.log_posterior == best else "dim"
         numbers = (f"{evidence.score:.4f}", f"{exp(evidence.log_prior):.3f}", f"{exp(evidence.log_posterior):.3f}")
         table.add_row(*numbers, passage, style=style)
-    timings = "  ".join(f"{t.stage} {t.duration_s * 1000:.0f}" for t in response.timings)
-    formulation = Formulation.Name(response.formulation).removeprefix("FORMULATION_").title()
+    timings = "  ".join(f"{stage} {seconds * 1000:.0f}" for stage, seconds in response.timings.items())
     partial = "" if response.complete else f"\nPARTIAL: {_searched(response.coverage)}"
     cached = "  embedding from cache" if response.cached else ""
     footer = Text(
         f"{timings} ms\n"
-        f"RAG-{formulation}  log p(y|x) {response.log_likelihood:.3f}{cached}\n"
+        f"RAG-{response.formulation.title()}  log p(y|x) {response.log_likelihood:.3f}{cached}\n"
         f"snapshot {response.snapshot_id[:12]}  generator {response.generator_fingerprint[:12]}{partial}",
         style="dim",
     )
-    answer = Text(response.answer or ("(held back)" if response.abstained else "(empty)"), style="bold green")
+    answer = Text(response.text or ("(held back)" if response.abstained else "(empty)"), style="bold green")
     if response.labels:
         shares = ", ".join(f"{label.text} {exp(label.log_probability):.3f}" for label in response.labels)
         answer.append(f"   of {shares}", "dim")
@@ -64,12 +64,12 @@ def print_answer(question: str, response: AnswerResponse) -> None:
     console.print(Panel(Group(*parts), title=question, title_align="left"))
 
 
-def _alternatives(response: AnswerResponse) -> Iterator[Text]:
+def _alternatives(response: Answer) -> Iterator[Text]:
     for each in response.answers:
-        yield Text(f"  {exp(each.log_likelihood):.3f}  {each.answer or '(empty)'}", style="dim")
+        yield Text(f"  {exp(each.log_likelihood):.3f}  {each.text or '(empty)'}", style="dim")
 
 
-def _tokens(response: AnswerResponse) -> Iterator[RenderableType]:
+def _tokens(response: Answer) -> Iterator[RenderableType]:
     """Each token, log p of it, and how much of it each passage carries."""
     if response.tokens:
         table = Table(box=None, padding=(0, 1), header_style="dim")

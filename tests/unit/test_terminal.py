@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from openbook import terminal
+from openbook.core.types import Coverage, Decoding, Formulation, Passage
 from openbook.index.client.publish import Listed
-from openbook.v1.answer_pb2 import AnswerResponse, Coverage, Evidence, Formulation, Timing
-from openbook.v1.common_pb2 import Passage
+from openbook.rag.answer import Answer, Evidence
 
 RECALL = {1: 1.0, 5: 0.974, 10: 0.97, 100: 0.933}
 ID = "b38af0116e6486da5fcc9138ad098c59"
@@ -40,16 +40,20 @@ def test_no_cell_of_a_list_of_snapshots_is_folded(screen: Console) -> None:
 
 
 def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
-    response = AnswerResponse(
-        answer="Alexander Graham Bell",
+    response = Answer(
+        text="Alexander Graham Bell",
         log_likelihood=-12.345,
-        evidence=[Evidence(passage=Passage(title="Telephone", text="word " * 100), score=-12.3456)],
-        formulation=Formulation.FORMULATION_SEQUENCE,
+        evidence=(Evidence(Passage(1, "", "Telephone", "word " * 100), -12.3456, 0.0, 0.0),),
+        formulation=Formulation.SEQUENCE,
+        decoding=Decoding.THOROUGH,
         snapshot_id=ID,
+        encoder_fingerprint=ID,
         generator_fingerprint=ID,
-        timings=[Timing(stage=stage, duration_s=0.999) for stage in STAGES],
+        complete=False,
+        coverage=Coverage(5, 9, missing_shards=(1,)),
         cached=True,
-        coverage=Coverage(missing_shards=[1]),
+        request_id="id",
+        timings=dict.fromkeys(STAGES, 0.999),
     )
     terminal.print_answer("who invented the telephone?", response)
     below = [line.strip("│ ") for line in screen.export_text().splitlines()][-5:-1]

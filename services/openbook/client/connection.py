@@ -1,0 +1,115 @@
+"""How both clients reach an endpoint: TLS, key, what is tried again, and errors as the server raised them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import grpc
+
+from openbook.client import messages
+from openbook.errors import InvalidConfig
+from openbook.v1 import answer_pb2
+
+GRACE_S = 1.0
+"""How much longer than the server we wait, so that its own, better explained refusal comes first."""
+
+SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
+RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 3,
+                # Nothing was computed, or nothing that anybody has: asking twice changes nothing.
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            },
+        }
+    ],
+    # The budget: a call that has to be tried again costs 1, one that succeeds brings .1; at half of it nothing is
+    # tried again. So those who ask never make a fault many times what it is.
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+"""gRPC's own retries (its gRFC A6). The server says after which time, or that it makes no sense, in
+`grpc-retry-pushback-ms`."""
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """What may be said of a connection."""
+
+    tls: bool  # the endpoint's certificate is signed by an authority that this machine trusts
+    tls_ca: Path | str | None  # or by this one, a file in PEM
+    tls_cert: Path | str | None  # our own certificate, for an endpoint that asks for one
+    tls_key: Path | str | None  # of that certificate
+    retries: bool  # whether what may be tried again is; by default it is
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the endpoint is, and how it is to be asked. With neither `tls` nor `tls_ca` it is plain.
+
+    Raises:
+        InvalidConfig: the address is none, no time is given, or a file is missing.
+    """
+
+    address: str  # host:port
+    timeout_s: float = 30.0
+    api_key: str | None = None
+    tls: bool = False
+    tls_ca: Path | str | None = None
+    tls_cert: Path | str | None = None
+    tls_key: Path | str | None = None
+    retries: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:  # also refuses NaN
+            raise InvalidConfig(f"timeout_s must be above 0, got {self.timeout_s}")
+        if "://" in self.address or ":" not in self.address:
+            raise InvalidConfig(f"address must be host:port, got {self.address!r}")
+        if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert and not (self.tls or self.tls_ca)):
+            raise InvalidConfig("tls_cert and tls_key must be given together, and tls_ca or tls with them")
+
+    def options(self) -> list[tuple[str, Any]]:
+        """Of the channel."""
+        options: list[tuple[str, Any]] = [
+            ("grpc.enable_retries", int(self.retries)),
+            ("grpc.max_receive_message_length", -1),  # batches of answers with their passages
+        ]
+        return [*options, ("grpc.service_config", json.dumps(RETRIES))] if self.retries else options
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None where it is plain. Raises InvalidConfig: a file cannot be read."""
+        if not (self.tls or self.tls_ca):
+            return None
+        try:
+            files = [
+                None if path is None else Path(path).read_bytes() for path in (self.tls_ca, self.tls_key, self.tls_cert)
+            ]
+        except OSError as error:
+            raise InvalidConfig(f"{error.filename}: cannot be read: {error.strerror}") from None
+        return grpc.ssl_channel_credentials(*files)
+
+    def call(self) -> dict[str, Any]:
+        """Arguments of every call."""
+        return {
+            "timeout": self.timeout_s + GRACE_S,
+            "metadata": (("authorization", f"Bearer {self.api_key}"),) if self.api_key else (),
+        }
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Errors of gRPC become those that the server raised."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        trailing = dict(error.trailing_metadata() or ())
+        retry_after = trailing.get("retry-after")
+        raise messages.error(
+            error.code().name, error.details() or "", None if retry_after is None else float(retry_after)
+        ) from None

@@ -1,0 +1,195 @@
+"""What is asked and what is answered, between Python and protobuf."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypedDict, TypeVar
+
+import grpc
+
+from openbook import wire
+from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, Token
+from openbook.errors import InvalidRequest, OpenbookError, Overloaded, from_grpc_code
+from openbook.rag.answer import Alternative, Answer, Evidence, Label, Retrieval
+from openbook.v1 import answer_pb2
+from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
+
+ENUMS = {"formulation": answer_pb2.Formulation, "decoding": answer_pb2.Decoding}
+R = TypeVar("R", AnswerRequest, RetrieveRequest)
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+Event = Retrieval | Token | Answer
+
+
+class RetrieveOptions(TypedDict, total=False):
+    """What a request may ask for; what is left out, or None, takes the server's default."""
+
+    k: int | None
+    min_coverage: float | None
+    nprobe: int | None
+    ef_search: int | None
+    rerank_factor: int | None
+    without: Sequence[int] | None
+    passages: Sequence[OwnPassage] | None
+    request_id: str | None
+
+
+class AnswerOptions(RetrieveOptions, total=False):
+    """The fields of AnswerRequest in answer.proto, which says what they mean."""
+
+    formulation: Formulation | None
+    decoding: Decoding | None
+    n_beams: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    length_penalty: float | None
+    early_stopping: bool | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    labels: Sequence[str] | None
+    n_answers: int | None
+    tokens: bool | None
+    min_probability: float | None
+
+
+def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str, Any]) -> R:
+    """The request with the options that have a value.
+
+    Raises:
+        InvalidRequest: a number does not fit in its field.
+    """
+    message = kind(question=question, timeout_s=timeout_s)
+    for name, value in options.items():
+        if isinstance(value, Formulation | Decoding):
+            value = ENUMS[name].Value(f"{name.upper()}_{value.name}")
+        if name == "passages" and value is not None:
+            value = [answer_pb2.OwnPassage(**asdict(each)) for each in value]
+        if value is not None:
+            try:
+                message.MergeFrom(kind(**{name: value}))  # unlike setattr it fills repeated fields too
+            except ValueError as error:
+                raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value}") from None
+    return message
+
+
+def batch(questions: Sequence[str], timeout_s: float, options: Mapping[str, Any]) -> answer_pb2.AnswerBatchRequest:
+    """Of all the questions, under the same options. Raises as `request`."""
+    request_id = options.get("request_id") or ""
+    of_each = {**options, "request_id": None}
+    requests = [request(AnswerRequest, question, timeout_s, of_each) for question in questions]
+    return answer_pb2.AnswerBatchRequest(requests=requests, timeout_s=timeout_s, request_id=request_id)
+
+
+def one_by_one(options: AnswerOptions) -> AnswerOptions:
+    """RAG-Token with one beam, whose tokens come as they are decided, unless something else was asked for."""
+    return {"formulation": Formulation.TOKEN, "n_beams": 1, **options}
+
+
+def error(code: str, message: str, retry_after_s: float | None) -> OpenbookError:
+    """The one that the server raised."""
+    found = from_grpc_code(code, message)
+    if isinstance(found, Overloaded) and retry_after_s is not None:
+        found.retry_after_s = retry_after_s
+    return found
+
+
+def answer(message: answer_pb2.AnswerResponse) -> Answer:
+    """As the pipeline gave it."""
+    return Answer(
+        text=message.answer,
+        log_likelihood=message.log_likelihood,
+        evidence=_evidence(message.evidence),
+        formulation=Formulation(_name(answer_pb2.Formulation, message.formulation)),
+        decoding=Decoding(_name(answer_pb2.Decoding, message.decoding)),
+        snapshot_id=message.snapshot_id,
+        encoder_fingerprint=message.encoder_fingerprint,
+        generator_fingerprint=message.generator_fingerprint,
+        complete=message.complete,
+        coverage=_coverage(message.coverage),
+        cached=message.cached,
+        request_id=message.request_id,
+        timings=_timings(message.timings),
+        labels=tuple(Label(each.text, each.log_likelihood, each.log_probability) for each in message.labels),
+        tokens=_tokens(message.tokens),
+        citations=_citations(message.citations),
+        answers=tuple(
+            Alternative(
+                each.answer,
+                each.log_likelihood,
+                tuple(each.log_posterior),
+                _tokens(each.tokens),
+                _citations(each.citations),
+            )
+            for each in message.answers
+        ),
+        abstained=message.abstained,
+    )
+
+
+def retrieval(message: answer_pb2.RetrieveResponse) -> Retrieval:
+    """As the pipeline gave it."""
+    return Retrieval(
+        evidence=_evidence(message.evidence),
+        snapshot_id=message.snapshot_id,
+        encoder_fingerprint=message.encoder_fingerprint,
+        complete=message.complete,
+        coverage=_coverage(message.coverage),
+        cached=message.cached,
+        request_id=message.request_id,
+        timings=_timings(message.timings),
+    )
+
+
+def event(message: answer_pb2.AnswerEvent) -> Event:
+    """The part of a stream."""
+    match message.WhichOneof("event"):
+        case "retrieved":
+            return retrieval(message.retrieved)
+        case "token":
+            return _token(message.token)
+        case _:
+            return answer(message.answer)
+
+
+def outcomes(message: answer_pb2.AnswerBatchResponse) -> list[Answer | OpenbookError]:
+    """Of a batch, in its order."""
+    return [
+        answer(each.answer) if each.WhichOneof("result") == "answer" else _batch_error(each.error)
+        for each in message.results
+    ]
+
+
+def _batch_error(message: answer_pb2.BatchError) -> OpenbookError:
+    code = CODES.get(message.code, "UNKNOWN")
+    return error(code, message.message, message.retry_after_s if message.HasField("retry_after_s") else None)
+
+
+def _evidence(rows: Iterable[answer_pb2.Evidence]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(wire.passage_from_wire(each.passage), each.score, each.log_prior, each.log_posterior) for each in rows
+    )
+
+
+def _tokens(rows: Iterable[answer_pb2.Token]) -> tuple[Token, ...]:
+    return tuple(map(_token, rows))
+
+
+def _token(message: answer_pb2.Token) -> Token:
+    place = (message.start, message.end) if message.HasField("start") else (None, None)
+    return Token(message.text, message.log_likelihood, tuple(message.log_posterior), *place)
+
+
+def _citations(rows: Iterable[answer_pb2.Citation]) -> tuple[Citation, ...]:
+    return tuple(Citation(each.start, each.end, each.evidence, each.probability) for each in rows)
+
+
+def _coverage(message: answer_pb2.Coverage) -> Coverage:
+    return Coverage(message.n_searched, message.n_total, tuple(message.missing_shards))
+
+
+def _timings(rows: Iterable[answer_pb2.Timing]) -> dict[str, float]:
+    return {each.stage: each.duration_s for each in rows}
+
+
+def _name(enum: Any, number: int) -> str:
+    name: str = enum.Name(number)
+    return name.split("_", 1)[1].lower()

@@ -1,0 +1,353 @@
+"""Both clients against a real server whose behaviour is scripted: what comes back, what is tried again, what fails."""
+
+import asyncio
+import math
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import tls_files
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openbook
+from openbook import errors
+from openbook.client import Answer, AsyncClient, Client, OwnPassage, Retrieval, Token, messages
+from openbook.config import ServerTls
+from openbook.core.types import Citation, Coverage, Decoding, Formulation, Passage
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidRequest,
+    OpenbookError,
+    Overloaded,
+    ShardUnavailable,
+    Unauthenticated,
+)
+from openbook.rag.answer import Alternative, Evidence, Label
+from openbook.serving.endpoint.schemas import answer_to_proto, event_to_proto, retrieval_to_proto
+from openbook.v1 import answer_pb2, answer_pb2_grpc
+
+# --- results
+
+
+def texts() -> st.SearchStrategy[str]:
+    return st.text(max_size=8)
+
+
+LOG_P = st.floats(max_value=0, allow_nan=False)
+LOG_PS = st.lists(LOG_P, max_size=3).map(tuple)
+TOKENS = st.lists(
+    st.builds(Token, texts(), LOG_P, LOG_PS, st.integers(0, 9), st.integers(0, 9))
+    | st.builds(Token, texts(), LOG_P, LOG_PS, st.none(), st.none()),
+    max_size=2,
+).map(tuple)
+CITATIONS = st.lists(
+    st.builds(Citation, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1)), max_size=2
+).map(tuple)
+EVIDENCE = st.lists(
+    st.builds(
+        Evidence,
+        st.builds(Passage, st.integers(-5, 2**62), texts(), texts(), texts()),
+        st.floats(allow_nan=False),
+        LOG_P,
+        LOG_P,
+    ),
+    max_size=2,
+).map(tuple)
+FOUND: dict[str, Any] = {
+    "evidence": EVIDENCE,
+    "snapshot_id": texts(),
+    "encoder_fingerprint": texts(),
+    "complete": st.booleans(),
+    "coverage": st.builds(
+        Coverage, st.integers(0, 2**40), st.integers(0, 2**40), st.lists(st.integers(0, 99), max_size=2).map(tuple)
+    ),
+    "cached": st.booleans(),
+    "request_id": texts(),
+    "timings": st.dictionaries(texts(), st.floats(0, 100), max_size=2),
+}
+RETRIEVALS = st.builds(Retrieval, **FOUND)
+ANSWERS = st.builds(
+    Answer,
+    text=texts(),
+    log_likelihood=LOG_P,
+    formulation=st.sampled_from(Formulation),
+    decoding=st.sampled_from(Decoding),
+    generator_fingerprint=texts(),
+    labels=st.lists(st.builds(Label, texts(), LOG_P, LOG_P), max_size=2).map(tuple),
+    tokens=TOKENS,
+    citations=CITATIONS,
+    answers=st.lists(st.builds(Alternative, texts(), LOG_P, LOG_PS, TOKENS, CITATIONS), max_size=2).map(tuple),
+    abstained=st.booleans(),
+    **FOUND,
+)
+
+
+@given(answer=ANSWERS, retrieval=RETRIEVALS, tokens=TOKENS)
+def test_what_the_pipeline_gave_is_what_the_caller_gets(
+    answer: Answer, retrieval: Retrieval, tokens: tuple[Token, ...]
+) -> None:
+    assert messages.answer(answer_to_proto(answer)) == answer
+    assert messages.retrieval(retrieval_to_proto(retrieval)) == retrieval
+    for event in (answer, retrieval, *tokens):
+        assert messages.event(event_to_proto(event)) == event
+
+
+def all_errors(root: type[OpenbookError] = OpenbookError) -> Iterator[type[OpenbookError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from all_errors(child)
+
+
+@pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
+def test_errors_cross_processes(kind: type[OpenbookError]) -> None:
+    if kind.__module__ == errors.__name__:
+        again = pickle.loads(pickle.dumps(kind("what is wrong")))
+        assert (type(again), str(again)) == (kind, "what is wrong")
+
+
+# --- calls
+
+
+@dataclass
+class Script(answer_pb2_grpc.AnswerServiceServicer):
+    """Fails as it is told to, one call after the other, then answers."""
+
+    failures: list[tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]] = field(default_factory=list)
+    n_calls: int = 0
+    seen: dict[str, Any] = field(default_factory=dict)
+    holds: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def Answer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.n_calls += 1
+        self.seen = {"request": request, **dict(context.invocation_metadata())}
+        if request.question == "wait":
+            context.add_callback(self.left.set)
+            self.holds.set()
+            self.left.wait(30)
+        if self.failures:
+            code, trailing = self.failures.pop(0)
+            context.set_trailing_metadata(trailing)
+            context.abort(code, f"scripted {code.name}")
+        return answer_pb2.AnswerResponse(answer=request.question.upper(), formulation=1, decoding=1)
+
+    def AnswerBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.seen = {"request": request}
+        results = [
+            answer_pb2.BatchResult(answer=self.Answer(each, context))
+            if each.question != "bad"
+            else answer_pb2.BatchResult(error=answer_pb2.BatchError(code=8, message="no place", retry_after_s=7))
+            for each in request.requests
+        ]
+        return answer_pb2.AnswerBatchResponse(results=results)
+
+    def AnswerStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield answer_pb2.AnswerEvent(retrieved=answer_pb2.RetrieveResponse(snapshot_id="s"))
+        yield answer_pb2.AnswerEvent(token=answer_pb2.Token(text="a"))
+        yield answer_pb2.AnswerEvent(answer=self.Answer(request, context))
+
+    def Retrieve(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return answer_pb2.RetrieveResponse(snapshot_id="s", evidence=[{"passage": {"id": request.k}}])
+
+
+@contextmanager
+def serving(script: Script, tls: ServerTls | None = None) -> Iterator[str]:
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        answer_pb2_grpc.add_AnswerServiceServicer_to_server(script, server)
+        if tls:
+            pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+            port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        else:
+            port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(0).wait()
+
+
+class Blocking:
+    """Asks with one kind of client, the other below: the same calls, the same results."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.make = lambda: Client(address, **options)
+
+    def answer(self, question: str, **options: Any) -> Answer:
+        with self.make() as client:
+            return client.answer(question, **options)
+
+    def batch(self, questions: list[str]) -> list[Answer | OpenbookError]:
+        with self.make() as client:
+            return client.answer_batch(questions, k=3, request_id="mine")
+
+    def stream(self, question: str, **options: Any) -> list[Any]:
+        with self.make() as client:
+            return list(client.stream(question, **options))
+
+    def retrieve(self, question: str, **options: Any) -> Retrieval:
+        with self.make() as client:
+            return client.retrieve(question, **options)
+
+
+class Asynchronous:
+    def __init__(self, address: str, **options: Any) -> None:
+        self.make = lambda: AsyncClient(address, **options)
+
+    def run(self, use: Callable[[AsyncClient], Any]) -> Any:
+        async def scenario() -> Any:
+            async with self.make() as client:
+                return await use(client)
+
+        return asyncio.run(scenario())
+
+    def answer(self, question: str, **options: Any) -> Any:
+        return self.run(lambda client: client.answer(question, **options))
+
+    def batch(self, questions: list[str]) -> Any:
+        return self.run(lambda client: client.answer_batch(questions, k=3, request_id="mine"))
+
+    def stream(self, question: str, **options: Any) -> Any:
+        async def events(client: AsyncClient) -> list[Any]:
+            return [event async for event in client.stream(question, **options)]
+
+        return self.run(events)
+
+    def retrieve(self, question: str, **options: Any) -> Any:
+        return self.run(lambda client: client.retrieve(question, **options))
+
+
+CLIENTS = pytest.mark.parametrize("kind", [Blocking, Asynchronous])
+BUSY, GONE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+SOON, NEVER = ("grpc-retry-pushback-ms", "1"), ("grpc-retry-pushback-ms", "-1")
+
+
+@CLIENTS
+def test_every_call_gives_its_result(kind: Any) -> None:
+    script = Script()
+    with serving(script) as address:
+        asked = kind(address, api_key="ob_secret")
+        own = OwnPassage("text", "title", "mine")
+        assert asked.answer("who", k=0, labels=["a", "b"], passages=[own], formulation=Formulation.TOKEN).text == "WHO"
+        assert script.seen["authorization"] == "Bearer ob_secret"
+        request = script.seen["request"]
+        assert (list(request.labels), request.k, request.HasField("n_beams")) == (["a", "b"], 0, False)
+        assert request.formulation == answer_pb2.FORMULATION_TOKEN
+        assert [(each.text, each.title, each.document_id) for each in request.passages] == [("text", "title", "mine")]
+        assert request.timeout_s == 30
+        found, token, answer = asked.stream("why", n_beams=2)
+        assert (found.snapshot_id, token.text, answer.text) == ("s", "a", "WHY")
+        assert (script.seen["request"].formulation, script.seen["request"].n_beams) == (2, 2)
+        assert asked.retrieve("who", k=9).evidence[0].passage.id == 9
+        one, failed, other = asked.batch(["one", "bad", "other"])
+        assert (one.text, other.text) == ("ONE", "OTHER")
+        assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)
+        with pytest.raises(InvalidRequest, match="k does not fit in its field"):
+            asked.answer("who", k=-1)
+
+
+@CLIENTS
+@pytest.mark.parametrize(
+    ("failures", "error", "n_calls"),
+    [
+        ([(GONE, ()), (BUSY, (SOON,))], None, 3),
+        ([(BUSY, (SOON,))] * 4, Overloaded, 4),
+        ([(BUSY, (NEVER, ("retry-after", "60")))], Overloaded, 1),
+        ([(grpc.StatusCode.UNAUTHENTICATED, ())], Unauthenticated, 1),
+        ([(grpc.StatusCode.INVALID_ARGUMENT, ())], InvalidRequest, 1),
+        ([(grpc.StatusCode.INTERNAL, ())], OpenbookError, 1),
+    ],
+)
+def test_what_may_be_tried_again_is_until_the_server_says_no(
+    kind: Any, failures: Any, error: type[OpenbookError] | None, n_calls: int
+) -> None:
+    script = Script(list(failures))
+    with serving(script) as address:
+        if error is None:
+            assert kind(address).answer("who").text == "WHO"
+        else:
+            with pytest.raises(error, match="scripted") as raised:
+                kind(address).answer("who")
+            if n_calls == 1 and isinstance(raised.value, Overloaded):
+                assert raised.value.retry_after_s == 60
+        assert script.n_calls == n_calls
+        script.failures = [(GONE, ())]
+        with pytest.raises(ShardUnavailable):
+            kind(address, retries=False).answer("who")
+
+
+def test_retries_have_a_budget() -> None:
+    script = Script([(BUSY, (SOON,))] * 1000)
+    with serving(script) as address, Client(address) as client:
+        for _ in range(20):
+            with pytest.raises(Overloaded):
+                client.answer("who")
+    assert script.n_calls < 20 + 10  # and not 80
+
+
+@CLIENTS
+def test_nobody_there_is_said_and_a_deadline_is_kept(kind: Any) -> None:
+    with serving(Script()) as address:
+        pass
+    with pytest.raises(ShardUnavailable):
+        kind(address, timeout_s=20).answer("who")
+    script = Script()
+    with serving(script) as address:
+        with pytest.raises(DeadlineExceeded):
+            kind(address, timeout_s=0.01).answer("wait")
+        assert script.left.wait(30), "the call was cancelled"
+
+
+def test_a_task_that_is_cancelled_cancels_its_call() -> None:
+    script = Script()
+
+    async def scenario(address: str) -> None:
+        async with AsyncClient(address) as client:
+            task = asyncio.create_task(client.answer("wait"))
+            await asyncio.to_thread(script.holds.wait, 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(script.left.wait, 30)
+
+    with serving(script) as address:
+        asyncio.run(scenario(address))
+
+
+@CLIENTS
+def test_tls(kind: Any, tmp_path: Path) -> None:
+    server, client = tls_files(tmp_path)
+    with serving(Script(), server) as address:
+        assert kind(address, tls_ca=client.ca).answer("who").text == "WHO"
+        for other in (False, True):  # in the clear, and by the authorities that this machine trusts
+            with pytest.raises(ShardUnavailable):
+                kind(address, tls=other, retries=False).answer("who")
+    with pytest.raises(InvalidConfig, match=r"nowhere\.pem: cannot be read"):
+        kind("127.0.0.1:1", tls_ca=tmp_path / "nowhere.pem").answer("who")
+    with pytest.raises(InvalidConfig, match="tls_cert and tls_key must be given together"):
+        kind("127.0.0.1:1", tls_ca=client.ca, tls_cert=client.ca).answer("who")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_bad_settings_are_refused_by_name(kind: Any) -> None:
+    for address in ("http://127.0.0.1:8000", "localhost"):
+        with pytest.raises(InvalidConfig, match="address must be host:port"):
+            kind(address)
+    for timeout_s in (0, -1, math.nan):
+        with pytest.raises(InvalidConfig, match="timeout_s must be above 0"):
+            kind("127.0.0.1:1", timeout_s=timeout_s)
+
+
+def test_the_clients_stand_at_the_top() -> None:
+    assert (openbook.Client, openbook.AsyncClient) == (Client, AsyncClient)
+    with pytest.raises(AttributeError, match="no attribute 'Servant'"):
+        openbook.Servant  # noqa: B018
