@@ -6,7 +6,7 @@ python examples/ask.py "who invented the telephone?" [--server 127.0.0.1:9000]
 import argparse
 from math import exp
 
-from openbook.client import Client
+from openbook import Client
 from openbook.errors import OpenbookError
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -20,7 +20,7 @@ with Client(options.server, timeout_s=60) as client:
     except OpenbookError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 
-print(f"{response.answer}   p(y|x) = {exp(response.log_likelihood):.3f}")
+print(f"{response.text}   p(y|x) = {exp(response.log_likelihood):.3f}")
 for evidence in response.evidence:
     prior, posterior = exp(evidence.log_prior), exp(evidence.log_posterior)
     print(f"  prior {prior:.3f}  posterior {posterior:.3f}  {evidence.passage.title}")
