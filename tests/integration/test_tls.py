@@ -168,7 +168,7 @@ def served(ca: trustme.CA, behind: tuple[int, int], tmp_path_factory: pytest.Tem
 def test_both_protocols_are_encrypted_and_nothing_is_served_in_the_clear(served: Edge, tmp_path: Path) -> None:
     assert served.get(verify=ssl.create_default_context(cafile=served.ca)).text == "ready"
     with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
-        assert client.answer("who").answer == "who"
+        assert client.answer("who").text == "who"
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{served.http}/readyz")
     with Client(f"127.0.0.1:{served.grpc}", timeout_s=5) as plain, pytest.raises(ShardUnavailable):
@@ -197,7 +197,7 @@ def test_this_machine_sees_whether_it_is_ready_without_a_certificate(
 
 def test_a_renewed_certificate_is_taken_up_while_it_serves(served: Edge, ca: trustme.CA) -> None:
     with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
-        assert client.answer("before").answer == "before"
+        assert client.answer("before").text == "before"
         former = served.shown(served.http)
         whole = served.files.key.read_bytes()
         served.files.key.write_bytes(b"no key")  # what does not belong together is left
@@ -206,7 +206,7 @@ def test_a_renewed_certificate_is_taken_up_while_it_serves(served: Edge, ca: tru
         served.files.key.write_bytes(whole)
         served.issue(ca)
         until(lambda: served.shown(served.http) != former != served.shown(served.grpc))
-        assert client.answer("after").answer == "after"
+        assert client.answer("after").text == "after"
 
 
 def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple[int, int], tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
         context.load_cert_chain(certificate, key)
         assert served.get(verify=context).text == "ready"
         with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:
-            assert holder.answer("who").answer == "who"
+            assert holder.answer("who").text == "who"
 
 
 def test_files_that_will_not_do_stop_the_start(ca: trustme.CA, tmp_path: Path) -> None:

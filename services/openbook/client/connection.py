@@ -108,8 +108,8 @@ def errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        trailing = dict(error.trailing_metadata() or ())
-        retry_after = trailing.get("retry-after")
+        trailing: Any = error.trailing_metadata()
+        retry_after = dict(trailing or ()).get("retry-after")
         raise messages.error(
             error.code().name, error.details() or "", None if retry_after is None else float(retry_after)
         ) from None

@@ -145,6 +145,7 @@ def test_answers_cost_questions_and_tokens_and_both_protocols_say_what_is_left(
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert left(context.trailing["ratelimit"]) == ["r=0", "r=18"]
     assert int(context.trailing["retry-after"]) > 0
+    assert context.trailing["grpc-retry-pushback-ms"] == "-1"  # nor will gRPC try again by itself
 
 
 def test_over_grpc_an_answer_too_says_what_is_left(limited: tuple[Gate, dict[str, str]]) -> None:

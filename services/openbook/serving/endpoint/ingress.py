@@ -4,6 +4,7 @@ Serve calls the method named like the rpc. Requests arrive as bytes (see `add_se
 cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the caller with its traceback: none leaves.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -12,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from openbook.core.context import Context
-from openbook.errors import OpenbookError, Overloaded
+from openbook.errors import OpenbookError, Overloaded, QuotaExceeded
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.keys import Identity
@@ -132,6 +133,7 @@ class _Call:
         self._call = call
         self._raises = raises
         self._request_id = new_request_id()
+        self._patience_s = math.inf
         self._identity: Identity | None = None
 
     async def read(self, kind: type[M], data: bytes) -> tuple[M, Context]:
@@ -141,7 +143,14 @@ class _Call:
         message = parse_proto(kind, data)
         context = with_request_id(context_of(headers, self._identity), message.request_id)
         self._request_id = context.request_id
+        self._patience_s = message.timeout_s or self._patience_s
         return message, context
+
+    def _pushback_ms(self, error: Overloaded) -> int:
+        """After which time gRPC itself is to try again (its gRFC A6); -1: not at all."""
+        if isinstance(error, QuotaExceeded) or error.retry_after_s >= self._patience_s:
+            return -1
+        return math.ceil(1000 * error.retry_after_s)
 
     def __enter__(self) -> Self:
         return self
@@ -158,6 +167,7 @@ class _Call:
         self._call.set_details(str(ours))
         if isinstance(ours, Overloaded):
             trailing.append(("retry-after", str(ours.retry_after_whole_s)))
+            trailing.append(("grpc-retry-pushback-ms", str(self._pushback_ms(ours))))
         trailing.append((status.KEY, status.status_of(ours, self._request_id).SerializeToString()))
         self._call.set_trailing_metadata(trailing)
         if self._raises:
