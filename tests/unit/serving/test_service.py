@@ -226,7 +226,7 @@ def test_who_is_refused_for_want_of_time_hears_when_to_come_again() -> None:
     context = GrpcContext()
     asyncio.run(AnswerIngress(under_test).Answer(answer_pb2.AnswerRequest(question="who").SerializeToString(), context))
     assert (context.code, context.trailing["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3")
-    assert context.trailing["grpc-retry-pushback-ms"] == "2100"  # gRPC waits for itself
+    assert context.trailing["grpc-retry-pushback-ms"] == "2200"  # gRPC waits for itself
 
 
 def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:
