@@ -22,6 +22,7 @@ from openbook.serving.endpoint.bodies import BufferedBodies
 from openbook.serving.endpoint.guard import Guarded
 from openbook.serving.endpoint.openai.routes import add_openai
 from openbook.serving.endpoint.openapi import ASKED, BATCH, HEALTH, OURS, PROBLEM, RETRIEVED, streamed, take_keys
+from openbook.serving.endpoint.page import mount_page
 from openbook.serving.endpoint.problems import problem_of
 from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_reply, to_json
 from openbook.serving.endpoint.schemas import (
@@ -129,6 +130,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         """Prometheus metrics of the replica that answers: stages, cache, shards, batches, requests."""
         return _Exposition(generate_latest())
 
+    mount_page(app)
     add_openai(app, service)
     if find_spec("mcp"):
         from openbook.serving.endpoint.mcp import add_mcp

@@ -1,0 +1,81 @@
+"""The page at `/`: the files of serving/page, read once, and what the browser is told to allow them."""
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+FOLDER = Path(__file__).parents[1] / "page"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # text that becomes markup is an error: passages are anybody's text
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # kept, and asked for by its ETag each time: another version has the same names
+    "Vary": "Accept-Encoding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    media_type: str
+    plain: bytes
+    packed: bytes  # by gzip
+    digest: str  # of what it holds: the same from every replica
+
+
+def mount_page(app: FastAPI) -> None:
+    """Serve the page at `/` and what it loads below `/page/`, to GET and HEAD."""
+    files = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return _reply(files["index.html"], request)
+
+    @app.head("/page/{name}", include_in_schema=False)
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str, request: Request) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return _reply(files[name], request)
+
+
+def _read(path: Path) -> _File:
+    plain = path.read_bytes()
+    packed = gzip.compress(plain, mtime=0)
+    return _File(MEDIA_TYPES[path.suffix], plain, packed, hashlib.sha256(plain).hexdigest()[:32])
+
+
+def _reply(file: _File, request: Request) -> Response:
+    """The file, or 304 where the browser has it already."""
+    packs = "gzip" in request.headers.get("Accept-Encoding", "")
+    tag = f'"{file.digest}{"-gzip" if packs else ""}"'
+    headers = {**HEADERS, "ETag": tag}
+    if tag in request.headers.get("If-None-Match", ""):
+        return Response(status_code=304, headers=headers)
+    if packs:
+        headers["Content-Encoding"] = "gzip"
+    return Response(file.packed if packs else file.plain, media_type=file.media_type, headers=headers)

@@ -1,0 +1,74 @@
+// Asking the endpoint: its server-sent events one by one, and whatever goes wrong as a Problem.
+
+const KINDS = {
+  400: "invalid", 413: "invalid", 422: "invalid", 401: "key", 403: "forbidden", 408: "late", 429: "busy", 503: "unavailable", 504: "late",
+  INVALID_ARGUMENT: "invalid", UNAUTHENTICATED: "key", PERMISSION_DENIED: "forbidden", DEADLINE_EXCEEDED: "late",
+  RESOURCE_EXHAUSTED: "busy", UNAVAILABLE: "unavailable", FAILED_PRECONDITION: "unavailable",
+};
+
+/** Why there is no answer. `kind`: one of those above, "unreachable", "broken" (off in the middle), or "failed". */
+export class Problem extends Error {
+  constructor(kind, { message = "", requestId = "", retryAfter = 0 } = {}) {
+    super(message);
+    Object.assign(this, { kind, requestId, retryAfter });
+  }
+}
+
+/** [name, data] of every event until the answer. Throws a Problem, or what `signal` was aborted with. */
+export async function* ask(body, key, signal) {
+  let response;
+  try {
+    response = await fetch("v1/answer/stream", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) },
+      body: JSON.stringify(body),
+      credentials: "omit",
+      signal,
+    });
+  } catch (error) {
+    signal.throwIfAborted();
+    throw new Problem("unreachable", { message: error.message });
+  }
+  if (!response.ok) throw await refused(response);
+  try {
+    for await (const [name, data] of events(response.body)) {
+      if (name === "error") throw problem(undefined, data);
+      yield [name, data];
+      if (name === "answer") return;
+    }
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error instanceof Problem ? error : new Problem("broken", { message: error.message });
+  }
+  throw new Problem("broken");
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let rest = ""; ; ) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const of = (field) => part.match(new RegExp(`^${field}: ?(.*)$`, "m"))?.[1];
+        if (of("data")) yield [of("event"), JSON.parse(of("data"))];
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function refused(response) {
+  const body = await response.json().catch(() => ({}));
+  return problem(response.status, body, Number.parseInt(response.headers.get("Retry-After"), 10) || 0);
+}
+
+/** Of `{"error": {code, message, request_id}}` or of problem details, RFC 9457: {title, detail, code, request_id}. */
+function problem(status, body, retryAfter) {
+  const told = typeof body?.error === "object" && body.error ? body.error : body ?? {};
+  const message = told.message ?? told.detail ?? told.title ?? (status ? `HTTP ${status}` : "");
+  return new Problem(KINDS[status] ?? KINDS[told.code] ?? "failed", { message: String(message), requestId: told.request_id, retryAfter });
+}

@@ -1,0 +1,160 @@
+// What the page knows, without a DOM: requests as links, answers as words with their passages, numbers as words.
+
+export const CHOICES = ["formulation", "decoding"];
+export const NUMBERS = [
+  "k", "n_beams", "n_answers", "temperature", "seed", "max_new_tokens", "min_probability", "min_coverage",
+];
+const NAMES = {
+  formulation: "formulation", decoding: "decoding", k: "passages", n_beams: "beams", n_answers: "answers",
+  temperature: "temperature", seed: "seed", max_new_tokens: "tokens at most", min_probability: "held back below",
+  min_coverage: "of the index at least",
+};
+const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token" };
+
+// --- requests
+
+/** The request as the fragment of a link: it stays in the browser, no server's log has it. */
+export function toLink(asked) {
+  const found = new URLSearchParams({ question: asked.question });
+  for (const name of [...CHOICES, ...NUMBERS]) if (asked[name] !== undefined) found.set(name, asked[name]);
+  if (asked.without?.length) found.set("without", asked.without.join());
+  for (const { title, text } of asked.passages ?? []) found.append("passage", JSON.stringify([title, text]));
+  return `#${found}`;
+}
+
+/** The request of a link, without whatever in it is none; null where it asks nothing. */
+export function fromLink(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const asked = { question: given.get("question") ?? "" };
+  if (!asked.question.trim()) return null;
+  for (const name of CHOICES) if (given.get(name)) asked[name] = given.get(name);
+  for (const name of NUMBERS) if (given.get(name) && Number.isFinite(+given.get(name))) asked[name] = +given.get(name);
+  const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
+  if (without.length) asked.without = without;
+  const own = given.getAll("passage").map(ownOf).filter(Boolean);
+  if (own.length) asked.passages = own;
+  return asked;
+}
+
+function ownOf(json) {
+  try {
+    const [title, text] = JSON.parse(json);
+    return typeof title === "string" && typeof text === "string" ? { title, text } : null;
+  } catch {
+    return null;
+  }
+}
+
+const spelled = (value) => SPELLED[value] ?? value ?? "as the server is set";
+const ALL = [...CHOICES, ...NUMBERS];
+
+/** In words, what of a request is not left to the server. */
+export function settingsOf(asked) {
+  const found = ALL.filter((name) => name in asked);
+  return found.map((name) => (CHOICES.includes(name) ? spelled(asked[name]) : `${NAMES[name]} ${asked[name]}`)).join(", ") || "as the server is set";
+}
+
+/** In words, how a request differs from the one before; `told` names a passage by its key. */
+export function changes(before, now, told) {
+  const found = ALL.filter((name) => before[name] !== now[name]).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
+  const out = [before, now].map((asked) => (asked.without ?? []).map((id) => keyOf({ id })));
+  const own = [before, now].map((asked) => (asked.passages ?? []).map((each) => keyOf({ id: -1, ...each })));
+  const only = (these, those, how) => these.filter((key) => !those.includes(key)).map((key) => `${how} ${told(key)}`);
+  return [...found, ...only(out[1], out[0], "without"), ...only(out[0], out[1], "again with"), ...only(own[1], own[0], "with"), ...only(own[0], own[1], "without")];
+}
+
+/** What a passage is known by from answer to answer: own ones have no id that stays. */
+export const keyOf = (passage) => (passage.id < 0 ? `own ${passage.title}\n${passage.text}` : `${passage.id}`);
+
+// --- answers
+
+/** A probability from its logarithm: in JSON null stands for that of zero. */
+export const pOf = (log) => (log === null ? 0 : Math.exp(log));
+
+// Scripts that put no spaces between words.
+const UNSPACED = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}]/u;
+const segmenter = new Intl.Segmenter(undefined, { granularity: "word" });
+
+/** Where the words of a text begin and end, in code points; what stands between them is white space. */
+function spansOf(text) {
+  const found = [];
+  let at = 0;
+  for (const { segment } of segmenter.segment(text)) {
+    const n = [...segment].length;
+    const last = found.at(-1);
+    if (segment.trim()) {
+      if (last?.end === at && !(UNSPACED.test(last.text) && UNSPACED.test(segment))) {
+        last.end += n;
+        last.text += segment;
+      } else found.push({ start: at, end: at + n, text: segment });
+    }
+    at += n;
+  }
+  return found;
+}
+
+/**
+ * The words of an answer: [{start, end, text, tokens, log, shares}], `shares` being p(z|x,y_<=t) of each passage.
+ *
+ * Under RAG-Sequence that of the word's last token; under RAG-Token every token has a mixture of its own, and the word
+ * has their mean, the share of it that a passage is expected to have given. Tokens without a place (the answer does not
+ * stand yet) follow each other. A word without tokens has no shares.
+ */
+export function wordsOf(text, tokens, formulation) {
+  let at = 0;
+  const placed = tokens.map((token) => {
+    const start = token.start ?? at;
+    at = token.end ?? start + [...token.text].length;
+    return { ...token, start, end: at };
+  });
+  return spansOf(text).map((word) => {
+    const its = placed.filter((token) => token.start < word.end && token.end > word.start);
+    const each = its.map((token) => token.log_posterior.map(pOf));
+    const shares = formulation === "token" ? each[0]?.map((_, z) => mean(each.map((row) => row[z]))) : each.at(-1);
+    return { ...word, tokens: its, log: sum(its.map((token) => token.log_likelihood ?? -Infinity)), shares };
+  });
+}
+
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+const mean = (values) => sum(values) / values.length;
+
+/** Where a text stands in another, as words, without regard to capitals: [start, end] in UTF-16 units. */
+export function placesOf(wanted, given) {
+  const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&").replace(/\s+/g, "\\s+");
+  if (!escaped) return [];
+  const pattern = new RegExp(`(?<![\\p{L}\\p{N}])${escaped}(?![\\p{L}\\p{N}])`, "giu");
+  return [...given.matchAll(pattern)].map((found) => [found.index, found.index + found[0].length]);
+}
+
+// --- numbers
+
+export function percent(p) {
+  if (p === 0) return "0%";
+  if (p < 0.001) return "<0.1%";
+  if (p > 0.999 && p < 0.9999995) return ">99.9%";
+  return `${(100 * p).toFixed(p < 0.0995 || (p > 0.99 && p < 0.9995) ? 1 : 0)}%`;
+}
+
+/** A natural logarithm with a real minus sign. */
+export const nats = (log) => (Number.isFinite(log) ? log.toFixed(3).replace("-", "−") : "−∞");
+
+export const seconds = (s) => (s >= 9.95 ? `${s.toFixed(0)} s` : s >= 0.9995 ? `${s.toFixed(1)} s` : `${(1000 * s).toFixed(s < 0.00995 ? 1 : 0)} ms`);
+
+const whole = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+
+/** What p(y|x) says, in words. */
+export function meaning(p) {
+  if (p >= 0.9) return "The model is all but sure of these words.";
+  if (p > 0.5) return "Likelier than all other answers together.";
+  if (p > 0) return `One chance in ${whole.format(1 / p)}: all other answers share the rest.`;
+  return "The model gives these words no chance.";
+}
+
+/** How much likelier one answer is than another, in words. */
+export function ratio(now, before) {
+  const times = now / before;
+  if (!(times > 0) || !Number.isFinite(times)) return "";
+  if (times > 0.98 && times < 1.02) return "as likely as before";
+  const told = (x) => (x < 10 ? x.toPrecision(2) : whole.format(x));
+  return times > 1 ? `${told(times)} times as likely` : `${told(1 / times)} times less likely`;
+}

@@ -1,0 +1,352 @@
+// The page: what is asked, what has come, what is pointed at. Drawing is in draw.js.
+
+import { ask, Problem } from "./ask.js";
+import { $, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
+import { changes, CHOICES, fromLink, keyOf, NUMBERS, percent, pOf, settingsOf, toLink } from "./model.js";
+
+const KEY = "openbook key";
+const HEADLINE = $("headline").textContent;
+const form = $("ask");
+const field = (name) => form.elements[name];
+
+const state = {
+  wanted: null, // the request that was asked last
+  now: null, // its result, as far as it has come: {asked, evidence, tokens, answer, ...}
+  before: null, // the result to compare with, of the same question
+  chosen: 0, // which of several answers is shown
+  passages: new Passages(),
+  off: new Set(), // keys of own passages that are switched off
+  hovered: null, focused: null, pinned: null, // {word} or {key}
+  seen: new Map(), // results by link
+};
+let running = null; // the AbortController of the question on its way
+let view = null;
+
+// --- asking
+
+/** What the form says, and the passages on and off of the same question. */
+function read() {
+  const found = { question: field("question").value.trim() };
+  if (!found.question) throw new Problem("invalid", { message: "question: there is none yet" });
+  for (const name of CHOICES) if (field(name).value) found[name] = field(name).value;
+  for (const name of NUMBERS) {
+    if (field(name).validity.badInput) throw new Problem("invalid", { message: `${name} must be a number` });
+    if (field(name).value) found[name] = +field(name).value;
+  }
+  const { question, without, passages } = state.wanted ?? {};
+  if (question === found.question && without) found.without = without;
+  if (passages) found.passages = passages;
+  return found;
+}
+
+function fill(request) {
+  for (const name of ["question", ...CHOICES, ...NUMBERS]) field(name).value = request[name] ?? "";
+  tellSettings();
+}
+
+async function askFor(request, push = true) {
+  running?.abort();
+  const mine = (running = new AbortController());
+  const link = toLink(request);
+  if (push && location.hash !== link) history.pushState(null, "", link);
+  begin(request);
+  busy("Searching …");
+  const begun = performance.now();
+  let result = null;
+  try {
+    for await (const [name, data] of ask({ ...request, tokens: true }, sessionStorage.getItem(KEY), mine.signal)) {
+      if (!result) show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
+      if (name === "retrieved") say(`Reading ${data.evidence.length} passages …`);
+      else if (name === "token") result.tokens.push(data);
+      else if (name === "answer") Object.assign(result, data, { answer: data, elapsed: (performance.now() - begun) / 1000 });
+      redraw();
+    }
+    state.seen.set(link, result);
+    say(summary());
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    say("");
+    problem(error instanceof Problem ? error : new Problem("failed", { message: `${error}` }));
+  } finally {
+    if (running === mine) busy();
+  }
+}
+
+/** Numbers and switches of passages belong to one question. */
+function begin(request) {
+  if (request.question !== state.wanted?.question) Object.assign(state, { passages: new Passages(), off: new Set() });
+  state.wanted = request;
+  problem(null);
+  fill(request);
+}
+
+/** The result is the one to look at from now on. */
+function show(result) {
+  const { now, before } = state;
+  const same = now?.asked.question === result.asked.question;
+  Object.assign(state, { now: result, before: same ? (now.answer ? now : before) : null, chosen: 0, hovered: null, focused: null, pinned: null });
+}
+
+/** A link, or going back: what was seen is shown, everything else is asked. */
+function follow() {
+  const request = fromLink(location.hash);
+  running?.abort();
+  busy();
+  if (!request) return start();
+  const seen = state.seen.get(toLink(request));
+  if (!seen) return askFor(request, false);
+  begin(request);
+  show(seen);
+  redraw();
+  return say(summary());
+}
+
+function start() {
+  Object.assign(state, { wanted: null, now: null, before: null });
+  problem(null);
+  fill({});
+  document.title = "openbook";
+  $("headline").textContent = HEADLINE;
+  $("hero").classList.remove("asked");
+  $("start").hidden = false;
+  $("result").hidden = true;
+  field("question").focus();
+}
+
+// --- showing
+
+function redraw() {
+  const { now, before, passages, chosen, off } = state;
+  const without = (now.asked.without ?? []).map((id) => passages.add({ id }));
+  view = viewOf(now, chosen, passages);
+  drawResult(view, chosen, {
+    off: [...without, ...[...off].map((key) => passages.get(key))],
+    old: before && viewOf(before, 0, passages),
+    changed: before ? changes(before.asked, now.asked, (key) => passages.told(key)) : [],
+    link: toLink(now.asked),
+    command: command(now.asked),
+    onchoose(i) {
+      Object.assign(state, { chosen: i, pinned: null });
+      redraw();
+      document.querySelectorAll("#answers button")[i].focus();
+    },
+    onback: () => askFor(before.asked),
+    onswitch,
+  });
+  point();
+}
+
+/** One sentence for those who do not see the page. */
+function summary() {
+  const best = view.posterior.indexOf(Math.max(...view.posterior));
+  const rests = best < 0 ? "" : ` It rests on ${state.passages.told(view.passages[best].key)}, to ${percent(view.posterior[best])}.`;
+  const said = state.now.answer.abstained ? "The answer is held back. It would have been" : "Answer";
+  return `${said}: ${view.text || "(empty)"}. Probability ${percent(pOf(view.log))}.${rests}`;
+}
+
+const say = (text) => ($("status").textContent = text);
+
+/** What is being done; nothing where nothing is. */
+function busy(text) {
+  document.body.classList.toggle("busy", Boolean(text));
+  $("result").setAttribute("aria-busy", Boolean(text));
+  $("stop").hidden = !text;
+  if (text) say(text);
+  else running = null;
+}
+
+function tellSettings() {
+  const chosen = [...CHOICES, ...NUMBERS].filter((name) => field(name).value).map((name) => [name, field(name).value]);
+  $("how-now").textContent = settingsOf(Object.fromEntries(chosen));
+  field("decoding").disabled = field("formulation").value === "token";
+}
+
+/** The same request for a shell. The API key is not in it. */
+function command(request) {
+  const body = JSON.stringify({ ...request, tokens: true }).replaceAll("'", "'\\''");
+  return `curl -s ${new URL("v1/answer", location.href.split("#")[0])} -H 'Content-Type: application/json' -d '${body}'`;
+}
+
+// --- what goes wrong
+
+const TOLD = {
+  invalid: ["This cannot be asked as it stands"],
+  key: ["An API key is needed", "It stays in this tab, and goes with every question to this server alone."],
+  forbidden: ["This API key may not ask"],
+  late: ["It took too long", "Fewer passages, beams or tokens take less time."],
+  busy: ["There is no place at the moment"],
+  unavailable: ["It cannot answer at the moment"],
+  unreachable: ["The server cannot be reached"],
+  broken: ["The connection broke off", "The answer is not whole: what had come until then is shown."],
+  failed: ["Something went wrong"],
+};
+let waiting = 0;
+
+function problem(found) {
+  clearInterval(waiting);
+  for (const each of form.querySelectorAll("[aria-invalid]")) {
+    each.removeAttribute("aria-invalid");
+    each.removeAttribute("aria-describedby");
+  }
+  $("alert").replaceChildren();
+  if (!found) return;
+  const { kind, message, requestId } = found;
+  const [title, hint] = kind === "key" && sessionStorage.getItem(KEY) ? ["This API key is not accepted"] : TOLD[kind];
+  const again = el("button.strong", { type: "button", onclick: () => askFor(state.wanted, false) }, "Try again");
+  $("alert").append(
+    el("div.problem", { role: "alert" },
+      el("h2", title),
+      message && el("p", { id: "why", dir: "auto" }, message),
+      hint && el("p.soft", hint),
+      kind === "key" ? keyForm() : kind !== "invalid" && again,
+      requestId && el("p.soft", "request id ", el("code", requestId))),
+  );
+  if (kind === "key") $("key").focus();
+  if (kind === "invalid") blame(message);
+  if (kind === "busy") countDown(again, found.retryAfter);
+}
+
+function keyForm() {
+  const box = el("input", { id: "key", type: "password", autocomplete: "off" });
+  const onsubmit = (event) => {
+    event.preventDefault();
+    if (!box.value.trim()) return;
+    sessionStorage.setItem(KEY, box.value.trim());
+    tellKey();
+    askFor(state.wanted, false);
+  };
+  return el("form.row", { onsubmit }, el("label", "API key ", box), el("button.strong", "Use it"));
+}
+
+/** The field that the message names is marked and shown. */
+function blame(message) {
+  const places = ["question", ...CHOICES, ...NUMBERS].map((name) => [message.search(`\\b${name}\\b`), name]);
+  const [first] = places.filter(([at]) => at >= 0).sort(([a], [b]) => a - b);
+  if (!first) return;
+  const box = field(first[1]);
+  if (box.id !== "question") $("how").open = true;
+  box.setAttribute("aria-invalid", true);
+  box.setAttribute("aria-describedby", "why");
+  box.focus();
+}
+
+function countDown(button, left) {
+  const tick = () => {
+    button.textContent = left > 0 ? `Try again (in ${left} s)` : "Try again";
+    if (left-- <= 0) clearInterval(waiting);
+  };
+  tick();
+  waiting = setInterval(tick, 1000);
+}
+
+const tellKey = () => ($("forget").hidden = !sessionStorage.getItem(KEY));
+
+// --- passages on and off, and one's own
+
+function onswitch(key, on) {
+  const { id, title, text } = state.passages.get(key);
+  const { without = [], passages = [], ...rest } = state.wanted;
+  if (id < 0) {
+    state.off[on ? "delete" : "add"](key);
+    askWith(rest, without, on ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key));
+  } else askWith(rest, on ? without.filter((each) => each !== id) : [...without, id], passages);
+}
+
+const askWith = (rest, without, passages) => askFor({ ...rest, ...(without.length && { without }), ...(passages.length && { passages }) });
+
+$("own").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const [title, text] = ["title", "text"].map((name) => event.target.elements[name].value.trim());
+  if (!text) return event.target.elements.text.focus();
+  event.target.reset();
+  $("add").open = false;
+  $("add").firstElementChild.focus();
+  const { without = [], passages = [], ...rest } = state.wanted;
+  const others = passages.filter((each) => each.title !== title || each.text !== text);
+  return askWith(rest, without, [...others, { title, text }]);
+});
+
+// --- pointing: by a mouse over it, by the keyboard's focus, or held by a click or a tap
+
+const point = () => light(view, state.hovered ?? state.focused ?? state.pinned, state.pinned);
+const same = (a, b) => a?.word === b?.word && a?.key === b?.key;
+
+function targetOf(node) {
+  const word = node.closest("#words [data-word]");
+  const passage = node.closest(".card:not(.off), #rests [data-key]");
+  return word ? { word: +word.dataset.word } : passage && { key: passage.dataset.key };
+}
+
+function set(change) {
+  if (!view || Object.entries(change).every(([name, target]) => same(state[name], target))) return;
+  Object.assign(state, change);
+  point();
+}
+
+const hold = (target) => set({ hovered: null, focused: null, pinned: same(state.pinned, target) ? null : target });
+
+$("result").addEventListener("pointerover", (event) => event.pointerType === "mouse" && set({ hovered: targetOf(event.target) }));
+$("result").addEventListener("pointerleave", () => set({ hovered: null }));
+$("result").addEventListener("focusin", ({ target }) => {
+  if (target.dataset.word) for (const each of document.querySelectorAll("#words [data-word]")) each.tabIndex = each === target ? 0 : -1;
+  set({ focused: target.matches(":focus-visible") ? targetOf(target) : null });
+});
+$("result").addEventListener("focusout", () => set({ focused: null }));
+$("result").addEventListener("click", ({ target }) => target.closest("[data-word], button[data-key]") && hold(targetOf(target)));
+
+addEventListener("keydown", (event) => {
+  const { target, key } = event;
+  if (key === "Escape") set({ hovered: null, focused: null, pinned: null });
+  if (!target.dataset?.word) return;
+  const words = [...document.querySelectorAll("#words [data-word]")];
+  const right = getComputedStyle($("words")).direction === "rtl" ? -1 : 1;
+  const step = { ArrowRight: right, ArrowLeft: -right, ArrowDown: 1, ArrowUp: -1, Home: -words.length, End: words.length }[key];
+  if (key === "Enter" || key === " ") hold(targetOf(target));
+  else if (step) words[Math.max(0, Math.min(words.length - 1, words.indexOf(target) + step))].focus();
+  else return;
+  event.preventDefault();
+});
+
+// --- whatever else is pressed
+
+function submit(event) {
+  event?.preventDefault();
+  try {
+    askFor(read());
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    problem(error);
+  }
+}
+
+form.addEventListener("submit", submit);
+form.addEventListener("input", tellSettings);
+field("question").addEventListener("keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && submit(event));
+$("stop").addEventListener("click", () => {
+  running?.abort();
+  busy();
+  say("Stopped.");
+  $("submit").focus();
+});
+$("examples").addEventListener("click", ({ target }) => {
+  if (target.tagName !== "BUTTON") return;
+  field("question").value = target.textContent;
+  submit();
+});
+$("forget").addEventListener("click", () => {
+  sessionStorage.removeItem(KEY);
+  tellKey();
+  field("question").focus();
+});
+addEventListener("popstate", follow);
+addEventListener("resize", redrawThreads);
+addEventListener("scroll", redrawThreads, { passive: true, capture: true });
+let opened = false; // on paper nothing can be opened
+addEventListener("beforeprint", () => {
+  opened = $("numbers").open;
+  $("numbers").open = true;
+});
+addEventListener("afterprint", () => ($("numbers").open = opened));
+
+tellKey();
+follow();
