@@ -159,7 +159,10 @@ def _index_settings(config: Path | None, addresses: list[str] | None) -> "IndexC
 
 @app.command()
 def up(
-    snapshot: Annotated[Path | None, typer.Argument(help="A snapshot, or what `openbook index root` made.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Argument(help="What `openbook build` or `index root` made; without, the embedded corpus.")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     config: Config = None,
 ) -> None:
     """Start the whole system on this machine. Index servers, cache, Ray Serve; Ctrl-C stops all of it.
@@ -167,16 +170,24 @@ def up(
     When the file of --config changes, so does the system, without a pause.
     """
     import signal
+    import webbrowser
 
     from openbook.config import load
     from openbook.logs import setup_logging
     from openbook.serving.launch.local import follow, local_system, until_stopped
 
     setup_logging("up")
-    with until_stopped(), local_system(snapshot, load(config)) as settings:
+    wanted = load(config)
+    if snapshot is None and not wanted.index.addresses:
+        from openbook.demo import FOLDER, embedded_snapshot
+
+        snapshot = embedded_snapshot(FOLDER)
+    with until_stopped(), local_system(snapshot, wanted) as settings:
         serving = settings.serving
         print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
-        print(f"ready: {serving.http_url}/docs, gRPC {serving.grpc_address}; Ctrl-C stops")
+        print(f"ready: {serving.http_url}/ in a browser, gRPC {serving.grpc_address}; Ctrl-C stops", flush=True)
+        if open_page:
+            webbrowser.open(f"{serving.http_url}/")
         if config:
             follow(config, settings)
         signal.pause()

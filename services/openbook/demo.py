@@ -1,6 +1,7 @@
 """`openbook demo`: the whole system on the embedded corpus, some questions, and a clean stop."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from openbook.processes import free_port
 from openbook.serving.launch.local import local_system, until_stopped
 from openbook.terminal import build_progress, console, print_answer
 
+FOLDER = Path("var/demo")
+"""Where the snapshot of the embedded corpus is kept, if nothing else is said."""
 N_SHARDS = 2
 QUESTIONS = (
     ("who invented the telephone?", Formulation.SEQUENCE),
@@ -21,10 +24,11 @@ QUESTIONS = (
 )
 
 
-def run(folder: Path, begun: float) -> None:
-    """Build the snapshot unless it stands, start everything on free ports, ask, stop. Raises what these raise.
+def embedded_snapshot(folder: Path) -> Path:
+    """The snapshot of the embedded corpus in the folder, built with a bar of progress unless it stands.
 
-    `begun`: when the command did, as `time.monotonic` says it.
+    Raises:
+        OpenbookError: as `build_corpus`.
     """
     snapshot = folder / "snapshot"
     if not snapshot.exists():
@@ -34,6 +38,15 @@ def run(folder: Path, begun: float) -> None:
             build_corpus(
                 embedded_documents(), snapshot, encoder, n_shards=N_SHARDS, factory="Flat", on_progress=on_progress
             )
+    return snapshot
+
+
+def run(folder: Path, begun: float) -> None:
+    """Build the snapshot unless it stands, start everything on free ports, ask, stop. Raises what these raise.
+
+    `begun`: when the command did, as `time.monotonic` says it.
+    """
+    snapshot = embedded_snapshot(folder)
     settings = config.load()
     free = {"http_port": free_port(), "grpc_port": free_port()}
     settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=free)})
@@ -45,3 +58,4 @@ def run(folder: Path, begun: float) -> None:
         console.print(f"ready to answer {time.monotonic() - begun:.1f} s after the start")
         for question, formulation in QUESTIONS:
             print_answer(question, client.answer(question, formulation=formulation))
+    print(f"\nTo keep it running, and see every word with its passages:\n\n    {sys.argv[0]} up {snapshot} --open\n")

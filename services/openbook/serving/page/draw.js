@@ -137,7 +137,7 @@ function drawSure({ log }) {
   $("sure").replaceChildren(
     el("p.number", el("b", `p(y|x) = ${percent(p)}`), " ", el("span.soft", `log ${nats(log)}`)),
     track({ "--p": p }),
-    el("p.soft", `${meaning(p)} It says how sure the model is of these words, not whether they are true.`),
+    el("p.soft", `${meaning(p)} That is how sure the model is of the words, not whether they are true.`),
   );
 }
 
@@ -189,7 +189,7 @@ function drawPassages(view, off, before, onswitch) {
     card.style.setProperty("--lit", 0);
     card.querySelector("input").checked = z >= 0;
     const earlier = before?.passages.indexOf(passage) ?? -1;
-    card.classList.toggle("compared", earlier >= 0);
+    card.classList.toggle("compared", z >= 0 && earlier >= 0);
     card.style.setProperty("--before", before?.posterior[earlier]);
     if (z >= 0) fill(card, passage, view, z);
     return card;

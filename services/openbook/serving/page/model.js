@@ -1,24 +1,22 @@
 // What the page knows, without a DOM: requests as links, answers as words with their passages, numbers as words.
 
-export const CHOICES = ["formulation", "decoding"];
-export const NUMBERS = [
-  "k", "n_beams", "n_answers", "temperature", "seed", "max_new_tokens", "min_probability", "min_coverage",
-];
 const NAMES = {
   formulation: "formulation", decoding: "decoding", k: "passages", n_beams: "beams", n_answers: "answers",
   temperature: "temperature", seed: "seed", max_new_tokens: "tokens at most", min_probability: "held back below",
   min_coverage: "of the index at least",
 };
-const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token" };
+/** What may be asked for beside the question, under its name in the API: the first two by name, the others by number. */
+export const FIELDS = Object.keys(NAMES);
+const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token", thorough: "thorough", fast: "fast" };
 
 // --- requests
 
 /** The request as the fragment of a link: it stays in the browser, no server's log has it. */
 export function toLink(asked) {
   const found = new URLSearchParams({ question: asked.question });
-  for (const name of [...CHOICES, ...NUMBERS]) if (asked[name] !== undefined) found.set(name, asked[name]);
+  for (const name of FIELDS) if (name in asked) found.set(name, asked[name]);
   if (asked.without?.length) found.set("without", asked.without.join());
-  for (const { title, text } of asked.passages ?? []) found.append("passage", JSON.stringify([title, text]));
+  for (const { title, text } of asked.passages ?? []) found.append("passage", `${title}\n${text}`);
   return `#${found}`;
 }
 
@@ -27,40 +25,37 @@ export function fromLink(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const asked = { question: given.get("question") ?? "" };
   if (!asked.question.trim()) return null;
-  for (const name of CHOICES) if (given.get(name)) asked[name] = given.get(name);
-  for (const name of NUMBERS) if (given.get(name) && Number.isFinite(+given.get(name))) asked[name] = +given.get(name);
+  for (const name of FIELDS) {
+    const value = given.get(name);
+    if (Object.hasOwn(SPELLED, value)) asked[name] = value;
+    else if (value && Number.isFinite(+value)) asked[name] = +value;
+  }
   const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
   if (without.length) asked.without = without;
-  const own = given.getAll("passage").map(ownOf).filter(Boolean);
-  if (own.length) asked.passages = own;
+  const own = given.getAll("passage").map((each) => each.match(/^(.*)\n([^]+)$/)).filter(Boolean);
+  if (own.length) asked.passages = own.map(([, title, text]) => ({ title, text }));
   return asked;
 }
 
-function ownOf(json) {
-  try {
-    const [title, text] = JSON.parse(json);
-    return typeof title === "string" && typeof text === "string" ? { title, text } : null;
-  } catch {
-    return null;
-  }
-}
-
 const spelled = (value) => SPELLED[value] ?? value ?? "as the server is set";
-const ALL = [...CHOICES, ...NUMBERS];
 
-/** In words, what of a request is not left to the server. */
-export function settingsOf(asked) {
-  const found = ALL.filter((name) => name in asked);
-  return found.map((name) => (CHOICES.includes(name) ? spelled(asked[name]) : `${NAMES[name]} ${asked[name]}`)).join(", ") || "as the server is set";
+/** In words, what is not left to the server. */
+export function settingsOf(valueOf) {
+  const found = FIELDS.filter(valueOf).map((name) => SPELLED[valueOf(name)] ?? `${NAMES[name]} ${valueOf(name)}`);
+  return found.join(", ") || spelled();
 }
 
 /** In words, how a request differs from the one before; `told` names a passage by its key. */
 export function changes(before, now, told) {
-  const found = ALL.filter((name) => before[name] !== now[name]).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
-  const out = [before, now].map((asked) => (asked.without ?? []).map((id) => keyOf({ id })));
+  const found = FIELDS.filter((name) => before[name] !== now[name]).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
+  const out = [before, now].map((asked) => (asked.without ?? []).map(String));
   const own = [before, now].map((asked) => (asked.passages ?? []).map((each) => keyOf({ id: -1, ...each })));
-  const only = (these, those, how) => these.filter((key) => !those.includes(key)).map((key) => `${how} ${told(key)}`);
-  return [...found, ...only(out[1], out[0], "without"), ...only(out[0], out[1], "again with"), ...only(own[1], own[0], "with"), ...only(own[0], own[1], "without")];
+  const tell = (how, these, those) => found.push(...these.filter((key) => !those.includes(key)).map((key) => `${how} ${told(key)}`));
+  tell("without", out[1], out[0]);
+  tell("again with", out[0], out[1]);
+  tell("with", own[1], own[0]);
+  tell("without", own[0], own[1]);
+  return found;
 }
 
 /** What a passage is known by from answer to answer: own ones have no id that stays. */

@@ -2,7 +2,7 @@
 
 import { ask, Problem } from "./ask.js";
 import { $, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
-import { changes, CHOICES, fromLink, keyOf, NUMBERS, percent, pOf, settingsOf, toLink } from "./model.js";
+import { changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, toLink } from "./model.js";
 
 const KEY = "openbook key";
 const HEADLINE = $("headline").textContent;
@@ -28,10 +28,10 @@ let view = null;
 function read() {
   const found = { question: field("question").value.trim() };
   if (!found.question) throw new Problem("invalid", { message: "question: there is none yet" });
-  for (const name of CHOICES) if (field(name).value) found[name] = field(name).value;
-  for (const name of NUMBERS) {
-    if (field(name).validity.badInput) throw new Problem("invalid", { message: `${name} must be a number` });
-    if (field(name).value) found[name] = +field(name).value;
+  for (const name of FIELDS) {
+    const { value, type, validity } = field(name);
+    if (validity.badInput) throw new Problem("invalid", { message: `${name} must be a number` });
+    if (value) found[name] = type === "number" ? +value : value;
   }
   const { question, without, passages } = state.wanted ?? {};
   if (question === found.question && without) found.without = without;
@@ -40,7 +40,7 @@ function read() {
 }
 
 function fill(request) {
-  for (const name of ["question", ...CHOICES, ...NUMBERS]) field(name).value = request[name] ?? "";
+  for (const name of ["question", ...FIELDS]) field(name).value = request[name] ?? "";
   tellSettings();
 }
 
@@ -156,8 +156,7 @@ function busy(text) {
 }
 
 function tellSettings() {
-  const chosen = [...CHOICES, ...NUMBERS].filter((name) => field(name).value).map((name) => [name, field(name).value]);
-  $("how-now").textContent = settingsOf(Object.fromEntries(chosen));
+  $("how-now").textContent = settingsOf((name) => field(name).value);
   field("decoding").disabled = field("formulation").value === "token";
 }
 
@@ -184,10 +183,7 @@ let waiting = 0;
 
 function problem(found) {
   clearInterval(waiting);
-  for (const each of form.querySelectorAll("[aria-invalid]")) {
-    each.removeAttribute("aria-invalid");
-    each.removeAttribute("aria-describedby");
-  }
+  for (const each of form.querySelectorAll("[aria-invalid]")) for (const name of ["invalid", "describedby"]) each.removeAttribute(`aria-${name}`);
   $("alert").replaceChildren();
   if (!found) return;
   const { kind, message, requestId } = found;
@@ -220,7 +216,7 @@ function keyForm() {
 
 /** The field that the message names is marked and shown. */
 function blame(message) {
-  const places = ["question", ...CHOICES, ...NUMBERS].map((name) => [message.search(`\\b${name}\\b`), name]);
+  const places = ["question", ...FIELDS].map((name) => [message.search(`\\b${name}\\b`), name]);
   const [first] = places.filter(([at]) => at >= 0).sort(([a], [b]) => a - b);
   if (!first) return;
   const box = field(first[1]);
@@ -341,12 +337,6 @@ $("forget").addEventListener("click", () => {
 addEventListener("popstate", follow);
 addEventListener("resize", redrawThreads);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
-let opened = false; // on paper nothing can be opened
-addEventListener("beforeprint", () => {
-  opened = $("numbers").open;
-  $("numbers").open = true;
-});
-addEventListener("afterprint", () => ($("numbers").open = opened));
 
 tellKey();
 follow();
