@@ -71,7 +71,7 @@ class Encoder(HashEncoder):
 
 
 class Reader:
-    """Says a token of a question with `slowly` only when told to; breaks down after one of a question with `failing`."""
+    """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`."""
 
     fingerprint = "scripted"
 
@@ -158,7 +158,12 @@ class Doors:
 
 async def _refuse(send: Send) -> None:
     """As RFC 9457 has it."""
-    problem = {"title": "Unauthorized", "detail": "an API key is needed", "code": "UNAUTHENTICATED", "request_id": "r-401"}
+    problem = {
+        "title": "Unauthorized",
+        "detail": "an API key is needed",
+        "code": "UNAUTHENTICATED",
+        "request_id": "r-401",
+    }
     headers = [(b"content-type", b"application/problem+json"), (b"www-authenticate", b"Bearer")]
     await send({"type": "http.response.start", "status": 401, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(problem).encode()})

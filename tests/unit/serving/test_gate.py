@@ -29,12 +29,14 @@ from openbook.serving.app import build
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import ANSWER_SERVICE, AnswerIngress, add_services
 from openbook.serving.endpoint.openai_errors import speaks_openai
+from openbook.serving.endpoint.page import FOLDER
 from openbook.serving.endpoint.service import AnswerService
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
 
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 OPEN |= {"/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
+OPEN |= {"/", *(f"/page/{file.name}" for file in FOLDER.iterdir() if file.name != "index.html")}
 """Of what there is now, all that a stranger may see."""
 
 

@@ -5,9 +5,11 @@ So a path or a method that somebody adds is closed until it is written here.
 
 from openbook.serving.access.scopes import Scope
 
+PAGE = ("ask.js", "draw.js", "icon.svg", "model.js", "page.css", "page.js")
 PUBLIC = frozenset(
     {
         "/",
+        *(f"/page/{name}" for name in PAGE),
         "/healthz",
         "/readyz",
         "/docs",

@@ -2,11 +2,11 @@
 
 import gzip
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
 
 FOLDER = Path(__file__).parents[1] / "page"
 MEDIA_TYPES = {
@@ -47,20 +47,17 @@ class _File:
 
 
 def mount_page(app: FastAPI) -> None:
-    """Serve the page at `/` and what it loads below `/page/`, to GET and HEAD."""
-    files = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+    """Serve the page at `/` and what it loads below `/page/`, to GET and HEAD, each at a path of its own."""
+    for file in sorted(FOLDER.iterdir()):
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        app.add_api_route(path, _handler(_read(file)), methods=["GET", "HEAD"], include_in_schema=False)
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return _reply(files["index.html"], request)
 
-    @app.head("/page/{name}", include_in_schema=False)
-    @app.get("/page/{name}", include_in_schema=False)
-    async def part(name: str, request: Request) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        return _reply(files[name], request)
+def _handler(file: _File) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        return _reply(file, request)
+
+    return handle
 
 
 def _read(path: Path) -> _File:

@@ -125,7 +125,7 @@ function drawRests({ words, passages, posterior }) {
   const rows = most.sort((a, b) => passages[a].number - passages[b].number).map((z) => {
     const { key, number, title, text } = passages[z];
     return el("li", { "--hue": hueOf(passages[z]), "data-z": z },
-      el("button", { type: "button", "data-key": key }, el("span.chip", `${number}`), el("span.title", { dir: "auto" }, title || text || key), track(), el("span.value.number")));
+      el("button", { "data-key": key }, el("span.chip", `${number}`), el("span.title", { dir: "auto" }, title || text || key), track(), el("span.value.number")));
   });
   const more = passages.length - rows.length;
   $("rests").replaceChildren(...rows, more ? el("li.soft", `and ${more} more`) : "");
@@ -147,7 +147,7 @@ function drawSeveral({ answer }, chosen, onchoose) {
   $("answers").replaceChildren(
     ...answers.map((each, i) => {
       const p = pOf(each.log_likelihood);
-      const pressed = { type: "button", "aria-pressed": i === chosen, onclick: () => onchoose(i) };
+      const pressed = { "aria-pressed": i === chosen, onclick: () => onchoose(i) };
       return el("li", el("button", pressed, el("bdi.title", each.answer || "(empty)"), track({ "--p": p }), el("span.value.number", percent(p))));
     }),
   );
@@ -168,7 +168,7 @@ function drawBefore(before, view, changed, onback) {
     words,
     el("p", `p(y|x) = ${percent(p)}`, now),
     el("ul", changed.map((each) => el("li", el("bdi", each)))),
-    el("button", { type: "button", onclick: onback }, "Back to it"),
+    el("button", { onclick: onback }, "Back to it"),
   );
 }
 
@@ -205,7 +205,7 @@ function cardOf(passage, onswitch) {
   const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: (event) => onswitch(key, event.target.checked) };
   return el("li.card", { "data-key": key, "--hue": hueOf(passage) },
     el("div.top",
-      el("button.chip", { type: "button", "data-key": key, "aria-label": `${number}: show its words` }, `${number}`),
+      el("button.chip", { "data-key": key, "aria-label": `${number}: show its words` }, `${number}`),
       el("h3", { dir: "auto" }, title || (id < 0 ? "Without a title" : `Passage ${id}`)),
       id < 0 && el("span.own", "yours"),
       el("label.switch", el("input", use), el("span"))),
@@ -248,6 +248,7 @@ export function light(view, target, pinned) {
     const posterior = card.querySelector(".posterior");
     meter(posterior, shares[i]);
     posterior.firstChild.textContent = word ? "this word" : "posterior";
+    posterior.querySelector("b").hidden = Boolean(word);
     posterior.hidden = !view.rests;
     card.style.setProperty("--lit", word ? shares[i] : +(i === z));
     card.classList.toggle("lit", i === z || Boolean(word && shares[i] >= 0.5));
@@ -290,12 +291,12 @@ function drawThreads(view, target, z) {
   const edge = $("said").getBoundingClientRect().right - zero.left;
   const paths = [];
   const join = (i, passage, p, dy) => {
-    const [word, card] = [document.querySelector(`#words [data-word="${i}"]`), cards.get(passage.key)].map((node) => node.getBoundingClientRect());
-    const [x, y, to, end] = [(word.left + word.right) / 2 - zero.left, word.bottom - zero.top + 3 + dy, card.left - zero.left, card.top - zero.top + 28];
+    const [word, card] = [document.querySelector(`#words [data-word="${i}"] .strip`), cards.get(passage.key)].map((node) => node.getBoundingClientRect());
+    const [x, y, to, end] = [(word.left + word.right) / 2 - zero.left, word.bottom - zero.top + 4 + dy, card.left - zero.left, card.top - zero.top + 28];
     if (to < edge) return;
     const middle = (edge + to) / 2;
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    path.setAttribute("d", `M${x} ${y - 3 - dy}C${x} ${y} ${x} ${y} ${Math.min(x + 24, edge)} ${y}L${edge - 24} ${y}C${middle} ${y} ${middle - 12} ${end} ${to} ${end}`);
+    path.setAttribute("d", `M${x} ${y - 4 - dy}C${x} ${y} ${x} ${y} ${Math.min(x + 24, edge)} ${y}L${edge - 24} ${y}C${middle} ${y} ${middle - 12} ${end} ${to} ${end}`);
     path.style.setProperty("--hue", hueOf(passage));
     path.style.setProperty("--p", p);
     paths.push(path);
@@ -328,10 +329,10 @@ function drawTime({ timings = {}, elapsed }) {
 function drawMade(answer, link, command) {
   $("made").hidden = !answer;
   if (!answer) return;
-  const made = ["snapshot_id", "encoder_fingerprint", "generator_fingerprint", "request_id"];
   $("link").href = link;
   $("command").textContent = command;
-  $("fingerprints").replaceChildren(...made.flatMap((name) => [el("dt", name.replaceAll("_", " ")), el("dd", el("code", answer[name]))]));
+  const names = ["snapshot_id", "encoder_fingerprint", "generator_fingerprint", "request_id"];
+  $("fingerprints").replaceChildren(...names.flatMap((name) => [el("dt", name.replace("_", " ")), el("dd", el("code", answer[name]))]));
 }
 
 /** The posterior of every passage for every word, as a table. */

@@ -188,7 +188,7 @@ function problem(found) {
   if (!found) return;
   const { kind, message, requestId } = found;
   const [title, hint] = kind === "key" && sessionStorage.getItem(KEY) ? ["This API key is not accepted"] : TOLD[kind];
-  const again = el("button.strong", { type: "button", onclick: () => askFor(state.wanted, false) }, "Try again");
+  const again = el("button.strong", { onclick: () => askFor(state.wanted, false) }, "Try again");
   $("alert").append(
     el("div.problem", { role: "alert" },
       el("h2", title),
