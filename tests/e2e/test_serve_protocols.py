@@ -446,6 +446,14 @@ def test_the_documentation_names_every_path(http: httpx.Client) -> None:
     assert set(paths["/v1/answer"]["post"]["responses"]) == {"200", "default"}
 
 
+def test_the_page_comes_through_the_proxy_as_it_is(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert http.get("/", headers={"If-None-Match": page.headers["etag"]}).status_code == 304
+    for name in re.findall(r'(?:href|src)="(page/[^"]+)"', page.text):
+        assert http.get(f"/{name}").text == (FOLDER.parent / name).read_text(encoding="utf-8")
+
+
 def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.Client) -> None:
     assert http.get("/v2/answer").json()["code"] == "NOT_FOUND"
     response = http.get("/v1/answer")
