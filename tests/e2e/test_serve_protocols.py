@@ -61,6 +61,7 @@ from openbook.serving.access.key_file import KeyFileBook
 from openbook.serving.access.keys import mint, revoked
 from openbook.serving.access.scopes import Scope
 from openbook.serving.app import assemble
+from openbook.serving.endpoint.page import FOLDER
 from openbook.serving.launch import run
 from openbook.serving.workers.encoder import EncoderLoader
 from openbook.serving.workers.generator import GeneratorLoader
