@@ -131,6 +131,17 @@ def test_the_last_message_of_the_user_is_the_question() -> None:
     assert chat(messages=messages).json()["choices"][0]["message"]["content"] == ANSWER
 
 
+def test_passages_of_the_callers_own_are_cited_too() -> None:
+    own = [{"text": "Meucci patented the telephone"}, {"text": "no", "title": "No", "document_id": "http://a/b c"}]
+    reply = chat(k=0, passages=own).json()
+    assert [(cited["title"], cited["url"]) for cited in reply["citations"]] == [
+        ("", "openbook:-1"),
+        ("No", "http://a/b c"),
+    ]
+    (annotation,) = reply["choices"][0]["message"]["annotations"]
+    assert annotation["url_citation"]["url"] == "openbook:-1"
+
+
 def test_several_answers_are_several_choices() -> None:
     choices = chat(n=2, n_beams=2).json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(len(choices)))
