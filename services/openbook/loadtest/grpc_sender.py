@@ -12,7 +12,7 @@ import grpc.aio
 
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
-from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
+from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
 from openbook.loadtest.settings import LoadSettings
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
@@ -53,7 +53,7 @@ class GrpcSender:
     def __init__(self, channels: Sequence[grpc.aio.Channel], settings: LoadSettings, questions: Sequence[str]) -> None:
         self._stubs = cycle([AnswerServiceStub(channel) for channel in channels])
         self._questions = questions
-        self._metadata = (("x-caller", settings.caller),) if settings.caller else ()
+        self._metadata = tuple(who_asks(settings).items())
         self._check = settings.check
         asked = options(settings)
         for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):

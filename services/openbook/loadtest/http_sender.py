@@ -15,7 +15,7 @@ from grpc import StatusCode
 
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, NOT_SENT, OK, Reply
-from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options
+from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
 from openbook.loadtest.settings import LoadSettings
 
 PATHS = {What.ANSWER: "/v1/answer", What.STREAM: "/v1/answer/stream", What.RETRIEVE: "/v1/retrieve"}
@@ -58,7 +58,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         settings.address,
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
-        headers={"Content-Type": "application/json", **({"X-Caller": settings.caller} if settings.caller else {})},
+        headers={"content-type": "application/json", **who_asks(settings)},
     ) as session:
         yield HttpSender(session, settings, questions)
 

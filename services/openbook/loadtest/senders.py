@@ -1,5 +1,6 @@
 """Who sends a question and says how it ended, over either protocol. What a caller can meet becomes a status."""
 
+import os
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -33,6 +34,13 @@ def options(settings: LoadSettings) -> dict[str, Any]:
     if settings.what is What.STREAM:  # only so are tokens decided one by one
         asked |= {"formulation": Formulation.TOKEN, "n_beams": 1}
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def who_asks(settings: LoadSettings) -> dict[str, str]:
+    """Headers, or metadata, that say so. A key is in the environment alone: settings are written into the results."""
+    key = os.environ.get("OPENBOOK_API_KEY")
+    said = {"x-caller": settings.caller, "authorization": key and f"Bearer {key}"}
+    return {name: value for name, value in said.items() if value}
 
 
 def about(question: str, snapshot_id: str, missing_shards: Iterable[int]) -> int:

@@ -15,6 +15,7 @@ from openbook.errors import InvalidDocuments
 from openbook.loadtest.http_sender import HttpSender, _failed, events
 from openbook.loadtest.outcomes import NOT_SENT
 from openbook.loadtest.questions import FIRST, read
+from openbook.loadtest.senders import who_asks
 from openbook.loadtest.settings import LoadSettings
 
 
@@ -108,3 +109,12 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 def test_an_address_tells_the_protocol(address: str, expected: str, is_http: bool) -> None:
     found = LoadSettings(address=address)
     assert (found.address, found.is_http) == (expected, is_http)
+
+
+def test_who_asks_is_said_with_a_key_that_stands_in_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = LoadSettings(address="a:1", caller="me")
+    monkeypatch.delenv("OPENBOOK_API_KEY", raising=False)
+    assert who_asks(settings) == {"x-caller": "me"}
+    monkeypatch.setenv("OPENBOOK_API_KEY", "ob_x")
+    assert who_asks(settings) == {"x-caller": "me", "authorization": "Bearer ob_x"}
+    assert "ob_x" not in settings.model_dump_json()

@@ -12,6 +12,8 @@ import grpc
 import httpx
 import pytest
 from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.routing import Route
 from test_service import PASSAGES, GrpcContext, service
 
@@ -22,7 +24,7 @@ from openbook.errors import InvalidConfig, KeysUnavailable, OpenbookError, Unaut
 from openbook.serving.access.exposure import check_host
 from openbook.serving.access.gate import Gate, credential
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
-from openbook.serving.access.keys import KeyRecord, mint, revoked
+from openbook.serving.access.keys import KEY, KeyRecord, mint, revoked
 from openbook.serving.access.needs import NEEDS, PUBLIC, need_of
 from openbook.serving.access.scopes import Scope
 from openbook.serving.app import build
@@ -311,6 +313,20 @@ def test_what_is_no_key_is_told_from_what_is(headers: dict[str, str], message: s
     with pytest.raises(Unauthenticated, match=message):
         credential(headers)
     assert credential({"authorization": "bearer  a "}) == credential({"x-api-key": "a"}) == "a"
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=90) | st.from_regex(KEY, fullmatch=True), st.sampled_from(["authorization", "x-api-key"]))
+def test_whatever_is_sent_in_place_of_a_key_is_refused_as_such(text: str, name: str) -> None:
+    class Empty:
+        async def find(self, digest: str) -> KeyRecord | None:
+            return None
+
+        async def aclose(self) -> None: ...
+
+    headers = {name: f"Bearer {text}" if name == "authorization" else text}
+    with pytest.raises(Unauthenticated):
+        asyncio.run(Gate(Empty(), Limits()).admit("/v1/answer", headers))
 
 
 def test_where_keys_cannot_be_looked_up_nobody_is_let_in() -> None:
