@@ -62,7 +62,8 @@ class Ready(http.server.BaseHTTPRequestHandler):
 
 class Echo(answer_pb2_grpc.AnswerServiceServicer):
     def Answer(self, request: answer_pb2.AnswerRequest, context: Any) -> answer_pb2.AnswerResponse:  # noqa: N802
-        return answer_pb2.AnswerResponse(answer=request.question)
+        formulation, decoding = answer_pb2.FORMULATION_TOKEN, answer_pb2.DECODING_THOROUGH
+        return answer_pb2.AnswerResponse(answer=request.question, formulation=formulation, decoding=decoding)
 
 
 @pytest.fixture(scope="module")
