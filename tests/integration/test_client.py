@@ -32,7 +32,7 @@ from openbook.errors import (
     Unauthenticated,
 )
 from openbook.rag.answer import Alternative, Evidence, Label
-from openbook.serving.endpoint.schemas import answer_to_proto, event_to_proto, retrieval_to_proto
+from openbook.serving.endpoint.messages import answer_to_proto, event_to_proto, retrieval_to_proto
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
 # --- results

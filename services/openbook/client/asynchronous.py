@@ -7,9 +7,9 @@ from grpc import aio
 
 from openbook.client import messages
 from openbook.client.connection import Connection, ConnectionOptions, errors
-from openbook.client.messages import AnswerOptions, Event, RetrieveOptions
+from openbook.client.messages import AnswerOptions, RetrieveOptions
 from openbook.errors import OpenbookError
-from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.answer import Answer, Event, Retrieval
 from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 

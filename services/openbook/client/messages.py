@@ -9,14 +9,13 @@ import grpc
 from openbook import wire
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, Token
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded, from_grpc_code
-from openbook.rag.answer import Alternative, Answer, Evidence, Label, Retrieval
+from openbook.rag.answer import Alternative, Answer, Event, Evidence, Label, Retrieval
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
 
 ENUMS = {"formulation": answer_pb2.Formulation, "decoding": answer_pb2.Decoding}
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-Event = Retrieval | Token | Answer
 
 
 class RetrieveOptions(TypedDict, total=False):

@@ -87,6 +87,10 @@ class Answer:
     abstained: bool = False  # held back, being less probable than asked for; the text is empty
 
 
+Event = Retrieval | Token | Answer
+"""What a stream is made of: first what was retrieved, then tokens, last the answer."""
+
+
 def alternative(generation: Generation, reply: ReplySettings) -> Alternative:
     """As much of it as is to be told."""
     tokens = generation.tokens if reply.tokens else ()

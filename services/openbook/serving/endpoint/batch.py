@@ -13,14 +13,9 @@ from openbook.core.context import MAX_CHARS, Context
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.rag.answer import Answer
+from openbook.serving.endpoint.messages import answer_to_proto, request_from_proto
 from openbook.serving.endpoint.problems import Problem, problem_of
-from openbook.serving.endpoint.schemas import (
-    AnswerRequest,
-    AnswerResponse,
-    answer_to_proto,
-    describe,
-    request_from_proto,
-)
+from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, describe
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import requests
 from openbook.v1 import answer_pb2

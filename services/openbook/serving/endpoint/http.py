@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from openbook import __version__
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
+from openbook.rag.answer import Event
 from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_batch, batch_to_json
@@ -28,7 +29,6 @@ from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
-    Event,
     RetrieveRequest,
     RetrieveResponse,
     describe,

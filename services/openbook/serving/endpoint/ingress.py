@@ -21,17 +21,16 @@ from openbook.serving.endpoint import status
 from openbook.serving.endpoint.batch import answer_batch, batch_to_proto, entries_from_proto
 from openbook.serving.endpoint.guard import context_of
 from openbook.serving.endpoint.http import build_app
-from openbook.serving.endpoint.quiet import quieten
-from openbook.serving.endpoint.reflection import add_reflection
-from openbook.serving.endpoint.schemas import (
-    AnswerRequest,
-    RetrieveRequest,
+from openbook.serving.endpoint.messages import (
     answer_to_proto,
     event_to_proto,
     parse_proto,
     request_from_proto,
     retrieval_to_proto,
 )
+from openbook.serving.endpoint.quiet import quieten
+from openbook.serving.endpoint.reflection import add_reflection
+from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import new_request_id
 from openbook.v1 import answer_pb2

@@ -15,11 +15,11 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, GenerationSettings, OwnPassage, Passage, ReplySettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
-from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.answer import Answer, Event, Retrieval
 from openbook.rag.pipeline import BARE, Pipeline
 from openbook.serving.access.quotas import Quotas
 from openbook.serving.endpoint.admission import Admission
-from openbook.serving.endpoint.schemas import AnswerRequest, Event, RetrieveRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
 from openbook.tracing.spans import span
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openbook.core.types import Citation, Token
-from openbook.rag.answer import Alternative, Answer, Evidence, Retrieval
+from openbook.rag.answer import Alternative, Answer, Event, Evidence, Retrieval
 from openbook.serving.endpoint.openai.replies import (
     Annotation,
     ChatCompletion,
@@ -23,7 +23,7 @@ from openbook.serving.endpoint.openai.replies import (
     Usage,
 )
 from openbook.serving.endpoint.openai.requests import ChatRequest
-from openbook.serving.endpoint.schemas import AnswerResponse, Event
+from openbook.serving.endpoint.schemas import AnswerResponse
 from openbook.serving.endpoint.urls import url_of
 
 LOWEST_LOGPROB = -9999.0

@@ -10,6 +10,7 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from openbook.logs import as_ours
+from openbook.rag.answer import Event
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.openai.chat import Chat, n_words
 from openbook.serving.endpoint.openai.replies import (
@@ -24,7 +25,6 @@ from openbook.serving.endpoint.openai.replies import (
 from openbook.serving.endpoint.openai.requests import ChatRequest, EmbeddingsRequest
 from openbook.serving.endpoint.openai_errors import OpenAIError, UnknownModel, openai_error
 from openbook.serving.endpoint.replies import EVENT_STREAM, to_json
-from openbook.serving.endpoint.schemas import Event
 from openbook.serving.endpoint.service import AnswerService
 
 OURSELVES = "openbook"
