@@ -1,0 +1,143 @@
+"""Requests and answers as protobuf. Requests become the models of `schemas`, which check them as they check JSON."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from pydantic import ValidationError
+
+from openbook import wire
+from openbook.core.types import Citation, Coverage, Token
+from openbook.errors import InvalidRequest
+from openbook.rag.answer import Answer, Event, Evidence, Retrieval
+from openbook.serving.endpoint.schemas import RetrieveRequest, describe
+from openbook.v1 import answer_pb2
+
+R = TypeVar("R", bound=RetrieveRequest)
+P = TypeVar("P", bound=Message)
+
+
+def parse_proto(kind: type[P], data: bytes) -> P:
+    """A message from its bytes.
+
+    Raises:
+        InvalidRequest: they are no such message, or a text in it is not UTF-8.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(f"body must be a {kind.DESCRIPTOR.full_name} with UTF-8 texts, and is not") from None
+
+
+def request_from_proto(kind: type[R], message: Message) -> R:
+    """Fields that the message leaves out stay open.
+
+    Raises:
+        InvalidRequest: an enum has a value of no name here.
+    """
+    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
+        if (number := values.get(name)) is not None:
+            known = enum.values()
+            if number not in known:
+                raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
+            values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
+    if passages := values.get("passages"):
+        values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
+    try:
+        return kind.model_validate({"question": "", **values})
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
+
+
+def retrieval_to_proto(retrieval: Retrieval) -> answer_pb2.RetrieveResponse:
+    return answer_pb2.RetrieveResponse(
+        evidence=map(_evidence_to_proto, retrieval.evidence),
+        snapshot_id=retrieval.snapshot_id,
+        encoder_fingerprint=retrieval.encoder_fingerprint,
+        complete=retrieval.complete,
+        coverage=_coverage_to_proto(retrieval.coverage),
+        cached=retrieval.cached,
+        request_id=retrieval.request_id,
+        timings=_timings_to_proto(retrieval.timings),
+    )
+
+
+def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
+    return answer_pb2.AnswerResponse(
+        answer=answer.text,
+        log_likelihood=answer.log_likelihood,
+        evidence=map(_evidence_to_proto, answer.evidence),
+        formulation=answer_pb2.Formulation.Value(f"FORMULATION_{answer.formulation.name}"),
+        decoding=answer_pb2.Decoding.Value(f"DECODING_{answer.decoding.name}"),
+        snapshot_id=answer.snapshot_id,
+        encoder_fingerprint=answer.encoder_fingerprint,
+        generator_fingerprint=answer.generator_fingerprint,
+        complete=answer.complete,
+        coverage=_coverage_to_proto(answer.coverage),
+        cached=answer.cached,
+        request_id=answer.request_id,
+        timings=_timings_to_proto(answer.timings),
+        labels=[
+            answer_pb2.Label(text=each.text, log_likelihood=each.log_likelihood, log_probability=each.log_probability)
+            for each in answer.labels
+        ],
+        tokens=map(_token_to_proto, answer.tokens),
+        citations=map(_citation_to_proto, answer.citations),
+        answers=[
+            answer_pb2.Alternative(
+                answer=each.text,
+                log_likelihood=each.log_likelihood,
+                log_posterior=each.log_posterior,
+                tokens=map(_token_to_proto, each.tokens),
+                citations=map(_citation_to_proto, each.citations),
+            )
+            for each in answer.answers
+        ],
+        abstained=answer.abstained,
+    )
+
+
+def event_to_proto(event: Event) -> answer_pb2.AnswerEvent:
+    match event:
+        case Retrieval():
+            return answer_pb2.AnswerEvent(retrieved=retrieval_to_proto(event))
+        case Token():
+            return answer_pb2.AnswerEvent(token=_token_to_proto(event))
+        case Answer():
+            return answer_pb2.AnswerEvent(answer=answer_to_proto(event))
+
+
+def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:
+    return answer_pb2.Evidence(
+        passage=wire.passage_to_wire(evidence.passage),
+        score=evidence.score,
+        log_prior=evidence.log_prior,
+        log_posterior=evidence.log_posterior,
+    )
+
+
+def _token_to_proto(token: Token) -> answer_pb2.Token:
+    return answer_pb2.Token(
+        text=token.text,
+        log_likelihood=token.log_likelihood,
+        log_posterior=token.log_posterior,
+        start=token.start,
+        end=token.end,
+    )
+
+
+def _citation_to_proto(citation: Citation) -> answer_pb2.Citation:
+    return answer_pb2.Citation(
+        start=citation.start, end=citation.end, evidence=citation.evidence, probability=citation.probability
+    )
+
+
+def _coverage_to_proto(coverage: Coverage) -> answer_pb2.Coverage:
+    return answer_pb2.Coverage(
+        n_searched=coverage.n_searched, n_total=coverage.n_total, missing_shards=coverage.missing_shards
+    )
+
+
+def _timings_to_proto(timings: Mapping[str, float]) -> list[answer_pb2.Timing]:
+    return [answer_pb2.Timing(stage=stage, duration_s=duration_s) for stage, duration_s in timings.items()]
