@@ -276,6 +276,14 @@ def test_over_grpc_too_a_key_that_will_do_does(house: House) -> None:
     assert asyncio.run(called(ingress, "/grpc.health.v1.Health/Check", b"", GrpcContext())).status == 1
 
 
+def test_the_docs_say_what_each_scope_lets() -> None:
+    page = (Path(__file__).parents[3] / "docs/keys.md").read_text(encoding="utf-8")
+    for path, scope in NEEDS.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{scope}` |"))
+        name = path.rpartition("/")[2] if ANSWER_SERVICE in path else path
+        assert f"`{name}`" in row, (path, scope)
+
+
 # --- who it is
 
 
