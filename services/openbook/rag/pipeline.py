@@ -177,6 +177,10 @@ class Pipeline:
             with watch.stage("encode passages", context) as inner:
                 vectors = await self._encoder.encode_own(passages, inner)
             retrieved = _joined(retrieved, passages, canonical_scores(query, vectors))
+        if not retrieved.passages:
+            raise InvalidRequest(
+                f"there must be a passage to answer from: without leaves out {len(settings.without)}, all of them"
+            )
         return question, retrieved, cached
 
     def _passage(self, number: int, own: OwnPassage) -> Passage:

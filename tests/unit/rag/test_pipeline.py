@@ -355,6 +355,7 @@ def test_own_passages_alone_are_searched_for_nowhere() -> None:
         ({"k": 9, "without": (1, 2)}, [], "k and the passages of without must be at most 10, got 9 and 2"),
         ({"without": (-1,)}, [], r"without must be 0\.\."),
         ({"without": tuple(range(101))}, [], r"passages of without must be 0\.\.100, got 101"),
+        ({"without": (0, 1, 2)}, [], "there must be a passage to answer from: without leaves out 3, all of them"),
         ({}, [OwnPassage("x")] * 21, "passages must be at most 20, got 21"),
         ({}, [OwnPassage("x"), OwnPassage(" ")], r"passages\[1\]\.text must have 1\.\.10000 characters, got none"),
         ({}, [OwnPassage("x", title="\ud800")], r"passages\[0\]\.title must be UTF-8 text"),
