@@ -342,6 +342,13 @@ def test_a_partial_answer_says_so(opened: Open, endpoint: Endpoint) -> None:
         endpoint.index.missing_shards.clear()
 
 
+def test_an_empty_answer_says_so(opened: Open) -> None:
+    page = opened("the telephone: “”")
+    expect(page.locator("#notice")).to_have_text("The answer is empty: the model ended it before the first word.")
+    expect(page.locator("#status")).to_contain_text("Answer: (empty).")
+    accessible(page)
+
+
 # --- what goes wrong
 
 
@@ -365,7 +372,7 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(
     if question == "busy":
         expect(again).to_have_text(re.compile(r"Try again \(in [1-7] s\)"))
     if question == "failing":
-        assert words(page) == ["Alexander"]
+        expect(page.locator("#words [data-word]")).to_have_text(["Alexander"])
     accessible(page)
     n_asked = len(endpoint.doors.requests)
     again.click()
@@ -397,6 +404,27 @@ def test_a_server_that_is_gone_is_told(opened: Open, endpoint: Endpoint) -> None
     settled(page)
     assert words(page) == ["Alexander", "Graham", "Bell"]
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "title", "says"),
+    [
+        (429, {"error": {"code": "RESOURCE_EXHAUSTED", "message": "full", "request_id": "r-1"}}, "no place", "full"),
+        (403, {"title": "Forbidden", "detail": "it needs the scope ask", "request_id": "r-2"}, "may not", "scope ask"),
+        (502, "<html>Bad Gateway</html>", "Something went wrong", "HTTP 502"),
+        (200, "event: retrieved\ndata: {", "The connection broke off", "not whole"),
+    ],
+)
+def test_errors_are_read_in_every_shape(
+    opened: Open, status: int, body: dict[str, Any] | str, title: str, says: str
+) -> None:
+    page = opened()
+    text = body if isinstance(body, str) else json.dumps(body)
+    page.route("**/v1/answer/stream", lambda route: route.fulfill(status=status, body=text))
+    ask(page, QUESTION)
+    alert = page.get_by_role("alert")
+    expect(alert.get_by_role("heading")).to_contain_text(title)
+    expect(alert).to_contain_text(says)
 
 
 def test_a_field_that_is_wrong_is_named_and_shown(opened: Open) -> None:

@@ -22,7 +22,6 @@ export async function* ask(body, key, signal) {
       method: "POST",
       headers: { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) },
       body: JSON.stringify(body),
-      credentials: "omit",
       signal,
     });
   } catch (error) {

@@ -205,7 +205,7 @@ function cardOf(passage, onswitch) {
   const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: (event) => onswitch(key, event.target.checked) };
   return el("li.card", { "data-key": key, "--hue": hueOf(passage) },
     el("div.top",
-      el("button.chip", { "data-key": key, "aria-label": `${number}: show its words` }, `${number}`),
+      el("button.chip", { "data-key": key, "aria-label": `${number}: its words` }, `${number}`),
       el("h3", { dir: "auto" }, title || (id < 0 ? "Without a title" : `Passage ${id}`)),
       id < 0 && el("span.own", "yours"),
       el("label.switch", el("input", use), el("span"))),
@@ -336,8 +336,9 @@ function drawMade(answer, link, command) {
 }
 
 /** The posterior of every passage for every word, as a table. */
-function drawTable({ words, passages, prior, posterior, formulation, log }) {
-  $("numbers").hidden = !words.length || !passages.length;
+function drawTable({ result, words, passages, prior, posterior, formulation, log }) {
+  $("numbers").hidden = !result.answer;
+  if (!result.answer) return;
   const cells = (shares) => shares.map((p, z) => el("td", { "--p": p, "--hue": hueOf(passages[z]) }, percent(p)));
   const line = (head, p, shares, kind) => el(kind, el("th", { scope: "row" }, head), el("td", p), cells(shares));
   const columns = passages.map((each) => el("th", { scope: "col", "--hue": hueOf(each) }, el("span.chip", `${each.number}`)));
@@ -346,6 +347,6 @@ function drawTable({ words, passages, prior, posterior, formulation, log }) {
     el("thead", el("tr", el("th", { scope: "col" }, "word"), el("th", { scope: "col" }, "p"), columns)),
     el("tbody", line("prior", "", prior, "tr.soft"),
       words.filter((word) => word.shares).map((word) => line(el("bdi", word.text), percent(Math.exp(word.log)), word.shares, "tr")),
-      log !== undefined && line("whole answer", percent(pOf(log)), posterior, "tr.whole")),
+      line("whole answer", percent(pOf(log)), posterior, "tr.whole")),
   );
 }

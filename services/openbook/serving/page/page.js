@@ -21,6 +21,7 @@ const state = {
 };
 let running = null; // the AbortController of the question on its way
 let view = null;
+let due = 0; // the frame in which tokens are drawn
 
 // --- asking
 
@@ -59,7 +60,8 @@ async function askFor(request, push = true) {
       if (name === "retrieved") say(`Reading ${data.evidence.length} passages …`);
       else if (name === "token") result.tokens.push(data);
       else if (name === "answer") Object.assign(result, data, { answer: data, elapsed: (performance.now() - begun) / 1000 });
-      redraw();
+      if (name === "token") due ||= requestAnimationFrame(redraw);
+      else redraw();
     }
     state.seen.set(link, result);
     say(summary());
@@ -117,6 +119,8 @@ function start() {
 
 function redraw() {
   const { now, before, passages, chosen, off } = state;
+  due = 0;
+  if (!now) return;
   const without = (now.asked.without ?? []).map((id) => passages.add({ id }));
   view = viewOf(now, chosen, passages);
   drawResult(view, chosen, {

@@ -1,0 +1,69 @@
+"""`openbook up`: what it serves when nothing is named, and what it says of the page."""
+
+import signal
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from openbook import demo
+from openbook.cli import app
+from openbook.config import Settings
+from openbook.serving.launch import local
+
+EMBEDDED = Path("the/embedded/corpus")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+    """The snapshots of all systems that were started."""
+    started: list[Path | None] = []
+
+    @contextmanager
+    def local_system(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
+        started.append(snapshot)
+        yield settings
+
+    monkeypatch.setattr(local, "local_system", local_system)
+    monkeypatch.setattr(demo, "embedded_snapshot", lambda folder: EMBEDDED)
+    monkeypatch.setattr("openbook.logs.setup_logging", lambda role: None)
+    monkeypatch.setattr(signal, "pause", lambda: None)
+    return started
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was sent to."""
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", addresses.append)
+    return addresses
+
+
+def up(*options: str, env: dict[str, str] | None = None) -> str:
+    result = CliRunner().invoke(app, ["up", *options], env=env, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_without_a_snapshot_it_serves_the_embedded_corpus(served: list[Path | None], opened: list[str]) -> None:
+    assert "ready: http://127.0.0.1:8000/ in a browser, gRPC 127.0.0.1:9000" in up()
+    assert (served, opened) == ([EMBEDDED], [])
+
+
+def test_a_snapshot_or_index_servers_that_are_named_are_served(served: list[Path | None]) -> None:
+    up("snapshot")
+    up(env={"OPENBOOK_INDEX__ADDRESSES": '["10.0.0.5:7000"]'})
+    assert served == [Path("snapshot"), None]
+
+
+def test_it_opens_the_page_if_asked_to(served: list[Path | None], opened: list[str]) -> None:
+    up("--open", env={"OPENBOOK_SERVING__HTTP_PORT": "8765"})
+    assert opened == ["http://127.0.0.1:8765/"]
+
+
+def test_the_corpus_is_built_once(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    assert demo.embedded_snapshot(tmp_path) == tmp_path / "snapshot"
