@@ -17,10 +17,10 @@ demo: $(VENV)/.demo  ## Set everything up, build the index, serve it, ask, stop
 # whose files are the longest, and the short ones fill the gaps.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: check $(VENV)/.browser  ## Set everything up and run all checks and tests
+test: check $(VENV)/.tools  ## Set everything up and run all checks and tests
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-isa: $(VENV)/.dev $(VENV)/.browser  ## The unit and integration tests as older processors compute
+test-isa: $(VENV)/.dev $(VENV)/.tools  ## The unit and integration tests as older processors compute
 	$(BIN)/python tests/isa.py tests/unit tests/integration $(PARALLEL)
 
 unit: $(VENV)/.dev  ## The tests that take seconds
@@ -106,18 +106,8 @@ $(VENV)/.demo: pyproject.toml deploy/constraints-cpu.txt | $(VENV)/bin/python
 	$(BIN)/pip install -q -c deploy/constraints-cpu.txt -e '.[demo]'
 	touch $@
 
-# The page is tested in a Chromium. Root installs it, on Debian and its kin; who is not root is told what to do.
-$(VENV)/.browser: | $(VENV)/bin/python
-	@for browser in chromium-headless-shell chromium chromium-browser google-chrome; do \
-	  if command -v $$browser; then exit 0; fi; \
-	done; \
-	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "the page is tested in Chromium, which is not there: apt-get install chromium" >&2; exit 1; \
-	fi; \
-	apt-get update -q && export DEBIAN_FRONTEND=noninteractive && \
-	for package in chromium-headless-shell chromium; do \
-	  if apt-get install -y -q --no-install-recommends $$package; then exit 0; fi; \
-	done; exit 1
+$(VENV)/.tools: tests/tools.sh | $(VENV)/bin/python
+	sh tests/tools.sh
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

@@ -295,6 +295,20 @@ def run_program(*command: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_every_curl_of_the_docs_gets_its_reply(system: System) -> None:
+    commands = [
+        command.replace("\\\n", " ").replace("localhost:8000", system.http)
+        for page in sorted((ROOT / "docs").glob("*.md"))
+        for command in re.findall(
+            r"^(curl -s localhost:8000(?:.*\\\n)*.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert len(commands) >= 4
+    for command in commands:
+        said = " ".join(run_program("sh", "-c", f"{command} --fail-with-body"))
+        assert "Alexander Graham Bell" in said or '"delta"' in said, command
+
+
 def test_node_asks_it_from_the_protos_alone(system: System, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples/node", tmp_path / "examples/node", ignore=shutil.ignore_patterns("node_modules"))
     shutil.copytree(ROOT / "protos", tmp_path / "protos")

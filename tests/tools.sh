@@ -1,0 +1,29 @@
+#!/bin/sh
+# Installs what tests run beside Python: a Chromium, and curl. On Debian and its kin, by root; anybody else is told.
+set -eu
+
+there() {
+  for name in "$@"; do
+    if command -v "$name"; then return 0; fi
+  done
+  return 1
+}
+
+# name of the package, or packages to try in turn; then the programs of which one is enough
+need() {
+  packages=$1
+  shift
+  if there "$@"; then return 0; fi
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "tests need one of $*, and there is none: install $packages" >&2
+    exit 1
+  fi
+  apt-get update -q
+  for package in $packages; do
+    if DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$package"; then return 0; fi
+  done
+  exit 1
+}
+
+need "chromium-headless-shell chromium" chromium-headless-shell chromium chromium-browser google-chrome
+need curl curl
