@@ -140,7 +140,7 @@ def test_who_has_more_time_than_the_first_gets_an_answer() -> None:
 def test_when_the_last_is_late_the_computation_is_cancelled() -> None:
     async def scenario() -> None:
         flights, work = InFlight[str]("work"), Work()
-        late = await asyncio.gather(*(ask(flights, work, timeout_s=0.01) for _ in range(3)), return_exceptions=True)
+        late = await asyncio.gather(*(ask(flights, work, timeout_s=0.25) for _ in range(3)), return_exceptions=True)
         await settled()
         assert all(isinstance(error, DeadlineExceeded) for error in late)
         assert (len(work.begun), work.cancelled) == (1, 1)
