@@ -92,8 +92,9 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
 
     @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS), tags=[OURS])
     async def answer_stream(body: Annotated[AnswerRequest, ASKED], request: Request) -> Response:
-        """Server-sent events: `retrieved`, then `token` after `token`, then `answer`. RAG-Token, greedy or sampled, tells its
-        tokens as they are decided; otherwise they come when the answer stands.
+        """Server-sent events: `retrieved`, then `token` after `token`, then `answer`.
+
+        RAG-Token, greedy or sampled, tells tokens as they are decided; otherwise they come when the answer stands.
 
         An error after the first event comes as the event `error`.
         """
