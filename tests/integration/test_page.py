@@ -305,6 +305,15 @@ def test_other_settings_are_compared_with_those_before(opened: Open, endpoint: E
     expect(page.locator("#how-now")).to_have_text("RAG-Token, passages 2, beams 1, temperature 0.5")
 
 
+def test_another_question_numbers_its_passages_anew(opened: Open) -> None:
+    page = opened(QUESTION)
+    former = numbers(page)
+    ask(page, "telephone by Antonio Meucci?")
+    expect(page.locator(".card .chip")).to_have_text(["1", "2", "3"])
+    assert set(numbers(page)) & set(former)
+    expect(page.locator("#before")).to_be_hidden()
+
+
 def test_several_answers_are_looked_at_one_by_one(opened: Open) -> None:
     page = opened(fragment=f"#question={quote(QUESTION)}&n_answers=2")
     settled(page)
@@ -355,7 +364,7 @@ def test_an_empty_answer_says_so(opened: Open) -> None:
 @pytest.mark.parametrize(
     ("question", "title", "says"),
     [
-        ("busy", "There is no place at the moment", "256 questions are being answered: try again later"),
+        ("busy", "Too many questions at the moment", "256 questions are being answered: try again later"),
         ("late", "It took too long", "the deadline passed before the answer"),
         ("gone", "It cannot answer at the moment", "no replica of the encoder answers"),
         ("failing", "It took too long", "the deadline passed during the answer"),
@@ -409,7 +418,7 @@ def test_a_server_that_is_gone_is_told(opened: Open, endpoint: Endpoint) -> None
 @pytest.mark.parametrize(
     ("status", "body", "title", "says"),
     [
-        (429, {"error": {"code": "RESOURCE_EXHAUSTED", "message": "full", "request_id": "r-1"}}, "no place", "full"),
+        (429, {"error": {"code": "RESOURCE_EXHAUSTED", "message": "full", "request_id": "r-1"}}, "Too many", "full"),
         (403, {"title": "Forbidden", "detail": "it needs the scope ask", "request_id": "r-2"}, "may not", "scope ask"),
         (502, "<html>Bad Gateway</html>", "Something went wrong", "HTTP 502"),
         (200, "event: retrieved\ndata: {", "The connection broke off", "not whole"),
@@ -442,6 +451,21 @@ def test_a_field_that_is_wrong_is_named_and_shown(opened: Open) -> None:
     expect(box).not_to_have_attribute("aria-invalid", "true")
     ask(page, "  ")
     expect(page.get_by_label("Your question")).to_be_focused()
+
+
+def test_what_was_refused_changes_nothing(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(QUESTION)
+    page.route("**/v1/answer/stream", lambda route: route.fulfill(status=429, body="{}"))
+    for title in ("Bell", "The telephone"):
+        card(page, title).get_by_role("switch").click()
+        expect(page.get_by_role("alert")).to_be_in_viewport()
+        settled(page)
+        expect(card(page, title).get_by_role("switch")).to_be_checked()
+    page.unroute("**/v1/answer/stream")
+    page.get_by_role("button", name="Try again").click()
+    settled(page)
+    assert endpoint.doors.requests[-1]["without"] == [2], "each of them was asked for alone"
+    expect(page.locator("#found")).to_have_text("3 read, 1 left out")
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab_alone(opened: Open) -> None:

@@ -164,7 +164,7 @@ function drawBefore(before, view, changed, onback) {
     el("span.soft", [before.text === view.text ? "the same answer" : "another answer", ratio(q, p)].filter(Boolean).join(", ")),
   ];
   $("before").replaceChildren(
-    el("h2", { id: "before-title" }, "Before"),
+    el("h2", "Before"),
     words,
     el("p", `p(y|x) = ${percent(p)}`, now),
     el("ul", changed.map((each) => el("li", el("bdi", each)))),
@@ -179,11 +179,12 @@ const cards = new Map();
 /** `off`: those that do not take part. `before`: the view to compare with. The focus stays where it is. */
 function drawPassages(view, off, before, onswitch) {
   const focused = document.activeElement;
+  off = off.filter((each) => !view.passages.includes(each));
   const shown = [...view.passages, ...off].sort((a, b) => (a.id >= 0) - (b.id >= 0) || a.number - b.number);
-  for (const key of cards.keys()) if (!shown.some((each) => each.key === key)) cards.delete(key);
+  for (const passage of cards.keys()) if (!shown.includes(passage)) cards.delete(passage);
   const nodes = shown.map((passage) => {
-    if (!cards.has(passage.key)) cards.set(passage.key, cardOf(passage, onswitch));
-    const card = cards.get(passage.key);
+    if (!cards.has(passage)) cards.set(passage, cardOf(passage, onswitch));
+    const card = cards.get(passage);
     const z = view.passages.indexOf(passage);
     card.className = z < 0 ? "card off" : "card";
     card.style.setProperty("--lit", 0);
@@ -211,7 +212,7 @@ function cardOf(passage, onswitch) {
       el("label.switch", el("input", use), el("span"))),
     el("div.meters", meterOf("prior"), meterOf("posterior", el("b"))),
     el("p.text", { dir: "auto" }),
-    el("p.source.soft", el("bdi", /^https?:/.test(from) ? el("a", { href: from, rel: "noopener noreferrer" }, from) : from), " ", el("span.score.number")));
+    el("p.source.soft", el("bdi", /^https?:/.test(from) ? el("a", { href: from, rel: "noreferrer" }, from) : from), " ", el("span.score.number")));
 }
 
 function fill(card, { text }, view, z) {
@@ -243,8 +244,8 @@ export function light(view, target, pinned) {
     meter(node, shares[node.dataset.z]);
     node.classList.toggle("lit", +node.dataset.z === z);
   }
-  view.passages.forEach(({ key }, i) => {
-    const card = cards.get(key);
+  view.passages.forEach((passage, i) => {
+    const card = cards.get(passage);
     const posterior = card.querySelector(".posterior");
     meter(posterior, shares[i]);
     posterior.firstChild.textContent = word ? "this word" : "posterior";
@@ -291,7 +292,7 @@ function drawThreads(view, target, z) {
   const edge = $("said").getBoundingClientRect().right - zero.left;
   const paths = [];
   const join = (i, passage, p, dy) => {
-    const [word, card] = [document.querySelector(`#words [data-word="${i}"] .strip`), cards.get(passage.key)].map((node) => node.getBoundingClientRect());
+    const [word, card] = [document.querySelector(`#words [data-word="${i}"] .strip`), cards.get(passage)].map((node) => node.getBoundingClientRect());
     const [x, y, to, end] = [(word.left + word.right) / 2 - zero.left, word.bottom - zero.top + 4 + dy, card.left - zero.left, card.top - zero.top + 28];
     if (to < edge) return;
     const middle = (edge + to) / 2;

@@ -68,10 +68,17 @@ async function askFor(request, push = true) {
   } catch (error) {
     if (mine.signal.aborted) return;
     say("");
-    problem(error instanceof Problem ? error : new Problem("failed", { message: `${error}` }));
+    problem(error instanceof Problem ? error : new Problem("failed", { message: `${error}` }), request);
+    settle();
   } finally {
     if (running === mine) busy();
   }
+}
+
+/** What was asked is what is shown, until something else is. */
+function settle() {
+  state.wanted = state.now?.asked ?? state.wanted;
+  redraw();
 }
 
 /** Numbers and switches of passages belong to one question. */
@@ -177,7 +184,7 @@ const TOLD = {
   key: ["An API key is needed", "It stays in this tab, and goes with every question to this server alone."],
   forbidden: ["This API key may not ask"],
   late: ["It took too long", "Fewer passages, beams or tokens take less time."],
-  busy: ["There is no place at the moment"],
+  busy: ["Too many questions at the moment"],
   unavailable: ["It cannot answer at the moment"],
   unreachable: ["The server cannot be reached"],
   broken: ["The connection broke off", "The answer is not whole: what had come until then is shown."],
@@ -185,35 +192,36 @@ const TOLD = {
 };
 let waiting = 0;
 
-function problem(found) {
+function problem(found, request) {
   clearInterval(waiting);
   for (const each of form.querySelectorAll("[aria-invalid]")) for (const name of ["invalid", "describedby"]) each.removeAttribute(`aria-${name}`);
   $("alert").replaceChildren();
   if (!found) return;
   const { kind, message, requestId } = found;
   const [title, hint] = kind === "key" && sessionStorage.getItem(KEY) ? ["This API key is not accepted"] : TOLD[kind];
-  const again = el("button.strong", { onclick: () => askFor(state.wanted, false) }, "Try again");
+  const again = el("button.strong", { onclick: () => askFor(request, false) }, "Try again");
   $("alert").append(
     el("div.problem", { role: "alert" },
       el("h2", title),
       message && el("p", { id: "why", dir: "auto" }, message),
       hint && el("p.soft", hint),
-      kind === "key" ? keyForm() : kind !== "invalid" && again,
+      kind === "key" ? keyForm(request) : kind !== "invalid" && again,
       requestId && el("p.soft", "request id ", el("code", requestId))),
   );
+  $("alert").scrollIntoView({ block: "nearest" });
   if (kind === "key") $("key").focus();
   if (kind === "invalid") blame(message);
   if (kind === "busy") countDown(again, found.retryAfter);
 }
 
-function keyForm() {
+function keyForm(request) {
   const box = el("input", { id: "key", type: "password", autocomplete: "off" });
   const onsubmit = (event) => {
     event.preventDefault();
     if (!box.value.trim()) return;
     sessionStorage.setItem(KEY, box.value.trim());
     tellKey();
-    askFor(state.wanted, false);
+    askFor(request, false);
   };
   return el("form.row", { onsubmit }, el("label", "API key ", box), el("button.strong", "Use it"));
 }
@@ -326,6 +334,7 @@ $("stop").addEventListener("click", () => {
   running?.abort();
   busy();
   say("Stopped.");
+  settle();
   $("submit").focus();
 });
 $("examples").addEventListener("click", ({ target }) => {
@@ -339,7 +348,7 @@ $("forget").addEventListener("click", () => {
   field("question").focus();
 });
 addEventListener("popstate", follow);
-addEventListener("resize", redrawThreads);
+new ResizeObserver(redrawThreads).observe(document.body);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
 
 tellKey();
