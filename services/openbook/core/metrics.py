@@ -114,24 +114,52 @@ def rouge_l(prediction: str, answers: Sequence[str], beta: float = ROUGE_BETA) -
 
 
 def bleu_1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """BLEU-1 of a corpus, 0..1: the share of predicted words that stand in an answer, each as often as in one of them
-    at most, and less where the predictions are shorter than the answers closest to them in length. Not a mean; NaN for
-    no predictions.
+    """BLEU of single words alone: `bleu` of order 1."""
+    return bleu(predictions, answers, order=1)
+
+
+def bleu(predictions: Sequence[str], answers: Sequence[Sequence[str]], order: int = 4) -> float:
+    """BLEU of a corpus, 0..1: the share of predicted n-grams that stand in an answer, each as often as in one of them
+    at most, as geometric mean over n = 1..order, and less where the predictions are shorter than the answers closest
+    to them in length. Not a mean over questions, and not smoothed; NaN for no predictions.
     """
     if not predictions:
         return nan
-    n_matches = n_predicted = n_answer = 0
+    n_matches, n_predicted = [0] * order, [0] * order
+    n_words = n_answer = 0
     for prediction, of_question in zip(predictions, answers, strict=True):
         words, references = _words(prediction), [_words(answer) for answer in of_question]
-        most: Counter[str] = Counter()
-        for reference in references:
-            most |= Counter(reference)
-        n_matches += (Counter(words) & most).total()
-        n_predicted += len(words)
+        for i in range(order):
+            most: Counter[tuple[str, ...]] = Counter()
+            for reference in references:
+                most |= Counter(_n_grams(reference, i + 1))
+            predicted = Counter(_n_grams(words, i + 1))
+            n_matches[i] += (predicted & most).total()
+            n_predicted[i] += predicted.total()
+        n_words += len(words)
         n_answer += min(map(len, references), key=lambda n: (abs(n - len(words)), n), default=0)
-    if not n_matches:
+    if not all(n_matches):
         return 0.0
-    return min(1.0, exp(1 - n_answer / n_predicted)) * n_matches / n_predicted
+    log_precision = np.log(np.array(n_matches) / n_predicted).mean()
+    return float(min(1.0, exp(1 - n_answer / n_words)) * exp(log_precision))
+
+
+def distinct_n_grams(texts: Sequence[str], n: int = 3) -> float:
+    """Of all n-grams of all texts the share that differs from one another, as the paper's Table 5 has it for n = 3.
+
+    The more texts, the lower: compare equally many. NaN where no text has n words.
+    """
+    n_grams = [n_gram for text in texts for n_gram in _n_grams(_words(text), n)]
+    return len(set(n_grams)) / len(n_grams) if n_grams else nan
+
+
+def label_accuracy(prediction: str, labels: Sequence[str]) -> bool:
+    """Whether it is one of the right labels, letter for letter but for white space around it, as KILT counts."""
+    return prediction.strip() in map(str.strip, labels)
+
+
+def _n_grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
 
 
 def _words(text: str) -> list[str]:
