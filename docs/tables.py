@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from openbook import config
 from openbook.config import Section
-from openbook.evaluation.settings import EvaluationSettings
+from openbook.evaluation.settings import EvaluationSettings, RankingSettings
 from openbook.training.settings import QuestionFile, TrainingSettings
 
 PAGE = Path(__file__).parent / "settings.md"
@@ -60,7 +60,10 @@ PARTS: dict[str, dict[str, type[Section]]] = {
         **sections(TrainingSettings),
         "task.train[], task.validation[]": QuestionFile,
     },
-    "Evaluation: what the options of `openbook evaluate` become": {"evaluation": EvaluationSettings},
+    "Evaluation: what the options of `openbook evaluate` become": {
+        "evaluation": EvaluationSettings,
+        "retrieval": RankingSettings,
+    },
 }
 
 

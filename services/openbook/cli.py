@@ -294,11 +294,20 @@ def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is
 
 @app.command()
 def evaluate(
-    questions: Annotated[list[Path], typer.Argument(help="Questions and answers: JSON lines, also .gz.")],
+    questions: Annotated[
+        list[Path], typer.Argument(help="Questions and answers: JSON lines, also .gz; or see --retrieve.")
+    ],
     out: Annotated[Path, typer.Option(help="Where everything is written; an interrupted evaluation goes on here.")],
     snapshot: Annotated[Path | None, typer.Option(help="Search this one, served for as long as it takes ...")] = None,
     index: Servers = None,
     gold: Annotated[bool, typer.Option("--gold", help="Read each question's own context, search nothing.")] = False,
+    retrieve: Annotated[
+        bool,
+        typer.Option("--retrieve", help="Only search: questions, BEIR's folders or KILT's files to what is found."),
+    ] = False,
+    passages: Annotated[int, typer.Option(help="Passages to search with --retrieve.")] = 100,
+    split: Annotated[str, typer.Option(help="Of BEIR's qrels.")] = "test",
+    pages: Annotated[str, typer.Option(help="KILT's pages are documents of this 'id', or of this 'title'.")] = "id",
     k: Annotated[int, typer.Option(help="Passages to read.")] = 5,
     formulation: Annotated[list[Formulation] | None, typer.Option(help="Sequence if not given; or both.")] = None,
     decoding: Annotated[Decoding, typer.Option(help="How RAG-Sequence scores its candidates.")] = Decoding.THOROUGH,
@@ -313,34 +322,44 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
     config: Config = None,
 ) -> None:
-    """Measure how good the answers to questions are. docs/evaluate.md explains every number."""
+    """Measure how good answers, or with --retrieve rankings, are. docs/evaluate.md explains every number."""
     from openbook.config import section
+    from openbook.evaluation.retrieve import evaluate_retrieval
     from openbook.evaluation.run import evaluate
-    from openbook.evaluation.settings import EvaluationSettings
+    from openbook.evaluation.settings import EvaluationSettings, RankingSettings
     from openbook.terminal import build_progress
 
+    if retrieve and gold:
+        raise InvalidRequest("--retrieve and --gold exclude each other: gold context is not searched for")
     model = {"dtype": dtype, "n_threads": threads or os.cpu_count()}
-    settings = section(
-        EvaluationSettings,
-        "openbook evaluate",
-        questions=questions,
-        out=out,
-        context="gold" if gold else "retrieved",
-        snapshot=snapshot,
-        index=_index_settings(config, index) if index or not (snapshot or gold) else {},
-        encoder={"model": encoder, **model},
-        generator={"model": generator, **model},
-        k=k,
-        formulations=formulation or [Formulation.SEQUENCE],
-        decoding=decoding,
-        n_beams=beams,
-        max_new_tokens=max_new_tokens,
-        labels=label or (),
-        limit=limit,
-        seed=seed,
-    )
+    asked = {
+        "questions": questions,
+        "out": out,
+        "snapshot": snapshot,
+        "index": _index_settings(config, index) if index or not (snapshot or gold) else {},
+        "encoder": {"model": encoder, **model},
+        "limit": limit,
+        "seed": seed,
+    }
     with build_progress() as on_progress:
-        evaluate(settings, on_progress)
+        if retrieve:
+            ranked = {"split": split, "pages": pages, "n_passages": passages}
+            evaluate_retrieval(section(RankingSettings, "openbook evaluate", **asked, **ranked), on_progress)
+        else:
+            settings = section(
+                EvaluationSettings,
+                "openbook evaluate",
+                **asked,
+                context="gold" if gold else "retrieved",
+                generator={"model": generator, **model},
+                k=k,
+                formulations=formulation or [Formulation.SEQUENCE],
+                decoding=decoding,
+                n_beams=beams,
+                max_new_tokens=max_new_tokens,
+                labels=label or (),
+            )
+            evaluate(settings, on_progress)
     print((out / "summary.md").read_text(encoding="utf-8"))
 
 

@@ -253,10 +253,18 @@ def bootstrap_interval(
 
     Says how far questions drawn anew would move the mean, and nothing of a model trained anew. NaN for no values.
     """
-    sample = np.asarray(values, np.float64)
-    if not len(sample):
-        return nan, nan
+    low, high = bootstrap_intervals(np.reshape(np.asarray(values, np.float64), (-1, 1)), seed, level, n_resamples)
+    return float(low[0]), float(high[0])
+
+
+def bootstrap_intervals(
+    values: Float64, seed: int = 0, level: float = 0.95, n_resamples: int = 2000
+) -> tuple[Float64, Float64]:
+    """`bootstrap_interval` of each column of (n, m) values, from the same samples: two of (m,)."""
+    n, m = values.shape
+    if not n:
+        return np.full(m, nan), np.full(m, nan)
     random = np.random.default_rng(seed)
-    means = [sample[random.integers(0, len(sample), len(sample))].mean() for _ in range(n_resamples)]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    means = [values[random.integers(0, n, n)].mean(axis=0) for _ in range(n_resamples)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high

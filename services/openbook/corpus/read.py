@@ -48,6 +48,7 @@ def _read_json_lines(path: Path) -> Iterator[Document]:
             raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise InvalidDocuments(f"{path}:{number}: must be an object with id, title and text")
+        record.setdefault("id", record.get("_id"))  # as BEIR calls it
         for field in ("id", "title", "text"):
             if not isinstance(record.get(field), str | int) or isinstance(record[field], bool):
                 raise InvalidDocuments(f"{path}:{number}: {field} must be a string, got {record.get(field)!r}")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,6 +14,8 @@ from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
 
 PREDICTIONS, PLAN = "predictions.jsonl", "plan.json"
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class Record(BaseModel):
@@ -46,21 +48,21 @@ class Record(BaseModel):
         return self.answer_rank is not None and self.answer_rank <= k
 
 
-class Log:
-    """The records of one evaluation, in its folder, with the plan that they belong to.
+class RecordLog(Generic[R]):
+    """The records of one evaluation, in a file of its folder, with the plan that they belong to.
 
     Raises:
         InvalidConfig: the folder holds something else, or was begun with another plan; names the first difference.
     """
 
-    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
-        self._path = folder / PREDICTIONS
+    def __init__(self, folder: Path, plan: dict[str, Any], kind: type[R], name: str) -> None:
+        self._kind, self._path = kind, folder / name
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PLAN).exists():
             if difference := next(_differences(_read(folder / PLAN), json.loads(json.dumps(plan))), None):
                 raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
         elif self._path.exists():
-            raise InvalidConfig(f"{folder}: holds {PREDICTIONS} without a {PLAN}: name another folder")
+            raise InvalidConfig(f"{folder}: holds {name} without a {PLAN}: name another folder")
         else:
             write_json(folder / PLAN, plan)
         self._path.touch()
@@ -80,21 +82,28 @@ class Log:
         os.truncate(self._path, ends[n_lines])
         return n_batches
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[R]) -> None:
         """One batch."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{record.model_dump_json()}\n" for record in records))
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[R]:
         """All of them. Raises InvalidConfig for lines that are none; names file and line."""
         with self._path.open(encoding="utf-8") as file:
             return [self._record(number, line) for number, line in enumerate(file, start=1)]
 
-    def _record(self, number: int, line: str) -> Record:
+    def _record(self, number: int, line: str) -> R:
         try:
-            return Record.model_validate_json(line)
+            return self._kind.model_validate_json(line)
         except ValidationError as error:
             raise InvalidConfig(f"{self._path}:{number}: is not a record of this evaluation: {error}") from None
+
+
+class Log(RecordLog[Record]):
+    """The answers of one evaluation."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
+        super().__init__(folder, plan, Record, PREDICTIONS)
 
 
 def write_json(path: Path, value: Any) -> None:

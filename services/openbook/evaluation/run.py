@@ -125,9 +125,7 @@ def _draw(path: Path, settings: EvaluationSettings) -> list[Question]:
     questions = list(read_questions(path))
     if not questions:
         raise InvalidDocuments(f"{path}: holds no questions")
-    if settings.limit is not None and settings.limit < len(questions):
-        drawn = np.random.default_rng(settings.seed).choice(len(questions), settings.limit, replace=False)
-        questions = [questions[i] for i in sorted(drawn)]
+    questions = settings.draw(questions)
     if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):
         raise InvalidDocuments(f"{path}: gold context needs a context for every question, question {bare[0]} has none")
     return questions

@@ -1,8 +1,10 @@
 """What `openbook evaluate` is told."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, Positive, Section
@@ -13,16 +15,67 @@ N_SEARCHED = 20
 """Passages searched for whatever k is, to see how far down the first one with an answer is."""
 
 
-class EvaluationSettings(Section):
-    """One evaluation: which questions, asked of what, and how answers are decoded."""
+N_RANKED = 100
+"""Passages searched, and documents ranked at most, where retrieval is evaluated alone."""
+
+T = TypeVar("T")
+
+
+class SearchSettings(Section):
+    """Which questions are asked of what index."""
 
     questions: Annotated[tuple[Path, ...], Field(min_length=1)]  # see `openbook.corpus.questions`
     out: Path
-    # retrieved: from the index. gold: the question's own title and context as the only passage.
-    context: Literal["retrieved", "gold"] = "retrieved"
     snapshot: Path | None = None  # served in this process for as long as it takes
     index: IndexClientSettings = IndexClientSettings()  # or servers that run
     encoder: EncoderSettings = EncoderSettings()
+    limit: Positive | None = None  # only so many questions of each file, drawn with the seed
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> "SearchSettings":
+        _all_different("names of files", self.names)
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the files of questions, as results call them."""
+        return tuple(path.name.partition(".")[0] for path in self.questions)
+
+    @property
+    def n_sources(self) -> int:
+        """Of what is searched: a snapshot, servers, or one too many, or none."""
+        return (self.snapshot is not None) + bool(self.index.addresses)
+
+    def draw(self, items: Sequence[T]) -> list[T]:
+        """Those of a file that are asked, in its order."""
+        if self.limit is None or self.limit >= len(items):
+            return list(items)
+        drawn = np.random.default_rng(self.seed).choice(len(items), self.limit, replace=False)
+        return [items[i] for i in sorted(drawn)]
+
+
+class RankingSettings(SearchSettings):
+    """One evaluation of retrieval alone."""
+
+    questions: Annotated[tuple[Path, ...], Field(min_length=1)]  # see `openbook.evaluation.judged`
+    split: str = "test"  # of a folder in BEIR's layout: which file of qrels
+    pages: Literal["id", "title"] = "id"  # KILT's pages are a snapshot's documents of this id, or of this title
+    n_passages: Annotated[int, Field(ge=N_RANKED, le=1000)] = N_RANKED  # searched; documents have several of them
+    batch: Annotated[int, Field(ge=1, le=1024)] = 64  # questions encoded and searched together
+
+    @model_validator(mode="after")
+    def _can_be_run(self) -> "RankingSettings":
+        if self.n_sources != 1:
+            raise ValueError("name a snapshot or index servers, one of them")
+        return self
+
+
+class EvaluationSettings(SearchSettings):
+    """One evaluation: which questions, asked of what, and how answers are decoded."""
+
+    # retrieved: from the index. gold: the question's own title and context as the only passage.
+    context: Literal["retrieved", "gold"] = "retrieved"
     generator: GeneratorSettings = GeneratorSettings()
     k: Annotated[int, Field(ge=1, le=100)] = 5  # passages read
     formulations: Annotated[tuple[Formulation, ...], Field(min_length=1)] = (Formulation.SEQUENCE,)
@@ -30,29 +83,19 @@ class EvaluationSettings(Section):
     n_beams: Positive = 1
     max_new_tokens: Positive = 32
     labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them
-    limit: Positive | None = None  # only so many questions of each file, drawn with the seed
-    seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _can_be_run(self) -> "EvaluationSettings":
-        sources = [self.snapshot is not None, bool(self.index.addresses)]
-        if self.context == "gold" and any(sources):
+        if self.context == "gold" and self.n_sources:
             raise ValueError("gold context needs neither a snapshot nor index servers")
-        if self.context == "retrieved" and sum(sources) != 1:
+        if self.context == "retrieved" and self.n_sources != 1:
             raise ValueError("name a snapshot or index servers, one of them, or ask for gold context")
-        for name, values in (("names of files", self.names), ("formulations", self.formulations)):
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} must differ, got {', '.join(values)}")
+        _all_different("formulations", self.formulations)
         try:
             self.generation(self.formulations[0])
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the files of questions, as results call them."""
-        return tuple(path.name.partition(".")[0] for path in self.questions)
 
     def generation(self, formulation: Formulation) -> GenerationSettings:
         """How the answers of one formulation are decoded."""
@@ -63,3 +106,8 @@ class EvaluationSettings(Section):
             max_new_tokens=self.max_new_tokens,
             labels=self.labels,
         )
+
+
+def _all_different(name: str, values: Sequence[str]) -> None:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{name} must differ, got {', '.join(values)}")

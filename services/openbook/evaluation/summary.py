@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from openbook.core import metrics
 from openbook.evaluation.record import Record
 from openbook.evaluation.score import mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 HAS_ANSWER_AT = (1, 5, 20)
 ANSWERED_SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
@@ -26,6 +29,13 @@ class Mean:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
         return cls(mean(values), *metrics.bootstrap_interval(values))
+
+    @classmethod
+    def of_each(cls, values: Mapping[str, Sequence[float]]) -> "dict[str, Mean]":
+        """The same of several metrics, each of them of all questions."""
+        columns = np.array(list(values.values()), np.float64).T  # (n, m)
+        numbers = columns.mean(axis=0), *metrics.bootstrap_intervals(columns)
+        return {name: cls(*row) for name, row in zip(values, np.transpose(numbers).tolist(), strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,8 @@ class Result:
     f1: Mean
     rouge_l: Mean
     bleu_1: float  # of all answers together
+    distinct_3: float  # share of their tri-grams that differ
+    label_accuracy: Mean  # share that is an answer letter for letter
     has_answer: Mapping[int, Mean]  # at k
     prior_entropy: float  # mean, in nats
     mean_confidence: float  # of p(y|x)
@@ -91,6 +103,8 @@ def _result(file: str, formulation: str, records: Sequence[Record], k: int) -> R
         f1=Mean.of([record.f1 for record in records if record.f1 is not None]),
         rouge_l=Mean.of([record.rouge_l for record in records if record.rouge_l is not None]),
         bleu_1=metrics.bleu_1([record.prediction for record in texts], [record.answers for record in texts]),
+        distinct_3=metrics.distinct_n_grams([record.prediction for record in records]),
+        label_accuracy=Mean.of([float(metrics.label_accuracy(r.prediction, r.answers)) for r in texts]),
         has_answer={at: Mean.of([float(record.has_answer_at(at)) for record in records]) for at in HAS_ANSWER_AT},
         prior_entropy=mean([record.prior_entropy for record in records]),
         mean_confidence=mean(confidence),
@@ -128,7 +142,7 @@ def _cuts(records: Sequence[Record]) -> tuple[Cut, ...]:
     return tuple(Cut(*row) for row in zip(*columns, strict=True))
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+def as_json(results: Sequence["DataclassInstance"]) -> list[dict[str, Any]]:
     """For a JSON file, which has no NaN: null."""
     return [_without_nan(asdict(result)) for result in results]
 

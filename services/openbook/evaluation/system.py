@@ -15,7 +15,7 @@ from openbook.core.space import Space
 from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, RetrievalSettings, Retrieved
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
-from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings
+from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings, SearchSettings
 from openbook.index.client.opening import open_index
 from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
@@ -116,14 +116,19 @@ async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
     if settings.context == "gold":
         yield System(settings, generator, None)
         return
+    async with opened_library(settings) as library:
+        yield System(settings, generator, library)
+
+
+@asynccontextmanager
+async def opened_library(settings: SearchSettings) -> AsyncIterator[Library]:
+    """What is searched, for the running event loop. Raises as `opened`."""
     encoder = TextEncoder.load(settings.encoder)
     with _servers(settings) as client_settings:
         queries = Space(f"query encoder {settings.encoder.model!r}", encoder.space, encoder.dimension)
         index = await open_index(client_settings, queries)
         try:
-            yield System(
-                settings, generator, Library(encoder, index, index.snapshot_id, await _describe(index, client_settings))
-            )
+            yield Library(encoder, index, index.snapshot_id, await _describe(index, client_settings))
         finally:
             await index.close()
 
@@ -141,7 +146,7 @@ async def _describe(index: ShardedIndex, settings: IndexClientSettings) -> dict[
 
 
 @contextmanager
-def _servers(settings: EvaluationSettings) -> Iterator[IndexClientSettings]:
+def _servers(settings: SearchSettings) -> Iterator[IndexClientSettings]:
     """Those that run, or one in this process for each shard of the snapshot."""
     if settings.snapshot is None:
         yield settings.index

@@ -10,13 +10,16 @@ Rows = Sequence[Sequence[str]]
 
 
 def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Four tables: how good, how far its confidence can be trusted, when it is wrong, what a threshold would buy."""
+    """Five tables: how good, how worded, how far to trust its confidence, when it is wrong, what a threshold buys."""
     return "\n".join(
         [
             "# Evaluation\n",
             "Per cent, with 95 % bootstrap intervals over the questions. Confidence is p(y|x).\n",
             *_table(["n", "EM", "F1", *(f"answer in top {k}" for k in HAS_ANSWER_AT), "index", "k", "decoding"]),
             *_rows(results, [[_quality(result, plan)] for result in results]),
+            "\n## Answers that are sentences, and labels\n",
+            *_table(["ROUGE-L", "BLEU-1", "distinct tri-grams", "label accuracy"]),
+            *_rows(results, [[_wording(result, plan)] for result in results]),
             "\n## How far its confidence can be trusted\n",
             *_table(["mean confidence", "right", "calibration error", "AUROC"]),
             *_rows(results, [[_trust(result)] for result in results]),
@@ -34,15 +37,16 @@ def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
 
 def _table(titles: Sequence[str]) -> list[str]:
     titles = ["questions", "formulation", *titles]
-    return [_line(titles), _line(["---"] * len(titles))]
+    return [line(titles), line(["---"] * len(titles))]
 
 
 def _rows(results: Sequence[Result], cells: Sequence[Rows]) -> Iterator[str]:
     for result, rows in zip(results, cells, strict=True):
-        yield from (_line([result.file, result.formulation, *row]) for row in rows)
+        yield from (line([result.file, result.formulation, *row]) for row in rows)
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """Of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -51,7 +55,12 @@ def _quality(result: Result, plan: Mapping[str, Any]) -> list[str]:
     decoding = "greedy" if plan["n_beams"] == 1 else f"{plan['n_beams']} beams"
     if plan["labels"]:
         decoding = f"one of {len(plan['labels'])} labels"
-    return [str(result.n), *map(_percent, means), _index(plan["index"]), str(plan["k"]), decoding]
+    return [str(result.n), *map(percent, means), index_name(plan["index"]), str(plan["k"]), decoding]
+
+
+def _wording(result: Result, plan: Mapping[str, Any]) -> list[str]:
+    accuracy = percent(result.label_accuracy) if plan["labels"] else "–"
+    return [percent(result.rouge_l), _number(result.bleu_1), _number(result.distinct_3), accuracy]
 
 
 def _trust(result: Result) -> list[str]:
@@ -71,7 +80,8 @@ def _cuts(result: Result) -> Rows:
     ]
 
 
-def _percent(mean: Mean) -> str:
+def percent(mean: Mean) -> str:
+    """With its interval."""
     if isnan(mean.value):
         return "–"
     return f"{100 * mean.value:.1f} ({100 * mean.low:.1f}–{100 * mean.high:.1f})"
@@ -81,7 +91,8 @@ def _number(value: float) -> str:
     return "–" if isnan(value) else f"{value:.3f}"
 
 
-def _index(index: Mapping[str, Any] | None) -> str:
+def index_name(index: Mapping[str, Any] | None) -> str:
+    """Its kind, its size and its recall, which other numbers depend on."""
     if index is None:
         return "none: gold context"
     recall = f"recall@5 {index['recall']['5']:.3f}" if index["recall"] else "recall not measured"

@@ -210,3 +210,9 @@ def test_the_bootstrap_interval_of_little() -> None:
     few_low, few_high = metrics.bootstrap_interval([0, 1] * 10)
     many_low, many_high = metrics.bootstrap_interval([0, 1] * 100)
     assert few_low < many_low < 0.5 < many_high < few_high
+
+
+def test_the_intervals_of_columns_are_those_of_each() -> None:
+    columns = np.random.default_rng(2).random((50, 3))
+    apart = np.array([metrics.bootstrap_interval(each) for each in columns.T])
+    assert np.transpose(metrics.bootstrap_intervals(columns)) == pytest.approx(apart)

@@ -31,6 +31,11 @@ def test_documents_become_numbered_passages_that_know_their_document(tmp_path: P
     ]
 
 
+def test_beirs_corpus_is_read(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "corpus.jsonl", {"_id": "4983", "title": "", "text": "some words", "metadata": {}})
+    assert [(p.document_id, p.title, p.text) for p in read_passages(path)] == [("4983", "", "some words")]
+
+
 def test_dpr_passages_are_taken_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "psgs_w100.tsv.gz"
     long = " ".join(["word"] * 150)

@@ -47,6 +47,8 @@ def test_numbers_of_one_file() -> None:
     assert result.mean_confidence == pytest.approx(0.625)
     assert result.calibration_error == pytest.approx((0.1 + 0.2 + 0.6 + 0.2) / 4)
     assert result.bleu_1 == pytest.approx(4 / 6 * 2.718281828 ** (1 - 8 / 6))
+    assert result.label_accuracy.value == 0.5
+    assert isnan(result.distinct_3), "no answer has three words"
 
 
 def test_wrong_answers_by_where_the_answer_was() -> None:
@@ -67,6 +69,15 @@ def test_a_threshold_trades_answers_for_precision() -> None:
     assert [(cut.answered, cut.right) for cut in cuts] == [(1.0, 0.5), (0.75, pytest.approx(2 / 3)), *[(0.5, 1.0)],
                                                           (0.25, 1.0), (0.25, 1.0)]  # fmt: skip
     assert [cut.threshold for cut in cuts] == pytest.approx([log(x) for x in (0.2, 0.6, 0.8, 0.9, 0.9)])
+
+
+def test_sentences_and_labels_have_their_own_table() -> None:
+    sentences = [answered(0.5, False, 1, prediction=text) for text in ("a b c", "A b c!", "a b d")]
+    (result,) = summarise(sentences, k=5)
+    assert result.distinct_3 == pytest.approx(2 / 3)
+    for labels, accuracy in ((["x", "y"], "0.0 (0.0–0.0)"), ([], "–")):
+        text = as_markdown({**PLAN, "labels": labels}, [result])
+        assert f"| squad | sequence | 0.0 (0.0–0.0) | {result.bleu_1:.3f} | 0.667 | {accuracy} |" in text
 
 
 def test_files_and_formulations_stand_apart() -> None:

@@ -1,0 +1,178 @@
+"""Questions for which it is known what should be found, and what a search for them is worth.
+
+Three kinds: a folder in BEIR's layout (queries.jsonl, qrels/<split>.tsv; corpus.jsonl is what the snapshot is built
+from), a file of KILT's (`input`, `output` with `provenance`), and `openbook.corpus.questions`, where answers are known
+and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openbook.core import ranking as rank
+from openbook.core.fingerprint import file_digest
+from openbook.core.types import Passage
+from openbook.corpus.questions import Question, read_questions
+from openbook.corpus.read import lines
+from openbook.errors import InvalidDocuments
+from openbook.evaluation.score import holds_answer
+from openbook.evaluation.settings import N_RANKED, RankingSettings
+
+CUTS = (1, 5, 10, 20, N_RANKED)
+HAS_ANSWER_AT = (1, 5, 20, N_RANKED)
+
+Values = dict[str, float]
+"""Metric to value, such as `recall@5` to 0.5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A question, what the passages found for it are called in its ranking, and what that ranking is worth.
+
+    Passages of one name count once, at the best of their ranks; those without a name are left out.
+    """
+
+    question: Question
+    name: Callable[[Passage], str | None]
+    worth: Callable[[Sequence[str], Sequence[Passage]], Values]  # of the names and of all passages found, best first
+
+
+def read_judged(path: Path, settings: RankingSettings) -> tuple[dict[str, Any], list[Judged]]:
+    """The kind and digests of what is read, and all its questions in its order.
+
+    Raises:
+        InvalidDocuments: something cannot be read, or nothing in it is judged; names file, line and field.
+    """
+    if path.is_dir():
+        kind, judged = "documents", list(_beir(path, settings.split))
+        read = {"queries": path / "queries.jsonl", "qrels": _qrels(path, settings.split)}
+    else:
+        kind = "pages" if _is_kilt(path) else "answers"
+        judged = list(_kilt(path, settings.pages) if kind == "pages" else map(_of_answers, read_questions(path)))
+        read = {"questions": path}
+    if not judged:
+        raise InvalidDocuments(f"{path}: holds no question of which it is known what should be found")
+    return {"judged by": kind, **{name: file_digest(file) for name, file in read.items()}}, judged
+
+
+def _beir(folder: Path, split: str) -> Iterator[Judged]:
+    qrels, queries = _qrels(folder, split), folder / "queries.jsonl"
+    judgments = _read_qrels(qrels)
+    for number, record in _records(queries):
+        where = f"{queries}:{number}"
+        of_question = judgments.pop(query := _text(record, "_id", where), None)
+        if of_question is not None:
+            yield _of_documents(Question(query, _text(record, "text", where)), of_question)
+    if judgments:
+        raise InvalidDocuments(f"{qrels}: query {next(iter(judgments))!r} is not in {queries.name}")
+
+
+def _qrels(folder: Path, split: str) -> Path:
+    return folder / "qrels" / f"{split}.tsv"
+
+
+def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    judgments: dict[str, dict[str, int]] = {}
+    for number, line in lines(path):
+        cells = line.rstrip("\r\n").split("\t")
+        if cells == [""] or (number == 1 and cells[-1] == "score"):
+            continue
+        try:
+            query, document, relevance = cells
+            judgments.setdefault(query, {})[document] = int(relevance)
+        except ValueError:
+            raise InvalidDocuments(
+                f"{path}:{number}: must be query, document and a whole number with tabs between, got {line.rstrip()!r}"
+            ) from None
+    return judgments
+
+
+def _of_documents(question: Question, judgments: rank.Judgments) -> Judged:
+    # A question may be a document of the corpus too (ArguAna): as in BEIR it does not find itself.
+    return Judged(
+        question,
+        name=lambda passage: passage.document_id if passage.document_id != question.id else None,
+        worth=lambda names, _: {
+            **_by_judgments(names, judgments),
+            "r_precision": rank.r_precision(names, judgments),
+            **{f"precision@{k}": rank.precision(names, judgments, k) for k in CUTS},
+            **{f"recall@{k}": rank.recall(names, judgments, k) for k in CUTS},
+        },
+    )
+
+
+def _by_judgments(names: Sequence[str], judgments: rank.Judgments) -> Values:
+    return {
+        **{f"ndcg@{k}": rank.ndcg(names, judgments, k) for k in CUTS},
+        **{f"mrr@{k}": rank.reciprocal_rank(names, judgments, k) for k in CUTS},
+        **{f"success@{k}": rank.success(names, judgments, k) for k in CUTS},
+        f"map@{N_RANKED}": rank.average_precision(names, judgments, N_RANKED),
+    }
+
+
+def _is_kilt(path: Path) -> bool:
+    first = next(_records(path), None)
+    return first is not None and "input" in first[1]
+
+
+def _kilt(path: Path, pages: str) -> Iterator[Judged]:
+    """Those with provenance: of the others it is not known what should be found."""
+    key = {"id": "wikipedia_id", "title": "title"}[pages]
+    for number, record in _records(path):
+        where = f"{path}:{number}"
+        outputs = record.get("output", [])
+        try:
+            sets = [{str(page[key]).strip() for page in output.get("provenance", ())} for output in outputs]
+        except (AttributeError, KeyError, TypeError):
+            raise InvalidDocuments(
+                f"{where}: output must be a list whose provenance has {key}, got {outputs!r:.200}"
+            ) from None
+        if sets := [each for each in sets if each]:
+            question = Question(str(record.get("id", number)), _text(record, "input", where))
+            yield _of_pages(question, sets, pages)
+
+
+def _of_pages(question: Question, sets: Sequence[set[str]], pages: str) -> Judged:
+    judgments = dict.fromkeys(sorted(set().union(*sets)), 1)
+    return Judged(
+        question,
+        name=lambda passage: passage.document_id if pages == "id" else passage.title,
+        worth=lambda names, _: {
+            **_by_judgments(names, judgments),
+            "r_precision": rank.kilt_r_precision(names, sets),
+            **{f"recall@{k}": rank.kilt_recall(names, sets, k) for k in CUTS},
+        },
+    )
+
+
+def _of_answers(question: Question) -> Judged:
+    def worth(_: Sequence[str], passages: Sequence[Passage]) -> Values:
+        holding = (at for at, each in enumerate(passages[:N_RANKED], start=1) if holds_answer(each.text, question))
+        first = next(holding, None)
+        return {
+            **{f"has_answer@{k}": float(first is not None and first <= k) for k in HAS_ANSWER_AT},
+            f"mrr@{N_RANKED}": 1.0 / first if first else 0.0,
+        }
+
+    return Judged(question, name=lambda passage: str(passage.id), worth=worth)
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in lines(path):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise InvalidDocuments(f"{path}:{number}: must be an object, got {line.strip()!r:.80}")
+            yield number, record
+
+
+def _text(record: dict[str, Any], field: str, where: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidDocuments(f"{where}: {field} must be a string that is not empty, got {value!r:.80}")
+    return value

@@ -1,0 +1,82 @@
+"""Files of judgments that cannot be read are refused, with file, line and field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openbook.config import section
+from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.evaluation.judged import read_judged
+from openbook.evaluation.rankings import Ranking, as_trec
+from openbook.evaluation.settings import RankingSettings
+
+
+def settings(**values: Any) -> RankingSettings:
+    given: dict[str, Any] = {"questions": ["q.jsonl"], "out": "out", "snapshot": "snapshot"}
+    return section(RankingSettings, "test", **{**given, **values})
+
+
+def beir(folder: Path, queries: str, qrels: str) -> Path:
+    (folder / "qrels").mkdir()
+    (folder / "queries.jsonl").write_text(queries)
+    (folder / "qrels" / "dev.tsv").write_text(qrels)
+    return folder
+
+
+GOOD = '{"_id": "1", "text": "what?"}\n'
+
+
+@pytest.mark.parametrize(
+    ("queries", "qrels", "problem"),
+    [
+        (GOOD, "1\td\tyes\n", r"dev\.tsv:1: must be query, document and a whole number with tabs .* got '1\\td\\tyes'"),
+        (GOOD, "query-id\tcorpus-id\tscore\n1 0 d 1\n", r"dev\.tsv:2: must be query"),
+        (GOOD, "1\td\t1\n2\td\t1\n", r"dev\.tsv: query '2' is not in queries\.jsonl"),
+        (GOOD, "", "holds no question of which it is known what should be found"),
+        ('{"_id": 1, "text": "what?"}\n', "1\td\t1\n", r"queries\.jsonl:1: _id must be a string .* got 1"),
+        (f"{GOOD}[]\n", "1\td\t1\n", r"queries\.jsonl:2: must be an object, got '\[\]'"),
+        (f"{GOOD}{{\n", "1\td\t1\n", r"queries\.jsonl:2: not JSON"),
+    ],
+)
+def test_a_folder_that_is_not_beirs_is_named(tmp_path: Path, queries: str, qrels: str, problem: str) -> None:
+    with pytest.raises(InvalidDocuments, match=problem):
+        read_judged(beir(tmp_path, queries, qrels), settings(split="dev"))
+    with pytest.raises(InvalidDocuments, match=r"test\.tsv: cannot be read"):
+        read_judged(tmp_path, settings())
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ([{"provenance": [{"title": "A"}]}], r"kilt\.jsonl:1: output must be a list whose provenance has wikipedia_id"),
+        ([{"provenance": 7}], "output must be a list"),
+        ("none", "output must be a list"),
+    ],
+)
+def test_a_file_that_is_not_kilts_is_named(tmp_path: Path, output: object, problem: str) -> None:
+    path = tmp_path / "kilt.jsonl"
+    path.write_text(f'{{"id": "1", "input": "what?", "output": {output!r}}}\n'.replace("'", '"'))
+    with pytest.raises(InvalidDocuments, match=problem):
+        read_judged(path, settings())
+
+
+def test_what_is_asked_of_nothing_is_refused() -> None:
+    for values, problem in (
+        ({"snapshot": None}, "name a snapshot or index servers, one of them"),
+        ({"n_passages": 50}, "n_passages = 50"),
+        ({"pages": "url"}, "pages = 'url'"),
+        ({"questions": ["a/nq", "b/nq.jsonl"]}, "names of files must differ, got nq, nq"),
+    ):
+        with pytest.raises(InvalidConfig, match=problem):
+            settings(**values)
+
+
+def test_a_run_has_one_word_a_name_and_scores_that_fall() -> None:
+    found = Ranking(file="f", id="q 1", question="?", found=("a b", "c", "d"), scores=(1.5, 1.5, 1.5), worth={})
+    rows = [row.split() for row in as_trec([found])]
+    assert [row[:4] for row in rows] == [["q_1", "Q0", name, str(i)] for i, name in enumerate(["a_b", "c", "d"], 1)]
+    scores = [float(row[4]) for row in rows]
+    assert scores[0] == 1.5
+    assert scores == sorted(set(scores), reverse=True)
+    assert scores == pytest.approx([1.5] * 3)
