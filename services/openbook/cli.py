@@ -33,7 +33,7 @@ Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECT
 
 @app.command()
 def build(
-    documents: Annotated[str, typer.Argument(help="JSON lines or psgs_w100.tsv, also .gz; or 'embedded'.")],
+    documents: Annotated[str, typer.Argument(help="A file or a folder of any format in docs/build.md; or 'embedded'.")],
     out: Annotated[Path, typer.Option(help="The snapshot's folder; must not exist yet.")],
     shards: Annotated[int, typer.Option(help="Disjoint parts, one index server each.")] = 1,
     factory: Annotated[str, typer.Option(help="FAISS factory string: Flat, HNSW32, 'IVF256,SQ8', ...")] = "Flat",
@@ -45,13 +45,19 @@ def build(
     queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
     scan: Annotated[str | None, typer.Option(help="'int8': Flat finds single queries faster, as exactly.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
 ) -> None:
-    """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped."""
+    """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped.
+
+    What cannot be read is left out, and listed at the end.
+    """
     from openbook.config import EncoderSettings, section
     from openbook.corpus.build import build_corpus, embedded_documents
-    from openbook.terminal import build_progress
+    from openbook.corpus.sources.limits import Failure, raise_it
+    from openbook.terminal import build_progress, print_failures
 
-    with build_progress() as on_progress:
+    failures: list[Failure] = []
+    with print_failures(failures), build_progress() as on_progress:
         manifest = build_corpus(
             embedded_documents() if documents == "embedded" else Path(documents),
             out,
@@ -64,6 +70,7 @@ def build(
             query_encoder=query_encoder,
             scan=scan,
             on_progress=on_progress,
+            on_failure=raise_it if strict else failures.append,
         )
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
 

@@ -1,6 +1,7 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import exp
@@ -25,6 +26,7 @@ from openbook.core.types import Coverage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
+    from openbook.corpus.sources.limits import Failure
     from openbook.index.client.publish import Listed
     from openbook.serving.access.keys import KeyRecord
 
@@ -120,6 +122,18 @@ def _day(seconds: float | None) -> str:
 def _searched(coverage: Coverage) -> str:
     missing = ", ".join(map(str, coverage.missing_shards))
     return f"{coverage.n_searched} of {coverage.n_total} passages searched, shard {missing} missing"
+
+
+@contextmanager
+def print_failures(failures: "Sequence[Failure]") -> Iterator[None]:
+    """When the body has ended, however it did, what it could not read: a line each, on standard error."""
+    try:
+        yield
+    finally:
+        for failure in failures:
+            print(f"left out: {failure}", file=sys.stderr)
+        if failures:
+            print(f"left out: {len(failures)} in all", file=sys.stderr)
 
 
 @contextmanager

@@ -13,6 +13,11 @@ class Document:
     id: str
     title: str
     text: str
+    path: str = ""
+    """The file it came from, within its corpus; in an archive `archive.zip/member`."""
+
+    is_passage: bool = False
+    """It comes already split, as DPR's passages do."""
 
 
 def split_words(text: str, n_words: int = WORDS_PER_PASSAGE) -> Iterator[str]:

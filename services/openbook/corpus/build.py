@@ -4,8 +4,10 @@ Work in progress lies beside the target in `<out>.work`: the passages, one memor
 note of how many rows are done. It is continued only for the very same plan, and removed when the snapshot stands.
 """
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
@@ -14,24 +16,27 @@ from pydantic import BaseModel, ValidationError
 
 from openbook import files
 from openbook.config import EncoderSettings
-from openbook.core.fingerprint import file_digest
 from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
 from openbook.corpus.encode import VECTORS, alone, encode
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
+from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
+from openbook.corpus.sources.walk import corpus_digest
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, build_snapshot, check_plan, clear, undisturbed
 from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
+from openbook.processes import threads
 
 ROWS_PER_STEP = 512
 """Passages between two notes of progress, and the least for which another process is started, which takes seconds."""
 
 NOTE = "note.json"
-OURS = (TEXTS, OFFSETS, VECTORS, NOTE, files.partial_of(Path(NOTE)).name, LOCK)
+FAILURES = "failures.jsonl"
+OURS = (TEXTS, OFFSETS, VECTORS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -65,8 +70,12 @@ def build_corpus(
     query_encoder: str | None = None,
     scan: str | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
+    on_failure: OnFailure = raise_it,
 ) -> Manifest:
-    """Build a snapshot of a corpus; `recall_target` and `scan` as for `openbook.index.building.build`.
+    """Build a snapshot of a file or a folder; `recall_target` and `scan` as for `openbook.index.building.build`.
+
+    What cannot be read is left out and told to `on_failure`, also where a build goes on that left it out before;
+    if nobody is there to be told, the first ends the build.
 
     On a CPU as many processes encode as `encoder.n_threads` says, each with one thread and a model of its own. However
     many they are, the snapshot is the same, to the byte, on one machine.
@@ -84,8 +93,10 @@ def build_corpus(
     """
     if n_words < 1:
         raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
-    if not documents.is_file():
+    if not (documents.is_file() or documents.is_dir()):
         raise InvalidDocuments(f"{documents}: no such file")
+    if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
+        raise InvalidConfig(f"{out} lies in {documents}, which is read: put it elsewhere")
     model = TextEncoder.load(alone(encoder), role="passage")
     asks = alone(encoder).model_copy(update={"model": query_encoder or encoder.model})
     asked = _encoded(queries, asks, model) if queries else None
@@ -95,14 +106,18 @@ def build_corpus(
         shutil.rmtree(work, ignore_errors=True)
     check_plan(out, n_shards, factory, model.dimension, scan)
     plan = _Plan(
-        documents_digest=file_digest(documents),
+        documents_digest=corpus_digest(documents),
         n_words=n_words,
         encoder_fingerprint=model.fingerprint,
         dimension=model.dimension,
         rows_per_step=ROWS_PER_STEP,
     )
     with undisturbed(work):
-        note = _resume(work, plan) or _start(work, plan, documents)
+        if note := _resume(work, plan):
+            for line in (work / FAILURES).read_text().splitlines():
+                on_failure(Failure(**json.loads(line)))
+        else:
+            note = _start(work, plan, documents, on_failure, threads(encoder.n_threads))
         passages = PassageReader(work)
         vectors = _encode(work, note, encoder, model, on_progress)
         manifest = build_snapshot(
@@ -148,15 +163,25 @@ def _resume(work: Path, plan: _Plan) -> _Note | None:
         note = _Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
         return None
-    return note if note.plan == plan and (work / VECTORS).exists() else None
+    return note if note.plan == plan and (work / VECTORS).exists() and (work / FAILURES).exists() else None
 
 
-def _start(work: Path, plan: _Plan, documents: Path) -> _Note:
+def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> _Note:
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work)
-    n_passages = write_passages(work, read_passages(documents, plan.n_words))
+    n_failures = 0
+    with (work / FAILURES).open("w") as kept:
+
+        def tell(failure: Failure) -> None:
+            nonlocal n_failures
+            n_failures += 1
+            kept.write(json.dumps(asdict(failure)) + "\n")
+            on_failure(failure)
+
+        n_passages = write_passages(work, read_passages(documents, plan.n_words, tell, n_processes=n_processes))
     if not n_passages:
-        raise InvalidDocuments(f"{documents}: holds no words")
+        left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
+        raise InvalidDocuments(f"{documents}: holds no words{left_out}")
     np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (n_passages, plan.dimension)).flush()
     files.sync(work)  # before a note speaks of it
     note = _Note(plan=plan)

@@ -1,0 +1,67 @@
+"""Parquet and Arrow: a row a document, of the columns that are a document's, some rows at a time."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from openbook.core.passages import Document
+from openbook.corpus.sources import records
+from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.opened import Opened
+from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+
+ROWS_AT_ONCE = 256
+
+
+def read_parquet(opened: Opened) -> Iterator[Document | Failure]:
+    """Only the columns of documents are read. Raises Failed: none of them is a text; and what pyarrow raises."""
+    pa = _arrow()
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.PythonFile(opened.seekable(), "r"), pre_buffer=False)
+    columns = _columns(file.schema_arrow.names)
+    batches = file.iter_batches(ROWS_AT_ONCE, columns=list(columns), use_threads=False)
+    return _documents(opened, batches, columns)
+
+
+def read_arrow_file(opened: Opened) -> Iterator[Document | Failure]:
+    """Also Feather, version 2. Raises as `read_parquet`."""
+    pa = _arrow()
+    file = pa.ipc.open_file(pa.PythonFile(opened.seekable(), "r"))
+    batches = (file.get_batch(i) for i in range(file.num_record_batches))
+    return _documents(opened, batches, _columns(file.schema.names))
+
+
+def read_arrow_stream(opened: Opened) -> Iterator[Document | Failure]:
+    """Raises as `read_parquet`."""
+    pa = _arrow()
+    stream = pa.ipc.open_stream(pa.PythonFile(opened.file, "r"))
+    return _documents(opened, stream, _columns(stream.schema.names))
+
+
+def _arrow() -> Any:
+    import pyarrow as pa
+
+    # Each thread would reserve address space, of which there is a limit.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    return pa
+
+
+def _columns(names: list[str]) -> dict[str, str]:
+    """The columns to read, and what a document calls them."""
+    columns = {name: name.lower() for name in names if name.lower() in (*ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS)}
+    if not set(columns.values()) & set(TEXT_FIELDS):
+        raise Failed(f"one column must be called {' or '.join(TEXT_FIELDS)}")
+    return columns
+
+
+def _documents(opened: Opened, batches: Iterable[Any], columns: dict[str, str]) -> Iterator[Document | Failure]:
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            for row in batch.slice(start, ROWS_AT_ONCE).select(list(columns)).to_pylist():
+                number += 1
+                try:
+                    yield records.document(opened, {columns[name]: value for name, value in row.items()}, number)
+                except Failed as error:
+                    yield Failure(f"{opened.path}:{number}", str(error))

@@ -1,0 +1,136 @@
+"""A file that is being parsed, on disk or inside of others."""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
+
+COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file with its content still unread."""
+
+    path: str  # within the corpus
+    file: "io.BufferedReader[Any]"
+    limits: Limits
+    budget: Budget
+    n_layers: int = 0  # of archives and compression around it
+
+    def inside(self, file: IO[bytes], path: str) -> "Opened":
+        """What came out of it, one layer deeper."""
+        if self.n_layers == self.limits.n_layers:
+            raise Failed(f"lies in more than {self.limits.n_layers} layers of archives and compression")
+        path = path.encode(errors="replace").decode()  # names in archives are of any bytes
+        return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1)
+
+    @property
+    def name(self) -> str:
+        """Its own name, without the ending of its compression."""
+        name = self.path.rsplit("/", 1)[-1]
+        stem, ending = os.path.splitext(name)
+        return stem if ending.lower() in COMPRESSED and stem else name
+
+    @property
+    def stem(self) -> str:
+        """A title for want of another."""
+        return os.path.splitext(self.name)[0] or self.name
+
+    def head(self) -> bytes:
+        """How it begins, without reading on: 64 KiB, or all."""
+        return self.file.peek(HEAD)
+
+    def whole(self) -> bytes:
+        """All of it, of which there may be as much as of a document with four times its bytes in markup.
+
+        Raises:
+            Failed: it is larger.
+        """
+        most = self.limits.document_bytes * 4
+        content = self.file.read(most + 1)
+        if len(content) > most:
+            raise Failed(f"has more than {most} bytes")
+        return content
+
+    def lines(self) -> Iterator[tuple[int, bytes | Failed]]:
+        """Its lines, numbered from 1, ends included. One that is too long is a failure, and not held in memory.
+
+        Raises:
+            Failed: it is in UTF-16, where lines end otherwise.
+        """
+        if self.head()[:2] in UTF_16:
+            raise Failed("UTF-16; lines must be UTF-8")
+        most = self.limits.line_bytes
+        number = 0
+        while line := self.file.readline(most + 1):
+            number += 1
+            if len(line) <= most:
+                yield number, line
+                continue
+            while line and not line.endswith(b"\n"):
+                line = self.file.readline(HEAD)
+            yield number, Failed(f"a line of more than {most} bytes")
+
+    def seekable(self) -> IO[bytes]:
+        """It, in a file in which a parser can jump about: itself if it lies on disk, else a copy without a name."""
+        if not self.n_layers:
+            return self.file
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 who asked reads it, and it goes with its last reader
+        while piece := self.file.read(1 << 20):
+            if copy.tell() + len(piece) > self.limits.spooled_bytes:
+                raise Failed(f"has more than {self.limits.spooled_bytes} bytes")
+            copy.write(piece)
+        copy.seek(0)
+        return copy
+
+    def document(self, id: str, title: str, text: str, is_passage: bool = False) -> Document:
+        """A document of this file.
+
+        Raises:
+            Failed: it is too long, or holds half a character, which nothing behind us could store.
+        """
+        try:
+            size_bytes = len((id + title + text).encode())
+        except UnicodeEncodeError as error:
+            raise Failed(f"not UTF-8: {error.reason}") from None
+        if size_bytes > self.limits.document_bytes:
+            raise Failed(f"a document of {size_bytes} bytes; at most {self.limits.document_bytes}")
+        return Document(id, title, text, self.path, is_passage)
+
+
+def open_regular(path: Path, name: str, limits: Limits, follow: bool) -> Opened:
+    """A file on disk; no pipe that would keep us waiting. Through a link only where the user named it.
+
+    Raises:
+        Failed: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    file = io.BufferedReader(io.FileIO(descriptor), HEAD)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        file.close()
+        raise Failed("no regular file")
+    return Opened(name, file, limits, Budget(limits, found.st_size))
+
+
+def decoded(content: bytes) -> str:
+    """Text by its byte order mark, or else UTF-8. Raises Failed."""
+    encoding = "utf-16" if content[:2] in UTF_16 else "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise Failed(f"not {encoding.upper().removesuffix('-SIG')}: {error.reason} at byte {error.start}") from None

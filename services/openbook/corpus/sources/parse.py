@@ -1,0 +1,168 @@
+"""A file to documents, whatever it is: layers of archives and compression are taken off, and what is inside parsed."""
+
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from openbook.core.passages import Document
+from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, web, wiki
+from openbook.corpus.sources.limits import Failed, Failure, Spent, one_line
+from openbook.corpus.sources.opened import Opened
+from openbook.corpus.sources.recognise import Format, recognise
+
+_LIBRARIES = ("lxml", "lxml_html_clean", "markdown_it", "mwparserfromhell", "pyarrow", "pypdf", "trafilatura")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Said before and after a file in which no others are, and what cannot be opened at all, so that who follows one
+    that kills its parser knows where to go on.
+    """
+
+    number: int  # from 1, in the order of the file
+    path: str | None  # None: it is done
+
+
+Event = Document | Failure | Leaf | None
+"""None says only that there is progress."""
+
+_PARSERS: dict[Format, Callable[[Opened], Iterator[Document | Failure | None]]] = {
+    Format.PDF: pdf.read,
+    Format.PARQUET: columns.read_parquet,
+    Format.ARROW_FILE: columns.read_arrow_file,
+    Format.ARROW_STREAM: columns.read_arrow_stream,
+    Format.MEDIAWIKI: wiki.read,
+    Format.HTML: web.read,
+    Format.JSON_LINES: records.read,
+    Format.TABLE: tables.read,
+    Format.MARKDOWN: plain.read_markdown,
+    Format.TEXT: plain.read_text,
+}
+_COMPRESSED = {Format.GZIP: ".gz", Format.BZIP2: ".bz2", Format.XZ: ".xz"}
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path is of those that nobody means: `.git`, `.DS_Store`, `__MACOSX` of an archive."""
+    return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.split("/"))
+
+
+class Parse:
+    """The parsing of one file; the first `skip` leaves of it are passed over."""
+
+    def __init__(self, skip: int = 0) -> None:
+        self._skip = skip
+        self._n_leaves = 0
+
+    def events(self, file: Opened) -> Iterator[Event]:
+        """Everything in a file. Its failures, and those of what is in it, are events.
+
+        Raises:
+            MemoryError: a leaf needs more than there is.
+        """
+        try:
+            yield from self._inside(file)
+        except Spent as error:
+            if file.n_layers:
+                raise  # all of the file shares one budget: it ends here, with one line
+            yield from self._failure(file.path, error)
+        except MemoryError:
+            raise
+        except Exception as error:  # parsers meet what their authors never thought of
+            yield from self._failure(file.path, error)
+
+    def _inside(self, file: Opened) -> Iterator[Event]:
+        if not (head := file.head()):
+            return
+        format = recognise(head, file.name)
+        if format in _COMPRESSED:
+            unpacked = opened.COMPRESSED[_COMPRESSED[format]](file.file)
+            yield from self.events(file.inside(unpacked, file.path))
+        elif format is Format.TAR:
+            yield from self._tar(file)
+        elif format is Format.ZIP:
+            with zipfile.ZipFile(file.seekable()) as archive:
+                names = set(archive.namelist())
+                if office.is_docx(names):
+                    yield from self._leaf(file, lambda file: office.read_docx(file, archive))
+                elif office.is_epub(names):
+                    yield from self._leaf(file, lambda file: office.read_epub(file, archive))
+                else:
+                    yield from self._zip(file, archive)
+        else:
+            yield from self._leaf(file, _PARSERS[format])
+
+    def _leaf(self, file: Opened, read: Callable[[Opened], Iterator[Document | Failure | None]]) -> Iterator[Event]:
+        if (number := self._next()) is None:
+            return
+        yield Leaf(number, file.path)
+        n_failures = 0
+        try:
+            for event in read(file):
+                n_failures += isinstance(event, Failure)
+                if not isinstance(event, Failure) or n_failures <= file.limits.n_named:
+                    yield event
+        except (Spent, MemoryError):
+            raise
+        except Exception as error:
+            yield Failure(file.path, reason(error))
+        if (unnamed := n_failures - file.limits.n_named) > 0:
+            yield Failure(file.path, f"and {unnamed} more that are no documents")
+        yield Leaf(number, None)
+
+    def _next(self) -> int | None:
+        """The number of the leaf that begins, unless it is passed over."""
+        self._n_leaves += 1
+        return self._n_leaves if self._n_leaves > self._skip else None
+
+    def _failure(self, path: str, error: Exception) -> Iterator[Event]:
+        if (number := self._next()) is not None:
+            yield Leaf(number, path)
+            yield Failure(path, reason(error))
+            yield Leaf(number, None)
+
+    def _zip(self, file: Opened, archive: zipfile.ZipFile) -> Iterator[Event]:
+        members = archive.infolist()
+        _check_number(file, len(members))
+        for member in members:
+            path = f"{file.path}/{member.filename}"
+            if member.is_dir() or is_hidden(member.filename):
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                yield from self._failure(path, Failed("a link"))
+            else:
+                try:
+                    content = archive.open(member)
+                except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:  # damaged, encrypted, too new
+                    yield from self._failure(path, error)
+                    continue
+                yield from self.events(file.inside(content, path))
+
+    def _tar(self, file: Opened) -> Iterator[Event]:
+        with tarfile.open(fileobj=file.file, mode="r|") as archive:
+            for number, member in enumerate(archive, start=1):
+                _check_number(file, number)
+                archive.members = []  # type: ignore[attr-defined]  # else it keeps all that it has seen
+                path = f"{file.path}/{member.name}"
+                if member.isdir() or is_hidden(member.name):
+                    continue
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    is_link = member.issym() or member.islnk()
+                    yield from self._failure(path, Failed("a link" if is_link else "no regular file"))
+                else:
+                    yield from self.events(file.inside(content, path))
+
+
+def _check_number(file: Opened, n_members: int) -> None:
+    if n_members > file.limits.n_members:
+        raise Failed(f"an archive of more than {file.limits.n_members} members")
+
+
+def reason(error: BaseException) -> str:
+    """Why something cannot be read, in one line."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in _LIBRARIES:
+        return f"needs {error.name}: pip install 'openbook[corpus]'"
+    said = one_line(str(error))
+    return said if isinstance(error, Failed) else f"{type(error).__name__}: {said}".removesuffix(": ")

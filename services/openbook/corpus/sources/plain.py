@@ -1,0 +1,73 @@
+"""Plain text and Markdown: a document a file."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import yaml
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.opened import Opened, decoded
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
+
+
+def read_text(opened: Opened) -> Iterator[Document]:
+    """A title it has of its file's name."""
+    yield opened.document(opened.path, opened.stem, decoded(opened.whole()))
+
+
+def read_markdown(opened: Opened) -> Iterator[Document]:
+    """What a reader sees: no marks, no HTML, no addresses of links. The title is that of the front matter, or the
+    first heading of the first level, which then is no part of the text, or that of the file.
+    """
+    from markdown_it import MarkdownIt
+
+    text = decoded(opened.whole())
+    front = FRONT_MATTER.match(text)
+    title = _title(front[1]) if front else ""
+    tokens = MarkdownIt().enable("table").parse(text[front.end() :] if front else text)
+    blocks = list(_blocks(tokens))
+    if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):
+        title = first[1]
+        blocks.remove(first)
+    yield opened.document(opened.path, title or opened.stem, "\n\n".join(text for _, text in blocks))
+
+
+def _title(front_matter: str) -> str:
+    try:
+        fields = yaml.safe_load(front_matter)
+    except yaml.YAMLError:
+        return ""
+    return str(fields["title"]) if isinstance(fields, dict) and fields.get("title") else ""
+
+
+def _blocks(tokens: "list[Token]") -> Iterator[tuple[str, str]]:
+    """The blocks of text, each with the tag around it; a table's row is one."""
+    tag = ""
+    row: list[str] | None = None
+    for token in tokens:
+        if token.type == "tr_open":
+            row = []
+        elif token.type == "tr_close" and row is not None:
+            yield "tr", " | ".join(row)
+            row = None
+        elif token.nesting == 1:
+            tag = token.tag
+        elif token.type == "inline":
+            text = _inline(token.children or [])
+            if row is not None:
+                row.append(text)
+            elif text:
+                yield tag, text
+        elif token.type in ("fence", "code_block"):
+            yield "code", token.content
+
+
+def _inline(tokens: "list[Token]") -> str:
+    breaks = {"softbreak": "\n", "hardbreak": "\n"}
+    shown = ("text", "code_inline", "image")  # an image's content is what stands for it
+    return "".join(breaks.get(token.type) or (token.content if token.type in shown else "") for token in tokens)

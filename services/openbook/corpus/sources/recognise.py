@@ -1,0 +1,133 @@
+"""What a file is: by how it begins, and by its name only where a beginning says nothing."""
+
+import csv
+import json
+import os
+import re
+from contextlib import suppress
+from enum import StrEnum
+
+from openbook.corpus.sources.limits import Failed
+from openbook.corpus.sources.opened import decoded
+
+
+class Format(StrEnum):
+    """A format that can be read, or that wraps others."""
+
+    GZIP = "gzip"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+    ZIP = "zip"  # also DOCX and EPUB, which only their members tell
+    TAR = "tar"
+    PDF = "PDF"
+    PARQUET = "Parquet"
+    ARROW_FILE = "Arrow file"
+    ARROW_STREAM = "Arrow stream"
+    MEDIAWIKI = "MediaWiki XML"
+    HTML = "HTML"
+    JSON_LINES = "JSON lines"
+    TABLE = "table"
+    MARKDOWN = "Markdown"
+    TEXT = "text"
+
+
+_MAGIC = {
+    Format.GZIP: rb"\x1f\x8b",
+    Format.BZIP2: rb"BZh[1-9](1AY&SY|\x17rE8P\x90)",
+    Format.XZ: rb"\xfd7zXZ\x00",
+    Format.ZIP: rb"PK(\x03\x04|\x05\x06)",
+    Format.TAR: rb".{257}ustar",
+    Format.PDF: rb".{,1019}%PDF-",
+    Format.PARQUET: rb"PAR1",
+    Format.ARROW_FILE: rb"ARROW1\x00\x00",
+    Format.ARROW_STREAM: rb"\xff\xff\xff\xff.{3}\x00",
+}
+_BY_NAME = {
+    ".jsonl": Format.JSON_LINES,
+    ".ndjson": Format.JSON_LINES,
+    ".json": Format.JSON_LINES,
+    ".csv": Format.TABLE,
+    ".tsv": Format.TABLE,
+    ".html": Format.HTML,
+    ".htm": Format.HTML,
+    ".xhtml": Format.HTML,
+    ".md": Format.MARKDOWN,
+    ".markdown": Format.MARKDOWN,
+    ".txt": Format.TEXT,
+}
+_HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+DELIMITERS = ",\t;|"
+
+TEXT_FIELDS = ("text", "contents", "content", "body")
+TITLE_FIELDS = ("title", "wikipedia_title", "name")
+ID_FIELDS = ("id", "_id", "docid", "document_id")
+"""What tables and records call the fields of a document: the first that is there."""
+
+
+def recognise(head: bytes, name: str) -> Format:
+    """The format of a file that begins like this.
+
+    Raises:
+        Failed: it is none that can be read.
+    """
+    for format, magic in _MAGIC.items():
+        if re.match(magic, head, re.DOTALL):
+            return format
+    begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if begin.startswith(b"<") and (found := _markup(begin, name)):
+        return found
+    if by_name := _BY_NAME.get(os.path.splitext(name)[1].lower()):
+        return by_name
+    if head[:2] not in (b"\xff\xfe", b"\xfe\xff") and b"\0" in head[:4096]:
+        raise Failed("of no format that is known")
+    return _text(head)
+
+
+def _markup(begin: bytes, name: str) -> Format | None:
+    if b"<mediawiki" in begin:
+        return Format.MEDIAWIKI
+    if _HTML.search(begin):
+        return Format.HTML
+    if begin.startswith(b"<doc id="):
+        raise Failed("WikiExtractor's output must be JSON: run it with --json")
+    if begin.startswith(b"<?xml") and not name.lower().endswith(".xhtml"):
+        raise Failed("XML, and neither a MediaWiki dump nor XHTML")
+    return None
+
+
+def _text(head: bytes) -> Format:
+    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    first, is_more, _ = begin.partition(b"\n")
+    if first.startswith(b"{") and (not is_more or _is_json(first)):  # where nothing is behind it, it may go on
+        return Format.JSON_LINES
+    with suppress(Failed):
+        if delimiter_of(decoded(head[:2] + head[2:].split(b"\n", 1)[0])):
+            return Format.TABLE
+    if re.match(rb"#{1,6}\s|---\r?\n", begin):
+        return Format.MARKDOWN
+    return Format.TEXT
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def delimiter_of(header: str) -> str | None:
+    """What separates the columns of a table whose first line names them, a text among them."""
+    for delimiter in DELIMITERS:
+        names = columns_of(header, delimiter)
+        if len(names) > 1 and any(name in TEXT_FIELDS for name in names):
+            return delimiter
+    return None
+
+
+def columns_of(header: str, delimiter: str) -> list[str]:
+    """The names in the first line of a table, in lower case."""
+    try:
+        row = next(csv.reader([header], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+    return [name.strip().lower() for name in row]

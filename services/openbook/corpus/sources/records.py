@@ -1,0 +1,72 @@
+"""JSON lines: our own, WikiExtractor's, BEIR's and KILT's, told apart record by record."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.opened import Opened, decoded
+from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+
+KILT_MARKS = ("Section::::", "BULLET::::- ", "BULLET::::")
+
+
+def read(opened: Opened) -> Iterator[Document | Failure]:
+    """A document a line. A line that is none is a failure, and the next is read."""
+    for number, line in opened.lines():
+        try:
+            if isinstance(line, Failed):
+                raise line
+            if line.strip():
+                yield document(opened, _parsed(line), number)
+        except Failed as error:
+            yield Failure(f"{opened.path}:{number}", str(error))
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(decoded(line))
+    except (ValueError, RecursionError) as error:  # also of numbers too long, and of brackets too deep
+        raise Failed(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise Failed("must be an object with id, title and text")
+    return record
+
+
+def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
+    """A row or an object as a document; without an id it is called by its place. Raises Failed."""
+    text_field = _field(record, TEXT_FIELDS) or "text"
+    id = _string(record, _field(record, ID_FIELDS))
+    title = _string(record, _field(record, TITLE_FIELDS))
+    if isinstance(record.get(text_field), list):
+        text = _of_kilt(record[text_field], title)
+    else:
+        text = _string(record, text_field)
+    return opened.document(id or f"{opened.path}#{number}", title, text)
+
+
+def _field(record: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if record.get(name) is not None), None)
+
+
+def _string(record: dict[str, Any], field: str | None) -> str:
+    if field is None:
+        return ""
+    value = record.get(field)
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise Failed(f"{field} must be a string, got {value!r:.80}")
+    return str(value)
+
+
+def _of_kilt(paragraphs: list[Any], title: str) -> str:
+    if not all(isinstance(each, str) for each in paragraphs):
+        raise Failed("text must be a string or a list of strings")
+    kept = paragraphs[1:] if paragraphs and paragraphs[0].strip() == title.strip() else paragraphs
+    return "\n".join(_plain(paragraph) for paragraph in kept)
+
+
+def _plain(paragraph: str) -> str:
+    for mark in KILT_MARKS:
+        paragraph = paragraph.removeprefix(mark)
+    return paragraph.strip()

@@ -1,0 +1,70 @@
+"""CSV and TSV with a line of names above, and DPR's `psgs_w100.tsv`, whose rows are passages."""
+
+import csv
+from collections.abc import Iterator
+from itertools import chain
+
+from openbook.core.passages import Document
+from openbook.corpus.sources import records
+from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.opened import Opened, decoded
+from openbook.corpus.sources.recognise import TEXT_FIELDS, columns_of, delimiter_of
+
+DPR = ["id", "text", "title"]
+
+
+def read(opened: Opened) -> Iterator[Document | Failure]:
+    """A document a row; a row that is none is a failure, and the next is read.
+
+    Raises:
+        Failed: no column is called as a text is, or from some line on no rows can be told apart.
+    """
+    bad: list[Failed] = []  # lines of the row at hand
+    lines = _decoded(opened, bad)
+    first = next(lines, "")
+    is_dpr = _is_dpr(first)
+    delimiter = "\t" if is_dpr else delimiter_of(first)
+    if delimiter is None:
+        raise bad[0] if bad else Failed(f"the first line must name columns, one of them {' or '.join(TEXT_FIELDS)}")
+    names = DPR if is_dpr else columns_of(first, delimiter)
+    has_header = columns_of(first, delimiter) == names
+    csv.field_size_limit(opened.limits.document_bytes)
+    rows = csv.reader(chain([first], lines), delimiter=delimiter)
+    while True:
+        begun = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise Failed(f"line {begun}: not separated values: {error}") from None
+        if row is None:
+            return
+        if (begun == 1 and has_header) or (not row and not bad):
+            continue
+        try:
+            if bad:
+                raise bad.pop()
+            if len(row) != len(names):
+                raise Failed(f"must have {len(names)} columns ({', '.join(names)}), got {len(row)}")
+            found = records.document(opened, dict(zip(names, row, strict=True)), begun)
+            yield opened.document(found.id, found.title, found.text, is_passage=is_dpr)
+        except Failed as error:
+            bad.clear()
+            yield Failure(f"{opened.path}:{begun}", str(error))
+
+
+def _is_dpr(first: str) -> bool:
+    """Three columns, named as DPR's are, or without names."""
+    names = columns_of(first, "\t")
+    return len(names) == 3 and (names == DPR or not set(names) & set(TEXT_FIELDS))
+
+
+def _decoded(opened: Opened, bad: list[Failed]) -> Iterator[str]:
+    """The lines; one that cannot be read is told in `bad`, and is none of its row's."""
+    for _, line in opened.lines():
+        try:
+            if isinstance(line, Failed):
+                raise line
+            yield decoded(line)
+        except Failed as error:
+            bad.append(error)
+            yield "\n"

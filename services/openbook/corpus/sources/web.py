@@ -1,0 +1,78 @@
+"""HTML: the text of a page without its menus and footers, a document a page."""
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.limits import Failed
+from openbook.corpus.sources.opened import Opened, decoded
+
+_CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*encoding=[\"']([\w.:-]+)", re.IGNORECASE)
+_SILENT = {"script", "style", "template", "noscript", "head"}
+_INLINE = re.compile(
+    "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|label|mark|q|rp|rt|ruby|s|samp|small|span|strike|"
+    "strong|sub|sup|time|tt|u|var|wbr"
+)
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
+
+
+def read(opened: Opened) -> Iterator[Document]:
+    """Raises Failed: it is in another encoding than it says, or no text is found."""
+    import trafilatura
+
+    page = _decoded(opened.whole())
+    tree = trafilatura.load_html(page)
+    if tree is None:
+        raise Failed("no HTML in it")
+    title = " ".join("".join(tree.xpath("string((//title)[1])")).split())
+    text = trafilatura.extract(page, include_comments=False, include_tables=True) or text_of(tree)
+    if not text.strip():
+        raise Failed("no text found")
+    yield opened.document(opened.path, title or opened.stem, text)
+
+
+def _decoded(content: bytes) -> str:
+    said = _CHARSET.search(content[:4096])
+    if (
+        said
+        and content[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        and not content.startswith(codecs.BOM_UTF8)
+    ):
+        name = (said[1] or said[2]).decode()
+        try:
+            return content.decode("cp1252" if name.lower() in ("iso-8859-1", "latin-1", "us-ascii") else name)
+        except LookupError:
+            raise Failed(f"in an encoding that nobody knows: {name}") from None
+        except (UnicodeDecodeError, ValueError) as error:
+            raise Failed(f"says it were {name}, and is not: {error}") from None
+    return decoded(content)
+
+
+def text_of(tree: Any) -> str:
+    """All text that a browser would show, a line a block."""
+    parts: list[str] = []
+    silent = None
+    from lxml import etree
+
+    for event, element in etree.iterwalk(tree, events=("start", "end", "comment", "pi")):
+        if event in ("comment", "pi"):
+            if silent is None:
+                parts.append(element.tail or "")
+            continue
+        name = etree.QName(element).localname.lower() if isinstance(element.tag, str) else ""
+        if silent is None and not _INLINE.fullmatch(name):
+            parts.append("\n")
+        if event == "start":
+            if silent is None and name in _SILENT:
+                silent = element
+            if silent is None:
+                parts.append(element.text or "")
+        else:
+            if silent is element:
+                silent = None
+            if silent is None and element is not tree:
+                parts.append(element.tail or "")
+    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
+    return "\n".join(line for line in lines if line)

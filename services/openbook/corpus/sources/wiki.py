@@ -1,0 +1,64 @@
+"""MediaWiki's XML dumps: a document for each article; redirects and pages about pages are left out."""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.opened import Opened
+
+FILES, CATEGORIES = "6", "14"
+_MARKS = re.compile(r"__[A-Z]+__|'{2,}")  # switches; bold and italic, which need no parser
+_UNREAD = ("ref", "references", "gallery", "timeline", "score", "imagemap")
+
+
+def read(opened: Opened) -> Iterator[Document | Failure | None]:
+    """None for each page that is no article. What lxml raises of XML that is cut off or none comes through."""
+    from lxml import etree
+
+    pages = etree.iterparse(
+        opened.file,
+        tag=("{*}page", "{*}namespace"),
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        huge_tree=False,
+    )
+    hidden = {"file", "image", "category"}
+    for _, element in pages:
+        if etree.QName(element).localname == "namespace":
+            if element.get("key") in (FILES, CATEGORIES) and element.text:
+                hidden.add(element.text.strip().lower())
+            continue
+        try:
+            yield _document(opened, element, tuple(f"{name}:" for name in sorted(hidden)))
+        except Failed as error:
+            yield Failure(f"{opened.path}:{element.sourceline}", str(error))
+        element.clear()
+        while element.getprevious() is not None:  # else the tree would grow with the dump
+            del element.getparent()[0]
+
+
+def _document(opened: Opened, page: Any, hidden: tuple[str, ...]) -> Document | None:
+    import mwparserfromhell
+
+    if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
+        return None
+    wikitext = page.findtext("{*}revision/{*}text") or ""
+    try:
+        code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
+        for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(hidden)):
+            _remove(code, link)
+        for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _UNREAD):
+            _remove(code, tag)
+        text = _MARKS.sub("", code.strip_code())
+    except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
+        raise Failed(f"wikitext that cannot be parsed: {error}") from None
+    return opened.document(page.findtext("{*}id") or "", page.findtext("{*}title") or "", text)
+
+
+def _remove(code: Any, node: Any) -> None:
+    with suppress(ValueError):  # it went with another that it was part of
+        code.remove(node)

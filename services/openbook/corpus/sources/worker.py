@@ -1,0 +1,84 @@
+"""A process that parses: it takes files by their paths, has little memory, and may be killed at any time.
+
+    python -m openbook.corpus.sources.worker LIMITS
+
+Requests and what comes back are lines of JSON: `[path, name, is_given, skip]`, and `EVENTS`.
+"""
+
+import json
+import logging
+import os
+import resource
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from openbook.core.passages import Document
+from openbook.corpus.sources.limits import Failed, Failure, Limits
+from openbook.corpus.sources.opened import open_regular
+from openbook.corpus.sources.parse import Event, Leaf, Parse, reason
+
+DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY = "document", "failure", "leaf", "progress", "end", "no memory"
+EVENTS = (DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY)
+
+
+def main(limits_json: str) -> None:
+    """Answer requests until standard input ends."""
+    limits = Limits(**json.loads(limits_json))
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the others reserve address space for more than they use
+    _lower(resource.RLIMIT_AS, limits.memory_bytes)
+    _lower(resource.RLIMIT_FSIZE, limits.spooled_bytes)
+    _lower(resource.RLIMIT_CORE, 0)
+    logging.disable()
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no event
+    try:
+        for line in sys.stdin:
+            path, name, is_given, skip = json.loads(line)
+            _answer(out, Path(path), name, is_given, skip, limits)
+    except MemoryError:
+        _say(out, NO_MEMORY)
+    except BrokenPipeError:  # nobody wants to know any more
+        os._exit(1)
+
+
+def _answer(out: BinaryIO, path: Path, name: str, is_given: bool, skip: int, limits: Limits) -> None:
+    try:
+        opened = open_regular(path, name, limits, follow=is_given)
+    except (OSError, Failed) as error:
+        _say(out, FAILURE, name, reason(error))
+    else:
+        with opened.file:
+            for event in Parse(skip).events(opened):
+                _say(out, *_row(event))
+    _say(out, END)
+
+
+def _row(event: Event) -> list[Any]:
+    match event:
+        case Document():
+            return [DOCUMENT, *asdict(event).values()]
+        case Failure():
+            return [FAILURE, event.path, event.reason]
+        case Leaf():
+            return [LEAF, event.number, event.path]
+        case None:
+            return [PROGRESS]
+
+
+def _say(out: BinaryIO, *row: Any) -> None:
+    out.write(json.dumps(row).encode() + b"\n")
+    out.flush()
+
+
+def _lower(which: int, limit: int) -> None:
+    _, most = resource.getrlimit(which)
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(which, (limit, limit))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
