@@ -15,6 +15,7 @@ from openbook.config import EncoderSettings
 from openbook.corpus import build as corpus_build
 from openbook.corpus.build import build_corpus
 from openbook.corpus.encode import encode
+from openbook.corpus.sources.limits import Failure
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
@@ -144,6 +145,52 @@ def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: p
     steps = [range(4), range(4, 8)]
     with pytest.raises(StartupError, match=r"encodes passages (0\.\.3|4\.\.7) ended with code 1"):
         encode(tmp_path, steps, EncoderSettings(n_threads=2), None, lambda rows: None)  # type: ignore[arg-type]
+
+
+def test_a_folder_is_built_and_what_is_bad_in_it_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for i, text in enumerate(TEXTS):
+        (folder / f"{i}.txt").write_text(text)
+    (folder / "2.csv").write_bytes(b"text,n\n\xff,1\nOf tables.,2\n")
+    (folder / "link").symlink_to(tmp_path)
+    command = ["build", str(folder), "--out", str(tmp_path / "out"), "--threads", "1"]
+    stopped = CliRunner().invoke(app, [*command, "--strict"])
+    assert isinstance(stopped.exception, InvalidDocuments)
+    assert "2.csv:2: not UTF-8" in str(stopped.exception)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    listed = [line for line in done.stderr.splitlines() if line.startswith("left out: ")]
+    assert [line.removeprefix(f"left out: {folder}/").split(":")[0] for line in listed[:2]] == ["2.csv", "link"]
+    assert listed[2:] == ["left out: 2 in all"]
+    passages = PassageReader(Snapshot.open(tmp_path / "out").shard_folder(0))
+    assert [passage.document_id for passage in passages] == ["0.txt", "1.txt", "2.csv#3", "2.txt", "3.txt", "4.txt"]
+    within = CliRunner().invoke(app, ["build", str(folder), "--out", str(folder / "out")])
+    assert "lies in" in str(within.exception)
+
+
+def test_what_was_left_out_is_told_again_by_a_build_that_goes_on(documents: Path, tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def tell(failure: Failure) -> None:
+        told.append(str(failure))
+
+    def build(on_progress: Callable[[str, int, int], None]) -> None:
+        settings = EncoderSettings(n_threads=1)
+        build_corpus(documents, tmp_path / "out", settings, 1, "Flat", on_progress=on_progress, on_failure=tell)
+
+    told: list[str] = []
+    with documents.open("a") as file:
+        file.write("no JSON\n")
+    with pytest.raises(KeyboardInterrupt):
+        build(interrupt)
+    build(lambda *_: None)
+    assert told[0].startswith(f"{documents}:6: not JSON")
+    assert told == [told[0]] * 2
+    documents.write_text("no JSON\n")
+    with pytest.raises(InvalidDocuments, match=r"jsonl: holds no words that could be read; failures: 1"):
+        build_corpus(documents, tmp_path / "2", EncoderSettings(n_threads=1), 1, "Flat", on_failure=tell)
 
 
 def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same documents, written in every format that can be read."""
+"""The same documents, written in every format that can be read; and a reader that takes down the failures."""
 
 import bz2
 import csv
@@ -12,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from openbook.core.passages import Document
+from openbook.corpus.read import read_documents
+from openbook.corpus.sources.limits import Failure, Limits
+
 Documents = list[tuple[str, str]]
 """Titles and texts; each paragraph of a text is a line."""
 
-_TOPICS = "rivers music planets bread law bridges café glass winter maps".split()
+_TOPICS = ["rivers", "music", "planets", "bread", "law", "bridges", "café", "glass", "winter", "maps"]
 DOCUMENTS: Documents = [
     (
         f"About {topic}",
@@ -208,7 +212,7 @@ def epub(title: str, text: str) -> bytes:
     return zipped(
         {
             "mimetype": b"application/epub+zip",
-            "META-INF/container.xml": b'<container xmlns="c"><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>',
+            "META-INF/container.xml": b'<a xmlns="c"><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></a>',
             "OPS/book.opf": (
                 '<package xmlns="o" xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata>'
                 f"<dc:title>{escape(title)}</dc:title></metadata><manifest>{items}</manifest><spine>{spine}</spine></package>"
@@ -276,3 +280,9 @@ def write(folder: Path, members: dict[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
+
+
+def read(path: Path, limits: Limits | None = None, n_processes: int = 1) -> tuple[list[Document], list[Failure]]:
+    failures: list[Failure] = []
+    documents = list(read_documents(path, failures.append, limits or Limits(), n_processes))
+    return documents, failures

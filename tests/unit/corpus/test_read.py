@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openbook.core.passages import split_words
-from openbook.corpus import read
 from openbook.corpus.read import read_passages
+from openbook.corpus.sources.limits import Limits
 from openbook.errors import InvalidDocuments
 
 
@@ -66,28 +66,25 @@ def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> No
         list(read_passages(path))
 
 
-def test_a_missing_file_a_cut_archive_and_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidDocuments, match=r"none\.jsonl: cannot be read"):
+def test_a_missing_file_and_a_cut_or_damaged_archive_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocuments, match=r"none\.jsonl: no such file"):
         list(read_passages(tmp_path / "none.jsonl"))
-    with pytest.raises(InvalidDocuments, match=r"book\.pdf: documents must be"):
-        list(read_passages(tmp_path / "book.pdf"))
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"id": "1", "title": "t", "text": "x"}\n' * 9)[:-12])
-    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: cannot be read"):
+    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: EOFError: Compressed file ended before"):
         list(read_passages(cut))
     damaged = bytearray(gzip.compress(b'{"id": "1", "title": "t", "text": "x"}\n'))
     damaged[12:16] = b"\xff\xff\xff\xff"
     cut.write_bytes(damaged)
-    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: cannot be read"):
+    with pytest.raises(InvalidDocuments, match=r"cut\.jsonl\.gz: error: Error -3 while decompressing"):
         list(read_passages(cut))
 
 
-def test_a_quote_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MAX_FIELD_CHARS", 30)
+def test_a_quote_that_never_ends_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text('1\tfine\tt\n2\t"never closed\tt\n' + "3\tand so on\tt\n" * 9)
-    with pytest.raises(InvalidDocuments, match=r"a\.tsv:\d: not tab-separated values: field larger than"):
-        list(read_passages(path))
+    with pytest.raises(InvalidDocuments, match=r"a\.tsv: line 2: not separated values: field larger than"):
+        list(read_passages(path, limits=Limits(document_bytes=30)))
 
 
 @settings(max_examples=50)

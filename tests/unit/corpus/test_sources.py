@@ -1,38 +1,44 @@
-"""The same documents from every format, and one line for each that is hostile."""
+"""The same documents from every format, and a folder in the order of its names."""
 
 import csv
 import io
-import sys
+import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import every_format as formats
 import pytest
-from every_format import DOCUMENTS, EACH, TOGETHER
-from hypothesis import given, settings
+from every_format import DOCUMENTS, EACH, TOGETHER, read
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.passages import Document
 from openbook.corpus.read import read_documents, read_passages
-from openbook.corpus.sources import tables
 from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
 from openbook.corpus.sources.opened import Opened
-
-
-def read(path: Path, limits: Limits | None = None, n_processes: int = 1) -> tuple[list[Document], list[Failure]]:
-    failures: list[Failure] = []
-    documents = list(read_documents(path, failures.append, limits or Limits(), n_processes))
-    return documents, failures
-
-
-def words(documents: list[Document]) -> list[tuple[str, str]]:
-    return [(document.title, " ".join(document.text.split())) for document in documents]
-
+from openbook.corpus.sources.parse import Parse
+from openbook.corpus.sources.recognise import recognise
+from openbook.corpus.sources.walk import corpus_digest
 
 EXPECTED = [(title, " ".join(text.split())) for title, text in DOCUMENTS]
 
 
+def parse(content: bytes, name: str) -> list[Document | Failure]:
+    """Here, without a process."""
+    limits = Limits()
+    opened = Opened(name, io.BufferedReader(io.BytesIO(content)), limits, Budget(limits, len(content)))  # type: ignore[arg-type]
+    return [event for event in Parse().events(opened) if isinstance(event, Document | Failure)]
+
+
+def parse_one(content: bytes, name: str) -> Document:
+    (found,) = parse(content, name)
+    assert isinstance(found, Document), found
+    return found
+
+
 def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
-    """In one folder, by one reader: each is a folder or a file, and all are read one after the other."""
+    """In one folder: each is a file or a folder, and they are read one after the other."""
     parts = {
         **{name: {name: write(DOCUMENTS)} for name, write in TOGETHER.items()},
         **{ending: formats.files(ending, DOCUMENTS) for ending in EACH},
@@ -45,14 +51,135 @@ def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
     assert failures == []
     for number, part in enumerate(parts):
         of_part = [document for document in documents if document.path.startswith(f"{number:02}/")]
-        assert words(of_part) == EXPECTED, part
+        assert [(each.title, " ".join(each.text.split())) for each in of_part] == EXPECTED, part
     again, _ = read(tmp_path, n_processes=2)
     assert again == documents
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_file_is_recognised_by_its_content(name: str) -> None:
-    from openbook.corpus.sources.recognise import recognise
+    head = TOGETHER[name](DOCUMENTS)[: 1 << 16]
+    assert recognise(head, "nameless") == recognise(head, name)
 
-    content = TOGETHER[name](DOCUMENTS)
-    assert recognise(content[: 1 << 16], "nameless") == recognise(content[: 1 << 16], name.removesuffix(".gz"))
+
+@pytest.mark.parametrize("ending", set(EACH) - {".txt"})
+def test_a_document_is_recognised_by_its_content(ending: str) -> None:
+    head = EACH[ending](*DOCUMENTS[0])[: 1 << 16]
+    assert recognise(head, "nameless") == recognise(head, f"a{ending}")
+
+
+def test_a_document_knows_where_it_came_from(tmp_path: Path) -> None:
+    inner = formats.zipped({"b/c.txt": b"third", "__MACOSX/._c.txt": b"hidden"})
+    formats.write(tmp_path, {"a.txt": b"first", "b.zip": formats.zipped({"x.txt": b"second", "y.zip": inner})})
+    formats.write(tmp_path, {"c.csv": b"text\tn\nfourth\t1\n", ".git/config": b"hidden", "empty.txt": b""})
+    documents, failures = read(tmp_path)
+    assert failures == []
+    assert [(each.path, each.id, each.title, each.text) for each in documents] == [
+        ("a.txt", "a.txt", "a", "first"),
+        ("b.zip/x.txt", "b.zip/x.txt", "x", "second"),
+        ("b.zip/y.zip/b/c.txt", "b.zip/y.zip/b/c.txt", "c", "third"),
+        ("c.csv", "c.csv#2", "", "fourth"),
+    ]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names_and_its_digest_is_of_names_and_bytes(tmp_path: Path) -> None:
+    names = ["B.txt", "a/z.txt", "a.txt", "b/a/c.txt", "é.txt"]
+    for name in reversed(names):
+        formats.write(tmp_path / "one", {name: name.encode()})
+    for name in names:
+        formats.write(tmp_path / "two", {name: name.encode()})
+    documents, _ = read(tmp_path / "one")
+    assert [each.path for each in documents] == ["B.txt", "a/z.txt", "a.txt", "b/a/c.txt", "é.txt"]
+    assert corpus_digest(tmp_path / "one") == corpus_digest(tmp_path / "two")
+    (tmp_path / "one" / "a.txt").rename(tmp_path / "one" / "c.txt")
+    assert corpus_digest(tmp_path / "one") != corpus_digest(tmp_path / "two")
+
+
+def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) -> None:
+    row = " ".join(["word"] * 150)
+    (tmp_path / "a.tsv").write_text(f"id\ttext\ttitle\n1\t{row}\tT\n")  # DPR's columns, in DPR's order
+    (tmp_path / "b.tsv").write_text(f"id\ttitle\ttext\n1\tT\t{row}\n")
+    assert [len(passage.text.split()) for passage in read_passages(tmp_path)] == [150, 100, 50]
+
+
+# --- what is text, and what is not
+
+
+def test_a_table_keeps_its_rows_and_an_image_what_stands_for_it_in_markdown() -> None:
+    table = "| a | b |\n|---|---|\n| 1 | *2* |"
+    text = f"---\ntitle: From above\n---\n# Not this\n\n{table}\n\n![a cat](c.png) `x_y`\n\n    code\n"
+    document = parse_one(text.encode(), "a.md")
+    assert document.title == "From above"
+    assert document.text.split() == "Not this a | b 1 | 2 a cat x_y code".split()  # noqa: SIM905
+
+
+def test_a_page_says_in_which_encoding_it_is() -> None:
+    page = "<html><head><meta charset='{}'><title>Café</title></head><body><p>Ein Käse für alle</p></body></html>"
+    for encoding in ("latin-1", "utf-8", "utf-16", "windows-1252"):
+        document = parse_one(page.format(encoding).encode(encoding), "a")
+        assert (document.title, document.text) == ("Café", "Ein Käse für alle"), encoding
+
+
+def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
+    from lxml import html
+
+    from openbook.corpus.sources.web import text_of
+
+    page = "<body>a<div>b<i>c</i><script>d</script>e</div><!-- f -->g<ul><li>h<li>i</ul><br>j</body>"
+    assert text_of(html.fromstring(page)).split("\n") == ["a", "bce", "g", "h", "i", "j"]
+
+
+def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
+    cell = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>"
+    table = f"<w:tbl><w:tr>{cell.format('x')}{cell.format('y')}</w:tr></w:tbl>"
+    body = f'<w:document xmlns:w="w"><w:body>{table}<w:p><w:del><w:t>z</w:t></w:del></w:p></w:body></w:document>'
+    content = formats.zipped({"[Content_Types].xml": b"<Types/>", "word/document.xml": body.encode()})
+    assert "".join(parse_one(content, "a.docx").text.split()).replace("z", "") == "|x|y"
+
+
+# --- tables
+
+FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+
+
+@given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=5), st.sampled_from(",\t;|"), st.booleans())
+def test_a_table_that_was_written_is_read(rows: list[tuple[str, str]], delimiter: str, is_quoted: bool) -> None:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL)
+    writer.writerow(["title", "text", "id"])
+    writer.writerows([title, text, f"d{i}"] for i, (title, text) in enumerate(rows))
+    expected = [Document(f"d{i}", title, text, "table") for i, (title, text) in enumerate(rows)]
+    assert parse(out.getvalue().encode(), "table") == expected
+
+
+@given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=5))
+def test_json_lines_that_were_written_are_read(rows: list[tuple[str, str]]) -> None:
+    lines = [json.dumps({"title": title, "text": text, "id": i}) for i, (title, text) in enumerate(rows)]
+    expected = [Document(str(i), title, text, "a") for i, (title, text) in enumerate(rows)]
+    assert parse("\r\n".join(lines).encode(), "a") == expected
+
+
+@given(st.binary(max_size=200), st.sampled_from(sorted(EACH)))
+def test_whatever_bytes_come_they_are_documents_or_failures(content: bytes, ending: str) -> None:
+    head = EACH[ending](*DOCUMENTS[0])
+    for each in (content, content + head, head[: len(content)] + content + head[2 * len(content) :]):
+        assert len(parse(each, "a")) <= 12
+
+
+# --- size
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Neither here nor in the process that parses, which may not have as much as the file has."""
+    record = json.dumps({"id": "a", "title": "b", "text": "words and words " * 400}) + "\n"
+    (tmp_path / "a.jsonl").write_text(record * 15_000)
+    limits = Limits(memory_bytes=80 * MB)
+    assert os.path.getsize(tmp_path / "a.jsonl") > limits.memory_bytes
+    tracemalloc.start()
+    try:
+        n_documents = sum(1 for _ in read_documents(tmp_path / "a.jsonl", pytest.fail, limits, 1))  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert n_documents == 15_000
+    assert peak < 8 * MB

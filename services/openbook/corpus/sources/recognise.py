@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from openbook.corpus.sources.limits import Failed
-from openbook.corpus.sources.opened import decoded
+from openbook.corpus.sources.opened import UTF_16, decoded
 
 
 class Format(StrEnum):
@@ -73,12 +73,14 @@ def recognise(head: bytes, name: str) -> Format:
     for format, magic in _MAGIC.items():
         if re.match(magic, head, re.DOTALL):
             return format
+    if is_utf_16 := head[:2] in UTF_16:
+        head = head.decode("utf-16", "ignore").encode(errors="ignore")
     begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     if begin.startswith(b"<") and (found := _markup(begin, name)):
         return found
     if by_name := _BY_NAME.get(os.path.splitext(name)[1].lower()):
         return by_name
-    if head[:2] not in (b"\xff\xfe", b"\xfe\xff") and b"\0" in head[:4096]:
+    if b"\0" in head[:4096] and not is_utf_16:
         raise Failed("of no format that is known")
     return _text(head)
 
@@ -101,7 +103,7 @@ def _text(head: bytes) -> Format:
     if first.startswith(b"{") and (not is_more or _is_json(first)):  # where nothing is behind it, it may go on
         return Format.JSON_LINES
     with suppress(Failed):
-        if delimiter_of(decoded(head[:2] + head[2:].split(b"\n", 1)[0])):
+        if delimiter_of(decoded(first)):
             return Format.TABLE
     if re.match(rb"#{1,6}\s|---\r?\n", begin):
         return Format.MARKDOWN

@@ -62,7 +62,7 @@ def text_of(tree: Any) -> str:
                 parts.append(element.tail or "")
             continue
         name = etree.QName(element).localname.lower() if isinstance(element.tag, str) else ""
-        if silent is None and not _INLINE.fullmatch(name):
+        if silent is None and name not in _SILENT and not _INLINE.fullmatch(name):
             parts.append("\n")
         if event == "start":
             if silent is None and name in _SILENT:
