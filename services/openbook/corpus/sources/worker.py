@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,7 +78,8 @@ def _say(out: BinaryIO, *row: Any) -> None:
 def _lower(which: int, limit: int) -> None:
     _, most = resource.getrlimit(which)
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-    resource.setrlimit(which, (limit, limit))
+    with suppress(ValueError, OSError):  # macOS knows the limit of address space, and refuses to set it
+        resource.setrlimit(which, (limit, limit))
 
 
 if __name__ == "__main__":
