@@ -74,8 +74,14 @@ def has_answer(passage: str, answers: Sequence[str]) -> bool:
 
 
 def has_regex_answer(passage: str, pattern: str) -> bool:
-    """Whether the passage holds an answer to a question whose answers are a regular expression, as DPR counts."""
-    return regex_match(unicodedata.normalize("NFD", passage), unicodedata.normalize("NFD", pattern))
+    """Whether the passage holds an answer to a question whose answers are a regular expression, as DPR counts.
+
+    It compares in Unicode's form NFD; a pattern that is none any more in that form, such as an escaped é, is nowhere.
+    """
+    try:
+        return regex_match(unicodedata.normalize("NFD", passage), unicodedata.normalize("NFD", pattern))
+    except re.error:
+        return False
 
 
 @lru_cache(maxsize=1024)  # many questions are asked of one passage

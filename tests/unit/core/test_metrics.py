@@ -108,6 +108,7 @@ def test_tokens_are_those_of_dpr(left: str, right: str) -> None:
 def test_a_regular_expression_is_found_in_a_passage_however_accents_are_written() -> None:
     assert metrics.has_regex_answer("the Cafe\u0301 de Flore", "CAFÉ|bar")
     assert not metrics.has_regex_answer("the Cafe de Flore", "CAFÉ|bar")
+    assert not metrics.has_regex_answer("the Café de Flore", r"Caf\é"), "in NFD that is no pattern: as DPR, nowhere"
 
 
 def test_rouge_l_by_hand() -> None:
