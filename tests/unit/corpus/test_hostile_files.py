@@ -17,6 +17,7 @@ from every_format import DOCUMENTS, read
 
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import limits as limits_module
+from openbook.corpus.sources import parsers
 from openbook.corpus.sources.limits import MB, Failure, Limits
 from openbook.errors import InvalidDocuments
 
@@ -220,13 +221,25 @@ def test_a_file_that_kills_its_parser_takes_nothing_with_it(tmp_path: Path) -> N
     assert all(re.search(r"memory", failure.reason) for failure in failures[:2]), failures
 
 
+def test_an_archive_that_kills_its_parser_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsers, "MOST_DEATHS", 2)
+    members = {f"{i}.parquet": wide_parquet() for i in range(4)}
+    formats.write(tmp_path, {"a.zip": formats.zipped(members), "b.txt": b"good"})
+    documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
+    assert [document.text for document in documents] == ["good"]
+    assert [Path(failure.path).name for failure in failures] == ["0.parquet", "1.parquet", "a.zip"]
+    assert "killed its parser 2 times" in failures[-1].reason
+
+
 def test_a_file_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
-    slow = gzip.compress(bytes(10 * MB)) * 3000  # a line of 30 GB
+    slow = gzip.compress(bytes(10 * MB)) * 3000  # which is a line of 30 GB
     formats.write(tmp_path, {"all.tar": formats.tarred({"a.txt": b"one", "b.jsonl": slow, "c.txt": b"two"})})
-    patient = Limits(timeout_s=5, unpacked_ratio=10_000)
+    patient = Limits(timeout_s=8, unpacked_ratio=10_000)
     documents, failures = read(tmp_path, patient)
     assert [document.text for document in documents] == ["one", "two"]
-    assert [(Path(each.path).name, each.reason) for each in failures] == [("b.jsonl", "took more than 5 s")]
+    assert [(Path(each.path).name, each.reason) for each in failures] == [("b.jsonl", "took more than 8 s")]
 
 
 def test_a_parser_that_cannot_even_start_is_a_failure_of_its_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from itertools import count
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
@@ -20,6 +21,9 @@ from openbook.processes import end, start
 
 MOST_AT_WORK = 64
 """Files and failures that wait for their turn."""
+
+MOST_DEATHS = 10
+"""Of an archive's members; each may take as long as the limit of time allows."""
 
 
 def parsed(files: Iterable[Found | Failure], limits: Limits, n_processes: int) -> Iterator[Document | Failure]:
@@ -93,7 +97,7 @@ class _Parser:
         files inside of it comes.
         """
         skip = done = 0
-        while True:
+        for n_deaths in count(1):
             leaf: str | None = None
             try:
                 while (event := self._event())[0] != END:
@@ -109,6 +113,9 @@ class _Parser:
                 if done <= skip or leaf is not None:
                     yield Failure(leaf or file.name, str(why))
                 if done <= skip:
+                    return
+                if n_deaths == MOST_DEATHS:
+                    yield Failure(file.name, f"killed its parser {n_deaths} times; what else is in it is left out")
                     return
                 skip = done
                 self.ask(file, skip)
