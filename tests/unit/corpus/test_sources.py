@@ -120,6 +120,11 @@ def test_a_page_says_in_which_encoding_it_is() -> None:
         assert (document.title, document.text) == ("Café", "Ein Käse für alle"), encoding
 
 
+def test_a_short_page_comes_without_its_frame() -> None:
+    text = "Modane is a commune in the Savoie department."
+    assert parse_one(formats.html("Modane", text), "a").text == text
+
+
 def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
     from lxml import html
 

@@ -10,6 +10,7 @@ from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened, decoded
 
 _CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*encoding=[\"']([\w.:-]+)", re.IGNORECASE)
+_FRAME = ["//nav", "//footer"]  # of short pages they would come along
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _INLINE = re.compile(
     "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|label|mark|q|rp|rt|ruby|s|samp|small|span|strike|"
@@ -27,7 +28,7 @@ def read(opened: Opened) -> Iterator[Document]:
     if tree is None:
         raise Failed("no HTML in it")
     title = " ".join("".join(tree.xpath("string((//title)[1])")).split())
-    text = trafilatura.extract(page, include_comments=False, include_tables=True) or text_of(tree)
+    text = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME) or text_of(tree)
     if not text.strip():
         raise Failed("no text found")
     yield opened.document(opened.path, title or opened.stem, text)
