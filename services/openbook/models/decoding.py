@@ -58,7 +58,6 @@ class DecodedToken(NamedTuple):
     log_posterior: Float64  # (k,) log p(z|x,y_<=t)
 
 
-@torch.no_grad()
 def generate(
     model: Any,
     context_ids: Tensor,
