@@ -62,7 +62,7 @@ def test_a_file_is_recognised_by_its_content(name: str) -> None:
     assert recognise(head, "nameless") == recognise(head, name)
 
 
-@pytest.mark.parametrize("ending", set(EACH) - {".txt"})
+@pytest.mark.parametrize("ending", sorted(set(EACH) - {".txt"}))
 def test_a_document_is_recognised_by_its_content(ending: str) -> None:
     head = EACH[ending](*DOCUMENTS[0])[: 1 << 16]
     assert recognise(head, "nameless") == recognise(head, f"a{ending}")
