@@ -246,7 +246,8 @@ def test_a_parser_that_cannot_even_start_is_a_failure_of_its_file(tmp_path: Path
     formats.write(tmp_path, {"a.txt": b"one", "b.txt": b"two"})
     documents, failures = read(tmp_path, Limits(memory_bytes=MB))
     assert documents == []
-    assert [Path(each.path).name for each in failures] == ["a.txt", "b.txt"]
+    # A parser may get so far as to name the file before it ends: then what is behind it in the file fails too.
+    assert list(dict.fromkeys(Path(each.path).name for each in failures)) == ["a.txt", "b.txt"]
     assert all(" 1 MB" in each.reason for each in failures), failures
 
 

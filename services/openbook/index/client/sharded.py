@@ -173,8 +173,14 @@ class ShardedIndex:
             return merge(await _all_of(searches), k, Coverage(tier.n_passages, tier.n_passages))
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
-        searches = [replicas.ask("Search", shard, len(queries), soon, call) for shard in alive]
-        found = dict(zip(alive, await _all_of([_or_error(search) for search in searches]), strict=True))
+
+        async def search_or_error(shard: ShardServers) -> Hits | ShardUnavailable | DeadlineExceeded:
+            try:
+                return await replicas.ask("Search", shard, len(queries), soon, call)
+            except (ShardUnavailable, DeadlineExceeded) as error:
+                return error
+
+        found = dict(zip(alive, await _all_of(map(search_or_error, alive)), strict=True))
         hits = {shard.number: each for shard, each in found.items() if isinstance(each, Hits)}
         problems = [str(each) for each in found.values() if not isinstance(each, Hits)]
         coverage = tier.coverage(hits)
@@ -336,10 +342,3 @@ async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _or_error(call: Coroutine[Any, Any, Result]) -> Result | ShardUnavailable | DeadlineExceeded:
-    try:
-        return await call
-    except (ShardUnavailable, DeadlineExceeded) as error:
-        return error
