@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -83,8 +84,8 @@ class Replicas:
                             hedge=is_hedge,
                             retry=bool(heard),
                         )
-                        answer = call(self._clients[address], one.context, timeout_s)
-                        task = asyncio.create_task(self._timed(method, shard, one, answer))
+                        begin = partial(call, self._clients[address], one.context, timeout_s)
+                        task = asyncio.create_task(self._timed(method, shard, one, begin))
                         task.add_done_callback(_take_notice)
                         calls[task] = address
                     case Cancel(address):
@@ -130,11 +131,13 @@ class Replicas:
         await asyncio.gather(*self._probes.values(), return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def _timed(self, method: str, shard: ShardServers, one: Recording, call: Awaitable[Result]) -> Result:
+    async def _timed(
+        self, method: str, shard: ShardServers, one: Recording, begin: Callable[[], Awaitable[Result]]
+    ) -> Result:
         started = monotonic()
         try:
             with one as context:
-                return await call
+                return await begin()
         except OpenbookError as error:
             SHARD_ERRORS.labels(shard.number, error.grpc_code).inc()
             why = f"{method} at shard {shard.number} failed, request id {context.request_id}: {error}"
