@@ -135,7 +135,6 @@ class EncoderSettings(ModelSettings):
     """The query encoder."""
 
     max_batch: Positive = 64
-    passage_model: str = ""  # for callers' own passages: the index's passage encoder; empty: found from `model`
 
 
 class GeneratorSettings(ModelSettings):
@@ -147,6 +146,7 @@ class GeneratorSettings(ModelSettings):
 class ServedEncoderSettings(EncoderSettings):
     """The query encoder of an endpoint."""
 
+    passage_model: str = ""  # for callers' own passages: the index's passage encoder; empty: found from `model`
     dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
     n_threads: Annotated[int, Field(ge=0)] = 1  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
 

@@ -25,11 +25,7 @@ class AsyncClient:
         **options: Unpack[ConnectionOptions],
     ) -> None:
         self._connection = Connection(address, timeout_s, api_key, **options)
-        credentials, of_channel = self._connection.credentials(), self._connection.options()
-        if credentials:
-            self._channel = aio.secure_channel(address, credentials, of_channel)
-        else:
-            self._channel = aio.insecure_channel(address, of_channel)
+        self._channel = self._connection.channel(aio)
         self._stub = AnswerServiceStub(self._channel)
 
     async def answer(self, question: str, **options: Unpack[AnswerOptions]) -> Answer:

@@ -31,11 +31,7 @@ class Client:
         **options: Unpack[ConnectionOptions],
     ) -> None:
         self._connection = Connection(address, timeout_s, api_key, **options)
-        credentials, of_channel = self._connection.credentials(), self._connection.options()
-        if credentials:
-            self._channel = grpc.secure_channel(address, credentials, of_channel)
-        else:
-            self._channel = grpc.insecure_channel(address, of_channel)
+        self._channel = self._connection.channel(grpc)
         self._stub = AnswerServiceStub(self._channel)
 
     def answer(self, question: str, **options: Unpack[AnswerOptions]) -> Answer:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypedDict
 
 import grpc
@@ -74,16 +75,20 @@ class Connection:
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert and not (self.tls or self.tls_ca)):
             raise InvalidConfig("tls_cert and tls_key must be given together, and tls_ca or tls with them")
 
-    def options(self) -> list[tuple[str, Any]]:
-        """Of the channel."""
+    def channel(self, library: ModuleType) -> Any:
+        """A channel of `grpc`, or of `grpc.aio`. Raises InvalidConfig: a file cannot be read."""
+        if credentials := self._credentials():
+            return library.secure_channel(self.address, credentials, self._options())
+        return library.insecure_channel(self.address, self._options())
+
+    def _options(self) -> list[tuple[str, Any]]:
         options: list[tuple[str, Any]] = [
             ("grpc.enable_retries", int(self.retries)),
             ("grpc.max_receive_message_length", -1),  # batches of answers with their passages
         ]
         return [*options, ("grpc.service_config", json.dumps(RETRIES))] if self.retries else options
 
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """None where it is plain. Raises InvalidConfig: a file cannot be read."""
+    def _credentials(self) -> grpc.ChannelCredentials | None:
         if not (self.tls or self.tls_ca):
             return None
         try:

@@ -96,17 +96,9 @@ def answer(message: answer_pb2.AnswerResponse) -> Answer:
     return Answer(
         text=message.answer,
         log_likelihood=message.log_likelihood,
-        evidence=_evidence(message.evidence),
         formulation=Formulation(_name(answer_pb2.Formulation, message.formulation)),
         decoding=Decoding(_name(answer_pb2.Decoding, message.decoding)),
-        snapshot_id=message.snapshot_id,
-        encoder_fingerprint=message.encoder_fingerprint,
         generator_fingerprint=message.generator_fingerprint,
-        complete=message.complete,
-        coverage=_coverage(message.coverage),
-        cached=message.cached,
-        request_id=message.request_id,
-        timings=_timings(message.timings),
         labels=tuple(Label(each.text, each.log_likelihood, each.log_probability) for each in message.labels),
         tokens=_tokens(message.tokens),
         citations=_citations(message.citations),
@@ -121,21 +113,13 @@ def answer(message: answer_pb2.AnswerResponse) -> Answer:
             for each in message.answers
         ),
         abstained=message.abstained,
+        **_found(message),
     )
 
 
 def retrieval(message: answer_pb2.RetrieveResponse) -> Retrieval:
     """As the pipeline gave it."""
-    return Retrieval(
-        evidence=_evidence(message.evidence),
-        snapshot_id=message.snapshot_id,
-        encoder_fingerprint=message.encoder_fingerprint,
-        complete=message.complete,
-        coverage=_coverage(message.coverage),
-        cached=message.cached,
-        request_id=message.request_id,
-        timings=_timings(message.timings),
-    )
+    return Retrieval(**_found(message))
 
 
 def event(message: answer_pb2.AnswerEvent) -> Event:
@@ -160,6 +144,20 @@ def outcomes(message: answer_pb2.AnswerBatchResponse) -> list[Answer | OpenbookE
 def _batch_error(message: answer_pb2.BatchError) -> OpenbookError:
     code = CODES.get(message.code, "UNKNOWN")
     return error(code, message.message, message.retry_after_s if message.HasField("retry_after_s") else None)
+
+
+def _found(message: answer_pb2.AnswerResponse | answer_pb2.RetrieveResponse) -> dict[str, Any]:
+    """What an answer and a retrieval have in common."""
+    return {
+        "evidence": _evidence(message.evidence),
+        "snapshot_id": message.snapshot_id,
+        "encoder_fingerprint": message.encoder_fingerprint,
+        "complete": message.complete,
+        "coverage": _coverage(message.coverage),
+        "cached": message.cached,
+        "request_id": message.request_id,
+        "timings": _timings(message.timings),
+    }
 
 
 def _evidence(rows: Iterable[answer_pb2.Evidence]) -> tuple[Evidence, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self
 
-from openbook.config import EncoderSettings, ModelSettings
+from openbook.config import ModelSettings, ServedEncoderSettings
 from openbook.core.deadline import Check, go_on
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
@@ -14,7 +14,7 @@ from openbook.models.encoder import TextEncoder
 class EncoderPair:
     """Questions, and passages that are not in the index, into its space. Not for several threads at once."""
 
-    def __init__(self, questions: TextEncoder, settings: EncoderSettings) -> None:
+    def __init__(self, questions: TextEncoder, settings: ServedEncoderSettings) -> None:
         self.fingerprint = questions.fingerprint
         self.space = questions.space
         self.dimension = questions.dimension
@@ -26,7 +26,7 @@ class EncoderPair:
         self._missing = ""
 
     @classmethod
-    def load(cls, settings: EncoderSettings) -> Self:
+    def load(cls, settings: ServedEncoderSettings) -> Self:
         """The query encoder that the settings name. Raises InvalidModel as `TextEncoder.load`."""
         return cls(TextEncoder.load(settings), settings)
 

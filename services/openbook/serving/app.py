@@ -11,7 +11,7 @@ from ray.serve.schema import LoggingConfig
 
 from openbook import config
 from openbook.cache.redis import open_answers, open_embeddings
-from openbook.config import EncoderSettings, GeneratorSettings, ModelSettings, Settings
+from openbook.config import GeneratorSettings, ModelSettings, ServedEncoderSettings, Settings
 from openbook.core.space import Space
 from openbook.errors import InvalidConfig
 from openbook.index.client.metrics import TierMetrics
@@ -74,7 +74,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     return assemble(settings, make_encoder, make_generator)
 
 
-def make_encoder(settings: EncoderSettings) -> EncoderModel:
+def make_encoder(settings: ServedEncoderSettings) -> EncoderModel:
     """The encoder that the settings name, for questions. Raises InvalidModel."""
     from openbook.models.pair import EncoderPair
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from openbook.config import EncoderSettings
+from openbook.config import EncoderSettings, ServedEncoderSettings
 from openbook.core.types import Passage
 from openbook.errors import InvalidRequest
 from openbook.models.encoder import TextEncoder
@@ -14,7 +14,7 @@ MOON = Passage(-2, "", "Moon", "the Moon goes around the Earth")
 
 
 def test_own_passages_are_encoded_as_the_index_was() -> None:
-    pair = EncoderPair.load(EncoderSettings())
+    pair = EncoderPair.load(ServedEncoderSettings())
     builder = TextEncoder.load(EncoderSettings(), role="passage")
     assert pair.space == builder.space
     assert pair.fingerprint != builder.fingerprint, "the embedded query encoder is another one"
@@ -26,7 +26,7 @@ def test_own_passages_are_encoded_as_the_index_was() -> None:
 
 
 def test_an_encoder_of_another_space_is_refused_by_name_every_time() -> None:
-    pair = EncoderPair.load(EncoderSettings(passage_model="no/such/encoder"))
+    pair = EncoderPair.load(ServedEncoderSettings(passage_model="no/such/encoder"))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"encoder\.passage_model: .*no/such/encoder"):
             pair.encode_passages([BELL])

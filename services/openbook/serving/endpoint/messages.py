@@ -51,33 +51,16 @@ def request_from_proto(kind: type[R], message: Message) -> R:
 
 
 def retrieval_to_proto(retrieval: Retrieval) -> answer_pb2.RetrieveResponse:
-    return answer_pb2.RetrieveResponse(
-        evidence=map(_evidence_to_proto, retrieval.evidence),
-        snapshot_id=retrieval.snapshot_id,
-        encoder_fingerprint=retrieval.encoder_fingerprint,
-        complete=retrieval.complete,
-        coverage=_coverage_to_proto(retrieval.coverage),
-        cached=retrieval.cached,
-        request_id=retrieval.request_id,
-        timings=_timings_to_proto(retrieval.timings),
-    )
+    return answer_pb2.RetrieveResponse(**_found(retrieval))
 
 
 def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
     return answer_pb2.AnswerResponse(
         answer=answer.text,
         log_likelihood=answer.log_likelihood,
-        evidence=map(_evidence_to_proto, answer.evidence),
         formulation=answer_pb2.Formulation.Value(f"FORMULATION_{answer.formulation.name}"),
         decoding=answer_pb2.Decoding.Value(f"DECODING_{answer.decoding.name}"),
-        snapshot_id=answer.snapshot_id,
-        encoder_fingerprint=answer.encoder_fingerprint,
         generator_fingerprint=answer.generator_fingerprint,
-        complete=answer.complete,
-        coverage=_coverage_to_proto(answer.coverage),
-        cached=answer.cached,
-        request_id=answer.request_id,
-        timings=_timings_to_proto(answer.timings),
         labels=[
             answer_pb2.Label(text=each.text, log_likelihood=each.log_likelihood, log_probability=each.log_probability)
             for each in answer.labels
@@ -95,6 +78,7 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
             for each in answer.answers
         ],
         abstained=answer.abstained,
+        **_found(answer),
     )
 
 
@@ -106,6 +90,20 @@ def event_to_proto(event: Event) -> answer_pb2.AnswerEvent:
             return answer_pb2.AnswerEvent(token=_token_to_proto(event))
         case Answer():
             return answer_pb2.AnswerEvent(answer=answer_to_proto(event))
+
+
+def _found(found: Answer | Retrieval) -> dict[str, Any]:
+    """What an answer and a retrieval have in common."""
+    return {
+        "evidence": map(_evidence_to_proto, found.evidence),
+        "snapshot_id": found.snapshot_id,
+        "encoder_fingerprint": found.encoder_fingerprint,
+        "complete": found.complete,
+        "coverage": _coverage_to_proto(found.coverage),
+        "cached": found.cached,
+        "request_id": found.request_id,
+        "timings": _timings_to_proto(found.timings),
+    }
 
 
 def _evidence_to_proto(evidence: Evidence) -> answer_pb2.Evidence:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from openbook.config import EncoderSettings, ServingSettings
+from openbook.config import EncoderSettings, ServedEncoderSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.core.types import Float32, Passage
@@ -47,7 +47,7 @@ class EncoderModel(Protocol):
         ...
 
 
-EncoderLoader = Callable[[EncoderSettings], EncoderModel]
+EncoderLoader = Callable[[ServedEncoderSettings], EncoderModel]
 
 
 class LocalEncoder:
@@ -94,7 +94,7 @@ class LocalEncoder:
 class EncoderDeployment:
     """One replica of the encoder, `split` topology. Our errors are returned, not raised: see `hop`."""
 
-    def __init__(self, settings: EncoderSettings, load: EncoderLoader, serving: ServingSettings) -> None:
+    def __init__(self, settings: ServedEncoderSettings, load: EncoderLoader, serving: ServingSettings) -> None:
         setup_logging("encoder")
         setup_tracing("encoder")
         MetricsServer("encoder", serving.host, serving.metrics_port)
