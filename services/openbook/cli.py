@@ -46,12 +46,19 @@ def build(
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
     scan: Annotated[str | None, typer.Option(help="'int8': Flat finds single queries faster, as exactly.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", help="NAME:TYPE of documents to keep (string, int, float, bool, date); each its --field."
+        ),
+    ] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped.
 
     What cannot be read is left out, and listed at the end.
     """
     from openbook.config import EncoderSettings, section
+    from openbook.core.origin import Field
     from openbook.corpus.build import build_corpus, embedded_documents
     from openbook.corpus.sources.limits import Failure, raise_it
     from openbook.terminal import build_progress, print_failures
@@ -71,6 +78,7 @@ def build(
             scan=scan,
             on_progress=on_progress,
             on_failure=raise_it if strict else failures.append,
+            fields=tuple(map(Field.parse, fields or ())),
         )
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
 

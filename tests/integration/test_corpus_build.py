@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings
+from openbook.core.fingerprint import text_digest
 from openbook.corpus import build as corpus_build
 from openbook.corpus.build import build_corpus
 from openbook.corpus.encode import encode
@@ -65,6 +66,22 @@ def test_recall_is_measured_with_questions_of_a_file(documents: Path, tmp_path: 
     recall = Snapshot.open(tmp_path / "out").manifest.recall
     assert recall is not None
     assert (recall.queries, recall.n_queries, recall.at_10) == ("given", 3, 1.0)
+
+
+def test_fields_are_declared_on_the_command_line_and_every_span_is_its_text(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{2000 + i},{text}\n" for i, text in enumerate(TEXTS))
+    (tmp_path / "a.csv").write_text(f"id,Year,text\n{rows}")
+    command = ["build", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out"), "--words", "3", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--field", "year:int"])
+    assert done.exit_code == 0, done.output
+    snapshot = Snapshot.open(tmp_path / "out")
+    passages = PassageReader(snapshot.shard_folder(0), 0, snapshot.manifest.fields)
+    assert len(passages) > len(TEXTS)
+    for passage in passages:
+        text, origin = " ".join(TEXTS[int(passage.document_id)].split()), passage.origin
+        assert origin is not None
+        assert (origin.path, origin.fields) == ("a.csv", {"year": 2000 + int(passage.document_id)})
+        assert (text[origin.start : origin.end], text_digest(text)) == (passage.text, origin.document_digest)
 
 
 def test_a_scan_is_chosen_on_the_command_line(documents: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from openbook.core.origin import Origin, lasting_id
 from openbook.errors import InvalidRequest
 
 Float32 = NDArray[np.float32]
@@ -50,6 +51,12 @@ class Passage:
     document_id: str
     title: str
     text: str
+    origin: Origin | None = None
+
+    @property
+    def lasting_id(self) -> str:
+        """The same in every snapshot that holds it, unlike `id`; empty where its origin is not known."""
+        return lasting_id(self.document_id, self.origin, self.text) if self.origin else ""
 
 
 @dataclass(frozen=True, slots=True)

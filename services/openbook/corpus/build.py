@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from openbook import files
 from openbook.config import EncoderSettings
+from openbook.core.origin import Field, check_fields
 from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
@@ -26,6 +27,7 @@ from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.disk.origins import is_of_origins
 from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
@@ -48,6 +50,7 @@ class _Plan(BaseModel, frozen=True):
 
     documents_digest: str
     n_words: int
+    fields: tuple[Field, ...]
     encoder_fingerprint: str
     dimension: int
     rows_per_step: int  # the last bits of an embedding depend on what it is encoded with
@@ -71,6 +74,7 @@ def build_corpus(
     scan: str | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
     on_failure: OnFailure = raise_it,
+    fields: tuple[Field, ...] = (),
 ) -> Manifest:
     """Build a snapshot of a file or a folder; `recall_target` and `scan` as for `openbook.index.building.build`.
 
@@ -79,6 +83,8 @@ def build_corpus(
 
     On a CPU as many processes encode as `encoder.n_threads` says, each with one thread and a model of its own. However
     many they are, the snapshot is the same, to the byte, on one machine.
+
+    Every passage knows where it comes from, and what its document has of the `fields` that are declared.
 
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
@@ -93,6 +99,7 @@ def build_corpus(
     """
     if n_words < 1:
         raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
+    check_fields(fields)
     if not (documents.is_file() or documents.is_dir()):
         raise InvalidDocuments(f"{documents}: no such file")
     if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
@@ -108,6 +115,7 @@ def build_corpus(
     plan = _Plan(
         documents_digest=corpus_digest(documents),
         n_words=n_words,
+        fields=fields,
         encoder_fingerprint=model.fingerprint,
         dimension=model.dimension,
         rows_per_step=ROWS_PER_STEP,
@@ -118,7 +126,7 @@ def build_corpus(
                 on_failure(Failure(**json.loads(line)))
         else:
             note = _start(work, plan, documents, on_failure, threads(encoder.n_threads))
-        passages = PassageReader(work)
+        passages = PassageReader(work, fields=fields)
         vectors = _encode(work, note, encoder, model, on_progress)
         manifest = build_snapshot(
             passages,
@@ -132,6 +140,7 @@ def build_corpus(
             queries=asked,
             recall_target=recall_target,
             scan=scan,
+            fields=fields,
         )
         shutil.rmtree(work)
     return manifest
@@ -154,7 +163,8 @@ def embedded_documents() -> Path:
 
 
 def _check_ours(work: Path) -> None:
-    if strangers := sorted({path.name for path in work.glob("*")} - set(OURS)):
+    names = {path.name for path in work.glob("*")} - set(OURS)
+    if strangers := sorted(name for name in names if not is_of_origins(name)):
         raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
 
 
@@ -178,7 +188,8 @@ def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_pr
             kept.write(json.dumps(asdict(failure)) + "\n")
             on_failure(failure)
 
-        n_passages = write_passages(work, read_passages(documents, plan.n_words, tell, n_processes=n_processes))
+        passages = read_passages(documents, plan.n_words, tell, n_processes=n_processes, fields=plan.fields)
+        n_passages = write_passages(work, passages, fields=plan.fields)
     if not n_passages:
         left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")

@@ -3,10 +3,12 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import IO
 
-from openbook.core.passages import WORDS_PER_PASSAGE, Document, split_words
+from openbook.core.origin import Field
+from openbook.core.passages import WORDS_PER_PASSAGE, Document, split
 from openbook.core.types import Passage
 from openbook.corpus.sources.limits import Failure, Limits, OnFailure, raise_it
 from openbook.corpus.sources.parsers import parsed
@@ -20,8 +22,10 @@ def read_passages(
     on_failure: OnFailure = raise_it,
     limits: Limits | None = None,
     n_processes: int = 1,
+    fields: tuple[Field, ...] = (),
 ) -> Iterator[Passage]:
-    """The passages of a file or a folder, numbered from 0, always in the same order, however many processes parse.
+    """The passages of a file or a folder, numbered from 0, always in the same order, however many processes parse. Each
+    knows where it comes from.
 
     Args:
         path: what to read.
@@ -29,35 +33,29 @@ def read_passages(
         on_failure: told what cannot be read; the first ends it, if nobody else is.
         limits: of what each file may cost.
         n_processes: that parse.
+        fields: that documents may have beside what all have; a value that is not of its type is a failure.
 
     Raises:
         InvalidDocuments: nothing is there, or something cannot be read.
     """
-    for number, (document, text) in enumerate(_pieces(path, n_words, on_failure, limits or Limits(), n_processes)):
-        yield Passage(number, document.id, document.title, text)
+    number = count()
+    for document in read_documents(path, on_failure, limits or Limits(), n_processes, fields):
+        for text, origin in split(document, n_words):
+            yield Passage(next(number), document.id, document.title, text, origin)
 
 
-def read_documents(path: Path, on_failure: OnFailure, limits: Limits, n_processes: int) -> Iterator[Document]:
+def read_documents(
+    path: Path, on_failure: OnFailure, limits: Limits, n_processes: int, fields: tuple[Field, ...] = ()
+) -> Iterator[Document]:
     """The documents of a file or a folder, as for `read_passages`."""
     if not path.exists():
         raise InvalidDocuments(f"{path}: no such file")
     folder = path if path.is_dir() else path.parent
-    for each in parsed(found(path), limits, n_processes):
+    for each in parsed(found(path), limits, n_processes, fields):
         if isinstance(each, Failure):
             on_failure(Failure(str(folder / each.path), each.reason))
         else:
             yield each
-
-
-def _pieces(
-    path: Path, n_words: int, on_failure: OnFailure, limits: Limits, n_processes: int
-) -> Iterator[tuple[Document, str]]:
-    for document in read_documents(path, on_failure, limits, n_processes):
-        if document.is_passage:
-            yield document, document.text
-        else:
-            for text in split_words(document.text, n_words):
-                yield document, text
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

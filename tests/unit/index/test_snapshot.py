@@ -173,7 +173,7 @@ def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, "format_version: Input should be 1"),
+        ({"format_version": 3}, "format_version: Input should be 1 or 2"),
         ({"dimension": 0}, "dimension: Input should be greater"),
         ({"colour": "red"}, "colour: Extra inputs"),
         ({"encoder_fingerprint": "other"}, "altered"),

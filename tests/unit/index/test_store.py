@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 from openbook.index.disk import store
+from openbook.index.disk.arrays import ROWS_AT_ONCE
 from openbook.index.disk.store import PassageReader, write_passages
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -25,7 +26,7 @@ def test_passages_come_back_whatever_is_in_them(
 
 
 def test_more_passages_than_are_held_in_memory(tmp_path: Path) -> None:
-    n = store.BUFFER
+    n = ROWS_AT_ONCE
     write_passages(tmp_path, (Passage(i, str(i), "", "x" * (i % 7)) for i in range(n)))
     reader = PassageReader(tmp_path)
     assert len(reader) == n

@@ -8,6 +8,7 @@ from openbook.corpus.sources import records
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+from openbook.corpus.sources.stated import DATE_FIELDS, LANGUAGE_FIELDS, SECTION_FIELDS, URL_FIELDS
 
 ROWS_AT_ONCE = 256
 
@@ -18,7 +19,7 @@ def read_parquet(opened: Opened) -> Iterator[Document | Failure]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.PythonFile(opened.seekable(), "r"), pre_buffer=False)
-    columns = _columns(file.schema_arrow.names)
+    columns = _columns(opened, file.schema_arrow.names)
     batches = file.iter_batches(ROWS_AT_ONCE, columns=list(columns), use_threads=False)
     return _documents(opened, batches, columns)
 
@@ -28,14 +29,14 @@ def read_arrow_file(opened: Opened) -> Iterator[Document | Failure]:
     pa = _arrow()
     file = pa.ipc.open_file(pa.PythonFile(opened.seekable(), "r"))
     batches = (file.get_batch(i) for i in range(file.num_record_batches))
-    return _documents(opened, batches, _columns(file.schema.names))
+    return _documents(opened, batches, _columns(opened, file.schema.names))
 
 
 def read_arrow_stream(opened: Opened) -> Iterator[Document | Failure]:
     """Raises as `read_parquet`."""
     pa = _arrow()
     stream = pa.ipc.open_stream(pa.PythonFile(opened.file, "r"))
-    return _documents(opened, stream, _columns(stream.schema.names))
+    return _documents(opened, stream, _columns(opened, stream.schema.names))
 
 
 def _arrow() -> Any:
@@ -47,9 +48,13 @@ def _arrow() -> Any:
     return pa
 
 
-def _columns(names: list[str]) -> dict[str, str]:
+READ = (*ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS, *URL_FIELDS, *LANGUAGE_FIELDS, *DATE_FIELDS, *SECTION_FIELDS)
+
+
+def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     """The columns to read, and what a document calls them."""
-    columns = {name: name.lower() for name in names if name.lower() in (*ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS)}
+    wanted = {*READ, *(field.name for field in opened.fields)}
+    columns = {name: name.lower() for name in names if name.lower() in wanted}
     if not set(columns.values()) & set(TEXT_FIELDS):
         raise Failed(f"one column must be called {' or '.join(TEXT_FIELDS)}")
     return columns

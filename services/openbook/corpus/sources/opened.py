@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from openbook.core.origin import Field
 from openbook.core.passages import Document
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 
@@ -29,6 +30,7 @@ class Opened:
     limits: Limits
     budget: Budget
     n_layers: int = 0  # of archives and compression around it
+    fields: tuple[Field, ...] = ()  # that the user declared for his documents
 
     def inside(self, file: IO[bytes], path: str) -> "Opened":
         """What came out of it, one layer deeper."""
@@ -96,22 +98,23 @@ class Opened:
         copy.seek(0)
         return copy
 
-    def document(self, id: str, title: str, text: str, is_passage: bool = False) -> Document:
-        """A document of this file.
+    def document(self, id: str, title: str, text: str, **known: Any) -> Document:
+        """A document of this file; what else is known of it as `Document` has it.
 
         Raises:
             Failed: it is too long, or holds half a character, which nothing behind us could store.
         """
         try:
-            size_bytes = len((id + title + text).encode())
+            about = (known.get("url", ""), *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
+            size_bytes = len("".join([id, title, text, *map(str, about)]).encode())
         except UnicodeEncodeError as error:
             raise Failed(f"not UTF-8: {error.reason}") from None
         if size_bytes > self.limits.document_bytes:
             raise Failed(f"a document of {size_bytes} bytes; at most {self.limits.document_bytes}")
-        return Document(id, title, text, self.path, is_passage)
+        return Document(id, title, text, self.path, **known)
 
 
-def open_regular(path: Path, name: str, limits: Limits, follow: bool) -> Opened:
+def open_regular(path: Path, name: str, limits: Limits, follow: bool, fields: tuple[Field, ...] = ()) -> Opened:
     """A file on disk; no pipe that would keep us waiting. Through a link only where the user named it.
 
     Raises:
@@ -124,7 +127,7 @@ def open_regular(path: Path, name: str, limits: Limits, follow: bool) -> Opened:
     if not stat.S_ISREG(found.st_mode):
         file.close()
         raise Failed("no regular file")
-    return Opened(name, file, limits, Budget(limits, found.st_size))
+    return Opened(name, file, limits, Budget(limits, found.st_size), fields=fields)
 
 
 def decoded(content: bytes) -> str:

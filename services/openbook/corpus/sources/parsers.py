@@ -13,10 +13,11 @@ from itertools import count
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from openbook.core.origin import Field
 from openbook.core.passages import Document
 from openbook.corpus.sources.limits import MB, Failure, Limits
 from openbook.corpus.sources.walk import Found
-from openbook.corpus.sources.worker import DOCUMENT, END, FAILURE, LEAF, NO_MEMORY
+from openbook.corpus.sources.worker import DOCUMENT, END, FAILURE, LEAF, NO_MEMORY, document_of
 from openbook.processes import end, start
 
 MOST_AT_WORK = 64
@@ -26,12 +27,14 @@ MOST_DEATHS = 10
 """Of an archive's members; each may take as long as the limit of time allows."""
 
 
-def parsed(files: Iterable[Found | Failure], limits: Limits, n_processes: int) -> Iterator[Document | Failure]:
+def parsed(
+    files: Iterable[Found | Failure], limits: Limits, n_processes: int, fields: tuple[Field, ...] = ()
+) -> Iterator[Document | Failure]:
     """What is in the files, in their order, however many processes parse. Little is held: who parses faster than we
     are asked waits.
     """
     with ExitStack() as stack:
-        free = [_Parser(limits) for _ in range(max(1, n_processes))]
+        free = [_Parser(limits, fields) for _ in range(max(1, n_processes))]
         for each in free:
             stack.callback(each.end)
         at_work: deque[Failure | tuple[_Parser, Found]] = deque()
@@ -67,8 +70,9 @@ class _Died(Exception):
 class _Parser:
     """A process that parses a file at a time, started when there is one, and again when it died of one."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, fields: tuple[Field, ...]) -> None:
         self._limits = limits
+        self._fields = fields
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = DefaultSelector()
         self._buffer = bytearray()
@@ -77,6 +81,7 @@ class _Parser:
         """Have a file parsed, or what is behind its first leaves."""
         if self._process is None:
             command = [sys.executable, "-m", __name__.replace("parsers", "worker"), json.dumps(asdict(self._limits))]
+            command.append(json.dumps([[field.name, field.type] for field in self._fields]))
             self._process = start(
                 command,
                 stdin=subprocess.PIPE,
@@ -104,7 +109,7 @@ class _Parser:
                     if event[0] == LEAF:
                         done, leaf = event[1:]
                     elif event[0] == DOCUMENT:
-                        yield Document(*event[1:])
+                        yield document_of(event[1:])
                     elif event[0] == FAILURE:
                         yield Failure(*event[1:])
                 return

@@ -1,8 +1,12 @@
 """PDF: a document a file, its pages one after the other."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
 
 from openbook.core.passages import Document
+from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
@@ -30,4 +34,16 @@ def read(opened: Opened) -> Iterator[Document | None]:
     if not text.strip():
         raise Failed(f"no text on its {len(pages)} pages; are they scanned?")
     title = reader.metadata.title if reader.metadata else None
-    yield opened.document(opened.path, " ".join(str(title or "").split()) or opened.stem, text)
+    starts = accumulate((len(page) + 1 for page in pages[:-1]), initial=0)
+    title = " ".join(str(title or "").split()) or opened.stem
+    yield opened.document(opened.path, title, text, pages=tuple(starts), **_known(reader))
+
+
+def _known(reader: Any) -> dict[str, str]:
+    """What pypdf can read of it; many a PDF has other things there."""
+    known: dict[str, str] = {}
+    with suppress(Exception):
+        known["language"] = stated.language(reader.root_object.get("/Lang"))
+    with suppress(Exception):
+        known["date"] = stated.date(reader.metadata.creation_date)
+    return known

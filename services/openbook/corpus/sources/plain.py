@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from openbook.core.passages import Document
+from openbook.corpus.sources import stated
 from openbook.corpus.sources.opened import Opened, decoded
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
+BETWEEN = "\n\n"
+_HEADING = re.compile("h[1-6]")
 FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 
@@ -28,21 +31,29 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
 
     text = decoded(opened.whole())
     front = FRONT_MATTER.match(text)
-    title = _title(front[1]) if front else ""
+    stated_there = _front_matter(front[1]) if front else {}
+    title = str(stated_there.get("title") or "")
     tokens = MarkdownIt().enable("table").parse(text[front.end() :] if front else text)
     blocks = list(_blocks(tokens))
     if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):
         title = first[1]
         blocks.remove(first)
-    yield opened.document(opened.path, title or opened.stem, "\n\n".join(text for _, text in blocks))
+    outline, position = stated.Outline(title), 0
+    for tag, block in blocks:
+        if _HEADING.fullmatch(tag):
+            outline.add(position, int(tag[1]), block)
+        position += len(block) + len(BETWEEN)
+    known = stated.known(stated_there) | {"fields": stated.declared(opened.fields, stated_there)}
+    text = BETWEEN.join(text for _, text in blocks)
+    yield opened.document(opened.path, title or opened.stem, text, sections=outline.sections, **known)
 
 
-def _title(front_matter: str) -> str:
+def _front_matter(text: str) -> dict[str, Any]:
     try:
-        fields = yaml.safe_load(front_matter)
-    except yaml.YAMLError:
-        return ""
-    return str(fields["title"]) if isinstance(fields, dict) and fields.get("title") else ""
+        fields = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return {}
+    return {str(name): value for name, value in fields.items()} if isinstance(fields, dict) else {}
 
 
 def _blocks(tokens: "list[Token]") -> Iterator[tuple[str, str]]:

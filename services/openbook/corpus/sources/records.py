@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from openbook.core.passages import Document
+from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened, decoded
 from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 
-KILT_MARKS = ("Section::::", "BULLET::::- ", "BULLET::::")
+KILT_SECTION = "Section::::"
+KILT_MARKS = (KILT_SECTION, "BULLET::::- ", "BULLET::::")
 
 
 def read(opened: Opened) -> Iterator[Document | Failure]:
@@ -39,11 +41,14 @@ def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
     text_field = _field(record, TEXT_FIELDS) or "text"
     id = _string(record, _field(record, ID_FIELDS))
     title = _string(record, _field(record, TITLE_FIELDS))
+    about = _with_history(record)
+    known = stated.known(about)
     if isinstance(record.get(text_field), list):
-        text = _of_kilt(record[text_field], title)
+        text, sections = _of_kilt(record[text_field], title)
     else:
-        text = _string(record, text_field)
-    return opened.document(id or f"{opened.path}#{number}", title, text)
+        text, sections = _string(record, text_field), stated.section(stated.first_of(record, stated.SECTION_FIELDS))
+    known |= {"fields": stated.declared(opened.fields, about), "sections": sections}
+    return opened.document(id or f"{opened.path}#{number}", title, text, **known)
 
 
 def _field(record: dict[str, Any], names: tuple[str, ...]) -> str | None:
@@ -59,11 +64,23 @@ def _string(record: dict[str, Any], field: str | None) -> str:
     return str(value)
 
 
-def _of_kilt(paragraphs: list[Any], title: str) -> str:
+def _with_history(record: dict[str, Any]) -> dict[str, Any]:
+    """KILT and BEIR have an object for what they know of a document."""
+    inner = stated.first_of(record, ("history", "metadata"))
+    return {**inner, **record} if isinstance(inner, dict) else record
+
+
+def _of_kilt(paragraphs: list[Any], title: str) -> tuple[str, stated.Sections]:
     if not all(isinstance(each, str) for each in paragraphs):
         raise Failed("text must be a string or a list of strings")
     kept = paragraphs[1:] if paragraphs and paragraphs[0].strip() == title.strip() else paragraphs
-    return "\n".join(_plain(paragraph) for paragraph in kept)
+    lines, sections, position = [_plain(paragraph) for paragraph in kept], [], 0
+    for paragraph, line in zip(kept, lines, strict=True):
+        if paragraph.startswith(KILT_SECTION):  # Section::::History.:Early years.
+            names = (name.strip().removesuffix(".") for name in line.split(".:"))
+            sections += [(position, path) for _, path in stated.section(" > ".join(names))]
+        position += len(line) + 1
+    return "\n".join(lines), tuple(sections)
 
 
 def _plain(paragraph: str) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 from openbook.core.passages import Document
@@ -46,7 +47,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
             if len(row) != len(names):
                 raise Failed(f"must have {len(names)} columns ({', '.join(names)}), got {len(row)}")
             found = records.document(opened, dict(zip(names, row, strict=True)), begun)
-            yield opened.document(found.id, found.title, found.text, is_passage=is_dpr)
+            yield replace(found, is_passage=is_dpr)
         except Failed as error:
             bad.clear()
             yield Failure(f"{opened.path}:{begun}", str(error))

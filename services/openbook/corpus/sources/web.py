@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from openbook.core.passages import Document
+from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened, decoded
 
@@ -16,6 +17,7 @@ _INLINE = re.compile(
     "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|label|mark|q|rp|rt|ruby|s|samp|small|span|strike|"
     "strong|sub|sup|time|tt|u|var|wbr"
 )
+_OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 
@@ -31,7 +33,30 @@ def read(opened: Opened) -> Iterator[Document]:
     text = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME) or text_of(tree)
     if not text.strip():
         raise Failed("no text found")
-    yield opened.document(opened.path, title or opened.stem, text)
+    title = title or opened.stem
+    meta = _meta(tree)
+    known = stated.known(meta) | {"fields": stated.declared(opened.fields, meta)}
+    yield opened.document(opened.path, title, text, sections=stated.sections_of(text, headings(tree), title), **known)
+
+
+def headings(tree: Any) -> list[tuple[int, str]]:
+    """All of them, each with its level."""
+    from lxml import etree
+
+    found = tree.iter(*(f"{{*}}h{level}" for level in range(1, 7)))
+    return [(int(each.tag[-1]), " ".join("".join(each.itertext(etree.Element)).split())) for each in found]
+
+
+def _meta(tree: Any) -> dict[str, str]:
+    """What a page states of itself, under the names that records have for it."""
+    meta = {each.get("name") or each.get("property") or "": each.get("content") or "" for each in tree.iter("meta")}
+    found = {name.lower(): value for name, value in meta.items()}
+    for name, other in _OTHER_NAMES.items():
+        if other in found:
+            found.setdefault(name, found[other])
+    found["language"] = tree.get("lang") or found.get("language", "")
+    canonical = tree.xpath("string((//link[@rel='canonical']/@href)[1])")
+    return {**found, "url": canonical or found.get("url", "")}
 
 
 def _decoded(content: bytes) -> str:

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 from openbook.core.passages import Document
+from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened
 
@@ -20,20 +22,24 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
 
     pages = etree.iterparse(
         opened.file,
-        tag=("{*}page", "{*}namespace"),
+        tag=("{*}page", "{*}namespace", "{*}base"),
         resolve_entities=False,
         no_network=True,
         load_dtd=False,
         huge_tree=False,
     )
     hidden = {"file", "image", "category"}
+    folder = ""
     for _, element in pages:
+        if etree.QName(element).localname == "base":
+            folder = (element.text or "").rpartition("/")[0]
+            continue
         if etree.QName(element).localname == "namespace":
             if element.get("key") in (FILES, CATEGORIES) and element.text:
                 hidden.add(element.text.strip().lower())
             continue
         try:
-            yield _document(opened, element, tuple(f"{name}:" for name in sorted(hidden)))
+            yield _document(opened, element, tuple(f"{name}:" for name in sorted(hidden)), folder)
         except Failed as error:
             yield Failure(f"{opened.path}:{element.sourceline}", str(error))
         element.clear()
@@ -41,7 +47,7 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
             del element.getparent()[0]
 
 
-def _document(opened: Opened, page: Any, hidden: tuple[str, ...]) -> Document | None:
+def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -> Document | None:
     import mwparserfromhell
 
     if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
@@ -53,10 +59,19 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...]) -> Document | 
             _remove(code, link)
         for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _UNREAD):
             _remove(code, tag)
+        headings = [(each.level, _MARKS.sub("", each.title.strip_code())) for each in code.filter_headings()]
         text = _MARKS.sub("", code.strip_code())
     except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
         raise Failed(f"wikitext that cannot be parsed: {error}") from None
-    return opened.document(page.findtext("{*}id") or "", page.findtext("{*}title") or "", text)
+    id, title = page.findtext("{*}id") or "", page.findtext("{*}title") or ""
+    known = stated.known(
+        {
+            "url": f"{folder}/{quote(title.replace(' ', '_'))}" if folder else "",
+            "language": page.getparent().get("{http://www.w3.org/XML/1998/namespace}lang"),
+            "date": page.findtext("{*}revision/{*}timestamp"),
+        }
+    )
+    return opened.document(id, title, text, sections=stated.sections_of(text, headings, title), **known)
 
 
 def _remove(code: Any, node: Any) -> None:

@@ -1,6 +1,6 @@
 """A process that parses: it takes files by their paths, has little memory, and may be killed at any time.
 
-    python -m openbook.corpus.sources.worker LIMITS
+    python -m openbook.corpus.sources.worker LIMITS FIELDS
 
 Requests and what comes back are lines of JSON: `[path, name, is_given, skip]`, and `EVENTS`.
 """
@@ -13,21 +13,25 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import asdict
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from openbook.core.origin import Field, FieldType
 from openbook.core.passages import Document
 from openbook.corpus.sources.limits import Failed, Failure, Limits
 from openbook.corpus.sources.opened import open_regular
 from openbook.corpus.sources.parse import Event, Leaf, Parse, reason
 
 DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY = "document", "failure", "leaf", "progress", "end", "no memory"
+_NAMES = tuple(each.name for each in fields_of(Document))
 EVENTS = (DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY)
 
 
-def main(limits_json: str) -> None:
+def main(limits_json: str, fields_json: str) -> None:
     """Answer requests until standard input ends."""
     limits = Limits(**json.loads(limits_json))
+    fields = tuple(Field(name, FieldType(type)) for name, type in json.loads(fields_json))
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the others reserve address space for more than they use
     _lower(resource.RLIMIT_AS, limits.memory_bytes)
     _lower(resource.RLIMIT_FSIZE, limits.spooled_bytes)
@@ -39,16 +43,18 @@ def main(limits_json: str) -> None:
     try:
         for line in sys.stdin:
             path, name, is_given, skip = json.loads(line)
-            _answer(out, Path(path), name, is_given, skip, limits)
+            _answer(out, Path(path), name, is_given, skip, limits, fields)
     except MemoryError:
         _say(out, NO_MEMORY)
     except BrokenPipeError:  # nobody wants to know any more
         os._exit(1)
 
 
-def _answer(out: BinaryIO, path: Path, name: str, is_given: bool, skip: int, limits: Limits) -> None:
+def _answer(
+    out: BinaryIO, path: Path, name: str, is_given: bool, skip: int, limits: Limits, fields: tuple[Field, ...]
+) -> None:
     try:
-        opened = open_regular(path, name, limits, follow=is_given)
+        opened = open_regular(path, name, limits, follow=is_given, fields=fields)
     except (OSError, Failed) as error:
         _say(out, FAILURE, name, reason(error))
     else:
@@ -56,6 +62,13 @@ def _answer(out: BinaryIO, path: Path, name: str, is_given: bool, skip: int, lim
             for event in Parse(skip).events(opened):
                 _say(out, *_row(event))
     _say(out, END)
+
+
+def document_of(row: list[Any]) -> Document:
+    """What became a `_row` and has come out of JSON."""
+    known = dict(zip(_NAMES, row, strict=True))
+    known |= {"sections": tuple((at, name) for at, name in known["sections"]), "pages": tuple(known["pages"])}
+    return Document(**known)
 
 
 def _row(event: Event) -> list[Any]:

@@ -6,15 +6,18 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from openbook import files
 from openbook.core.fingerprint import file_digest
+from openbook.core.origin import Field
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
 from openbook.index.disk.arrays import row_norms
+from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
     FILES,
     INDEX,
@@ -24,6 +27,7 @@ from openbook.index.disk.snapshot import (
     VECTORS,
     FileEntry,
     Manifest,
+    OriginsEntry,
     ShardEntry,
     shard_folder,
 )
@@ -52,6 +56,7 @@ def build_snapshot(
     queries: Float32 | None = None,
     recall_target: float | None = None,
     scan: str | None = None,
+    fields: Sequence[Field] | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
@@ -69,6 +74,7 @@ def build_snapshot(
         recall_target: at 10; the search is widened until it is reached, where it can be.
         scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
             of the memory, as exactly. See `openbook.index.shard.scan`.
+        fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
@@ -88,7 +94,7 @@ def build_snapshot(
             folder = shard_folder(partial, shard)
             folder.mkdir()
             max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, rows, on_progress))
-            write_passages(folder, (passages[i] for i in rows), rows.start)
+            write_passages(folder, (passages[i] for i in rows), rows.start, fields)
             if scan is not None:
                 from openbook.index.shard.scan import write as write_codes  # compiled, for those who want it
 
@@ -96,8 +102,11 @@ def build_snapshot(
         empty.train(_training_sample(vectors))
         for shard, rows in enumerate(ranges):
             _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
-        about = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
+        about: dict[str, Any] = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
         names = FILES + (SCAN_FILES if scan else ())
+        if fields is not None:
+            names += origin_files(fields)
+            about["origins"] = OriginsEntry(fields=tuple(fields))
         manifest = _describe(partial, ranges, names, {**about, "dimension": dimension, "max_norm": max_norm})
         _write_manifest(partial, manifest)
         shards = [Shard(partial, shard, verify=False) for shard in range(n_shards)]
@@ -209,9 +218,7 @@ def _write_index(folder: Path, index: Index, rows: range, total: int, on_progres
     index.write(folder / INDEX)
 
 
-def _describe(
-    folder: Path, ranges: Sequence[range], names: Sequence[str], about: Mapping[str, str | float]
-) -> Manifest:
+def _describe(folder: Path, ranges: Sequence[range], names: Sequence[str], about: Mapping[str, Any]) -> Manifest:
     shards = [
         ShardEntry(
             first_id=rows.start,

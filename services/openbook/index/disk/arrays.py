@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from openbook.errors import InvalidSnapshot
@@ -13,7 +14,53 @@ ROUNDING = 1e-9
 """Relative, of a norm in float64: other processors add in another order."""
 
 
-def read_array(path: Path, dtype: type[np.generic], shape: tuple[int | None, ...]) -> NDArray[Any]:
+class ArrayWriter:
+    """A one-dimensional array written row by row, through little memory: nobody knows yet how long it will be.
+
+    Rows are numbers, or tuples of a structured type. To be closed.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._file = path.open("wb")
+        self._rows: list[Any] = []
+        self._n_written = 0
+        self._write_header()
+
+    def __len__(self) -> int:
+        return self._n_written + len(self._rows)
+
+    def append(self, row: Any) -> None:
+        """One more."""
+        self._rows.append(row)
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._flush()
+
+    def extend(self, rows: NDArray[Any]) -> None:
+        """Many more."""
+        self._flush()
+        rows.astype(self._dtype, copy=False).tofile(self._file)
+        self._n_written += len(rows)
+
+    def close(self) -> None:
+        """Write what is still held, and how many they are."""
+        self._flush()
+        self._file.seek(0)
+        self._write_header()  # NumPy pads it, so that any number of rows fits in the same place
+        self._file.close()
+
+    def _flush(self) -> None:
+        np.array(self._rows, self._dtype).tofile(self._file)
+        self._n_written += len(self._rows)
+        self._rows.clear()
+        self._file.flush()
+
+    def _write_header(self) -> None:
+        descr = npy.dtype_to_descr(self._dtype)
+        npy.write_array_header_1_0(self._file, {"descr": descr, "fortran_order": False, "shape": (self._n_written,)})
+
+
+def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tuple[int | None, ...]) -> NDArray[Any]:
     """The array in a file, memory mapped. None in the shape is any number.
 
     Raises:

@@ -6,7 +6,10 @@ shard-0000/  index.faiss     what FAISS searches
              passages.bin    texts
              offsets.npy     where each text begins
              codes.npy, scales.npy, centre.npy   the vectors in 8 bits, if they are to be scanned
+             places.npy, documents.npy, ...      where the passages come from, if it is known: see `origins`
 shard-0001/  ...
+
+Format 2 has added origins, and the declaration of the user's fields in the manifest. A reader of format n reads n - 1.
 """
 
 import stat
@@ -17,12 +20,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from openbook.core.fingerprint import file_digest, json_digest
+from openbook.core.origin import Field as OriginField
 from openbook.errors import InvalidSnapshot
 from openbook.files import read_regular
 from openbook.index.disk.arrays import check_vectors, read_array
+from openbook.index.disk.origins import check_origins, is_of_origins, origin_files
 from openbook.index.disk.store import OFFSETS, TEXTS, check_offsets
 
 MANIFEST = "manifest.json"
@@ -49,9 +54,16 @@ class _Entry(BaseModel):
 class FileEntry(_Entry):
     """One file of a shard, as it must be found."""
 
-    name: Literal["index.faiss", "vectors.npy", "passages.bin", "offsets.npy", "codes.npy", "scales.npy", "centre.npy"]
+    name: str
     size_bytes: Count
     sha256: str
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in (*FILES, *SCAN_FILES) and not is_of_origins(name):
+            raise ValueError("no file of a shard")
+        return name
 
 
 class ShardEntry(_Entry):
@@ -91,10 +103,16 @@ class SearchDefaults(_Entry):
     rerank_factor: int | None = None
 
 
+class OriginsEntry(_Entry):
+    """Of each passage it is known where it comes from."""
+
+    fields: tuple[OriginField, ...] = ()  # that the user declared for his documents
+
+
 class Manifest(_Entry):
     """What a snapshot is made of. Equal contents have equal ids, whenever they were made."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     snapshot_id: str
     created_at: str  # ISO 8601, UTC
     encoder: str
@@ -107,6 +125,13 @@ class Manifest(_Entry):
     # Not in the first snapshots, whose ids were made without them.
     recall: Recall | None = None
     search: SearchDefaults | None = None
+    # Not in format 1.
+    origins: OriginsEntry | None = None
+
+    @property
+    def fields(self) -> tuple[OriginField, ...] | None:
+        """Those that the user declared; None if origins are not known."""
+        return self.origins.fields if self.origins else None
 
     @model_validator(mode="after")
     def _shards_count_up(self) -> "Manifest":
@@ -171,7 +196,9 @@ class Snapshot:
             InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
         """
         entry = self.shard(shard)
-        files, names = entry.files, FILES + (SCAN_FILES if entry.has_scan else ())
+        fields = self.manifest.fields
+        names = FILES + (SCAN_FILES if entry.has_scan else ()) + (() if fields is None else origin_files(fields))
+        files = entry.files
         if sorted(file.name for file in files) != sorted(names):
             raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(names)}")
         for file in files:
@@ -193,6 +220,8 @@ class Snapshot:
         """Files as their writer meant them may still hold what no search and no fetch can be right with."""
         check_vectors(folder / VECTORS, (entry.n_passages, self.manifest.dimension), self.manifest.max_norm)
         check_offsets(folder, entry.n_passages)
+        if (fields := self.manifest.fields) is not None:
+            check_origins(folder, fields, entry.n_passages)
         if entry.has_scan:
             scales = read_array(folder / SCALES, np.float64, (entry.n_passages, 2))
             centre = read_array(folder / CENTRE, np.float32, (self.manifest.dimension,))

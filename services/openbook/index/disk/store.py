@@ -1,96 +1,75 @@
-"""Passages on disk: one file of texts, one of offsets, both memory mapped, so that 21 million open in no time."""
+"""Passages on disk: their texts, and where they come from, memory mapped, so that 21 million open in no time."""
 
-import mmap
-from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, overload
+from typing import overload
 
-import numpy as np
-from numpy.lib import format as npy
-
+from openbook.core.origin import Field
 from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
-from openbook.index.disk.arrays import read_array
+from openbook.index.disk.origins import Origins, OriginsWriter
+from openbook.index.disk.strings import Strings, StringsWriter, check_strings
 
 TEXTS = "passages.bin"
 OFFSETS = "offsets.npy"
-FIELDS = 3  # document_id, title, text: each ends where the next begins
-BUFFER = 1 << 15  # offsets held in memory
+PARTS = 3  # document_id, title, text: each ends where the next begins
 
 
-def write_passages(folder: Path, passages: Iterable[Passage], first_id: int = 0) -> int:
+def write_passages(
+    folder: Path, passages: Iterable[Passage], first_id: int = 0, fields: Sequence[Field] | None = None
+) -> int:
     """Write a stream of passages, whose ids count up from `first_id`, through little memory. Returns how many.
 
+    With `fields`, of which there may be none, all passages know their origin, and it is written too.
+
     Raises:
-        InvalidDocuments: an id out of order, or a text that is not UTF-8.
+        InvalidDocuments: an id out of order, a text that is not UTF-8, or an origin that is missing.
     """
-    size_bytes = 0
-    pending = array("q", [0])
     n_passages = 0
-    with (folder / TEXTS).open("wb") as texts, (folder / OFFSETS).open("wb") as offsets:
-        _write_header(offsets, n_passages)
+    with ExitStack() as stack:
+        texts = StringsWriter(folder / TEXTS, folder / OFFSETS)
+        stack.callback(texts.close)
+        origins = None if fields is None else OriginsWriter(folder, fields)
+        if origins:
+            stack.callback(origins.close)
         for passage in passages:
             if passage.id != first_id + n_passages:
                 raise InvalidDocuments(f"passage ids must count up: expected {first_id + n_passages}, got {passage.id}")
-            for field in _encoded(passage):
-                size_bytes += texts.write(field)
-                pending.append(size_bytes)
+            try:
+                for part in (passage.document_id, passage.title, passage.text):
+                    texts.append(part)
+                if origins:
+                    origins.append(passage)
+            except UnicodeEncodeError as error:
+                raise InvalidDocuments(f"passage {passage.id}: not UTF-8 text: {error}") from None
             n_passages += 1
-            if len(pending) >= BUFFER:
-                pending.tofile(offsets)
-                del pending[:]
-        pending.tofile(offsets)
-        offsets.seek(0)
-        _write_header(offsets, n_passages)  # NumPy pads it, so that any number of rows fits in the same place
     return n_passages
 
 
-def _encoded(passage: Passage) -> list[bytes]:
-    try:
-        return [field.encode() for field in (passage.document_id, passage.title, passage.text)]
-    except UnicodeEncodeError as error:
-        raise InvalidDocuments(f"passage {passage.id}: not UTF-8 text: {error}") from None
-
-
-def _write_header(offsets: BinaryIO, n_passages: int) -> None:
-    npy.write_array_header_1_0(offsets, {"descr": "<i8", "fortran_order": False, "shape": (FIELDS * n_passages + 1,)})
-
-
 def check_offsets(folder: Path, n_passages: int) -> None:
-    """Look whether each text begins where the one before it ends.
-
-    Raises:
-        InvalidSnapshot: it does not, or a file is missing or of another size.
-    """
-    offsets = read_array(folder / OFFSETS, np.int64, (FIELDS * n_passages + 1,))
-    size_bytes = (folder / TEXTS).stat().st_size
-    if (offsets[0], offsets[-1]) != (0, size_bytes):
-        raise InvalidSnapshot(f"{folder / TEXTS}: its {size_bytes} bytes do not belong to {OFFSETS}")
-    for start in range(0, len(offsets) - 1, BUFFER):
-        if (np.diff(offsets[start : start + BUFFER + 1]) < 0).any():
-            raise InvalidSnapshot(f"{folder / OFFSETS}: must ascend, and does not after row {start}")
+    """As `check_strings`, of the texts of so many passages."""
+    check_strings(folder / TEXTS, folder / OFFSETS, PARTS * n_passages)
 
 
 class PassageReader(Sequence[Passage]):
     """The passages of a folder by position, each read when it is asked for. `first_id` is the id of the first.
 
+    With `fields`, those that were declared, each with its origin; without, none has one.
+
     Raises:
         InvalidSnapshot: a file is missing or is not what `write_passages` wrote.
     """
 
-    def __init__(self, folder: Path, first_id: int = 0) -> None:
+    def __init__(self, folder: Path, first_id: int = 0, fields: Sequence[Field] | None = None) -> None:
         self._first_id = first_id
-        self._offsets = read_array(folder / OFFSETS, np.int64, (None,))
-        try:
-            self._texts = _map(folder / TEXTS)
-        except (OSError, ValueError) as error:
-            raise InvalidSnapshot(f"{folder}: passages cannot be read: {error}") from None
-        if len(self._offsets) % FIELDS != 1 or self._offsets[-1] != len(self._texts):
-            raise InvalidSnapshot(f"{folder / TEXTS}: its {len(self._texts)} bytes do not belong to {OFFSETS}")
+        self._texts = Strings(folder / TEXTS, folder / OFFSETS)
+        if len(self._texts) % PARTS:
+            raise InvalidSnapshot(f"{folder / OFFSETS}: must have {PARTS} texts a passage, found {len(self._texts)}")
+        self._origins = None if fields is None else Origins(folder, fields, len(self))
 
     def __len__(self) -> int:
-        return len(self._offsets) // FIELDS
+        return len(self._texts) // PARTS
 
     @overload
     def __getitem__(self, position: int) -> Passage: ...
@@ -102,16 +81,14 @@ class PassageReader(Sequence[Passage]):
         if not -len(self) <= position < len(self):
             raise IndexError(f"position must be 0..{len(self) - 1}, got {position}")
         position %= len(self)
-        a, b, c, d = self._offsets[FIELDS * position : FIELDS * (position + 1) + 1].tolist()
+        number = self._first_id + position
         try:
-            fields = [self._texts[start:end].decode() for start, end in ((a, b), (b, c), (c, d))]
+            document_id, title, text = self._texts.some(PARTS * position, PARTS)
+            return Passage(number, document_id, title, text, self._origins[position] if self._origins else None)
         except UnicodeDecodeError as error:
-            raise InvalidSnapshot(f"passage {self._first_id + position} is no text in UTF-8: {error.reason}") from None
-        return Passage(self._first_id + position, *fields)
+            raise InvalidSnapshot(f"passage {number} is no text in UTF-8: {error.reason}") from None
 
-
-def _map(path: Path) -> mmap.mmap | bytes:
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return b""  # nothing cannot be mapped
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def find(self, lasting_id: str) -> int | None:
+        """The position of the passage with this lasting id; None if there is none, or origins are not known."""
+        candidates = self._origins.candidates(lasting_id) if self._origins else []
+        return next((i for i in candidates if self[i].lasting_id == lasting_id), None)

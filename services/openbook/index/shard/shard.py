@@ -80,7 +80,7 @@ class Shard:
         self.max_rows = max_rows
         self._index = Index.read(files / INDEX, huge_pages=huge_pages)
         self._vectors: Float32 = read_array(files / VECTORS, np.float32, (self.n_passages, self.manifest.dimension))
-        self._passages = PassageReader(files, self.first_id)
+        self._passages = PassageReader(files, self.first_id, self.manifest.fields)
         found = len(self._index), len(self._passages)
         if found != (self.n_passages, self.n_passages):
             raise InvalidSnapshot(f"{files}: index and passages are not those of the manifest: {found}")
@@ -187,6 +187,11 @@ class Shard:
             UnknownPassage: an id is not of this shard.
         """
         return [self._passages[position] for position in self._positions(ids)]
+
+    def find(self, lasting_ids: Sequence[str]) -> list[Passage]:
+        """Those passages of these lasting ids that are here, in their order; none where origins are not known."""
+        positions = map(self._passages.find, lasting_ids)
+        return [self._passages[position] for position in positions if position is not None]
 
     def fetch_vectors(self, ids: Sequence[int]) -> Float32:
         """The exact (n, d) vectors of these ids, in their order. Raises as `fetch`."""

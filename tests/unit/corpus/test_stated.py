@@ -1,0 +1,251 @@
+"""What documents state of themselves, in every format: sections, pages, address, language, date, the user's fields."""
+
+import datetime
+import io
+import json
+from pathlib import Path
+
+import every_format as formats
+import pytest
+from every_format import DOCUMENTS, EACH, TOGETHER
+
+from openbook.core.origin import Field, Origin
+from openbook.core.passages import Document, joined, split
+from openbook.corpus.read import read_passages
+from openbook.corpus.sources import stated
+from openbook.corpus.sources.limits import Budget, Failure, Limits
+from openbook.corpus.sources.opened import Opened
+from openbook.corpus.sources.parse import Parse
+
+FIELDS = tuple(map(Field.parse, ("year:int", "open:bool", "author")))
+
+
+def parse(content: bytes, name: str, fields: tuple[Field, ...] = FIELDS) -> list[Document | Failure]:
+    """Here, without a process."""
+    limits = Limits()
+    file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+    opened = Opened(name, file, limits, Budget(limits, len(content)), fields=fields)
+    return [event for event in Parse().events(opened) if isinstance(event, Document | Failure)]
+
+
+def only(content: bytes, name: str) -> Document:
+    (found,) = parse(content, name)
+    assert isinstance(found, Document), found
+    return found
+
+
+def origins(document: Document, n_words: int = 4) -> list[Origin]:
+    return [origin for _, origin in split(document, n_words)]
+
+
+def parts(name: str) -> list[bytes]:
+    if name in TOGETHER:
+        return [TOGETHER[name](DOCUMENTS)]
+    return [EACH[name](title, text) for title, text in DOCUMENTS[:2]]
+
+
+@pytest.mark.parametrize("name", sorted({*TOGETHER, *EACH} - {"all.parquet.gz"}))  # which needs a process of its own
+def test_every_span_of_every_format_is_its_text(name: str) -> None:
+    documents = [each for content in parts(name) for each in parse(content, f"a{name}")]
+    assert documents
+    for document in documents:
+        assert isinstance(document, Document)
+        whole = joined(document)
+        pieces = list(split(document, 20))
+        assert len(pieces) > 1
+        assert [whole[origin.start : origin.end] for _, origin in pieces] == [text for text, _ in pieces]
+
+
+# --- sections
+
+
+def docx(styles: str, heading: str) -> bytes:
+    def paragraph(text: str, level: int) -> str:
+        style = f'<w:pPr><w:pStyle w:val="{heading}{level}"/></w:pPr>' if level else ""
+        return f"<w:p>{style}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    paragraphs = "".join(paragraph(*each) for each in [("Life", 1), ("one two three", 0), ("Early", 2)])
+    paragraphs += "".join(paragraph(*each) for each in [("one two three", 0), ("Work", 1), ("one two three", 0)])
+    core = (
+        '<c:p xmlns:c="c" xmlns:d="http://purl.org/dc/elements/1.1/" xmlns:t="http://purl.org/dc/terms/"><d:title>Bell'
+        "</d:title><d:language>de-CH</d:language><t:created>1998-05-17T08:30:00Z</t:created></c:p>"
+    )
+    return formats.zipped(
+        {
+            "[Content_Types].xml": b"<Types/>",
+            "docProps/core.xml": core.encode(),
+            "word/styles.xml": f'<w:styles xmlns:w="w">{styles}</w:styles>'.encode(),
+            "word/document.xml": f'<w:document xmlns:w="w"><w:body>{paragraphs}</w:body></w:document>'.encode(),
+        }
+    )
+
+
+LOCAL_STYLES = "".join(f'<w:style w:styleId="berschrift{i}"><w:name w:val="heading {i}"/></w:style>' for i in (1, 2))
+HTML = (
+    b'<html lang="de_CH"><head><title>Bell</title><link rel="canonical" href="https://example.org/bell">'
+    b'<meta property="article:published_time" content="1998-05-17"><meta name="Year" content="1998">'
+    b"</head><body><h1>Bell</h1><h2>Life</h2><p>one two three</p><h3>Early</h3><p>one two three</p>"
+    b"<h2>Work</h2><p>one two three</p></body></html>"
+)
+MARKDOWN = (
+    b"---\ntitle: Bell\ndate: 1998-05-17\nlang: de-CH\nurl: https://example.org/bell\nyear: 1998\nopen: yes\n---\n"
+    b"## Life\n\none two three\n\n### Early\n\none two *three*\n\n## Work\n\none two three\n"
+)
+WIKITEXT = "'''Bell'''\n\n== ''Life'' ==\none two three\n\n===Early===\none two three\n\n== Work ==\none two three"
+WIKI = (
+    '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de-CH"><siteinfo>'
+    "<base>https://example.org/wiki/Main_Page</base></siteinfo><page><title>A Bell</title><ns>0</ns><id>1</id>"
+    f"<revision><timestamp>1998-05-17T08:30:00Z</timestamp><text>{WIKITEXT}</text></revision></page></mediawiki>"
+).encode()
+THREE = "one two three"
+KILT = json.dumps(
+    {
+        "_id": "1",
+        "wikipedia_title": "Bell",
+        "text": ["Bell", "Section::::Life.", THREE, "Section::::Life.:Early.", THREE, "Section::::Work.", THREE],
+        "history": {"url": "https://example.org/bell", "timestamp": "1998-05-17"},
+    }
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "first"),
+    [
+        (MARKDOWN, "a.md", []),
+        (HTML, "a.html", [""]),
+        (docx("", "Heading"), "a.docx", []),
+        (docx(LOCAL_STYLES, "berschrift"), "a.docx", []),
+        (KILT, "a.json", []),
+        (WIKI, "a.xml", [""]),
+    ],
+)
+def test_a_passage_knows_the_headings_above_it(content: bytes, name: str, first: list[str]) -> None:
+    document = only(content, name)
+    words = document.text.split()
+    found = {words[at]: origin.section for at, origin in enumerate(origins(document, 1)) if words[at][0].isupper()}
+    life, early, work = (next(each for each in words if name in each) for name in ("Life", "Early", "Work"))
+    assert (found[life], found[early], found[work]) == ("Life", "Life > Early", "Work")
+    assert [origin.section for origin in origins(document, 1)].count("Life > Early") >= 3
+    if first:
+        assert found["Bell"] == ""
+
+
+def test_a_book_knows_its_headings() -> None:
+    shown = "<body><h1>Life</h1><p>one two three</p><h2>Early</h2><p>one</p></body>"
+    stated_there = "<dc:title>Bell</dc:title><dc:date>1998</dc:date><dc:language>fr</dc:language>"
+    package = (
+        f'<package xmlns="o" xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata>{stated_there}</metadata>'
+        '<manifest><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/></spine></package>'
+    )
+    book = formats.zipped(
+        {
+            "mimetype": b"application/epub+zip",
+            "META-INF/container.xml": b'<a xmlns="c"><rootfiles><rootfile full-path="book.opf"/></rootfiles></a>',
+            "book.opf": package.encode(),
+            "c.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml">{shown}</html>'.encode(),
+        }
+    )
+    document = only(book, "a.epub")
+    assert [origin.section for origin in origins(document)] == ["Life", "Life > Early"]
+    assert (document.language, document.date) == ("fr", "1998")
+
+
+def test_a_heading_that_is_not_in_the_text_is_passed_over() -> None:
+    headings = [(1, "Menu"), (2, "Life"), (2, "Life"), (3, "")]
+    assert stated.sections_of("intro\nLife\none\n Life \ntwo", headings) == ((6, "Life"), (15, "Life"))
+
+
+def test_the_first_page_is_one() -> None:
+    from pypdf import PdfWriter
+
+    writer = PdfWriter()
+    for text in ("one two", "three four five", "six"):
+        writer.append(io.BytesIO(formats.pdf("Bell", text)))
+    writer.add_metadata({"/Title": "Bell", "/CreationDate": "D:19980517083000Z"})
+    out = io.BytesIO()
+    writer.write(out)
+    document = only(out.getvalue(), "a.pdf")
+    assert [origin.page for origin in origins(document, 1)] == [1, 1, 2, 2, 2, 3]
+    assert document.date.startswith("1998-05-17T08:30")
+
+
+# --- address, language, date, fields
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "url"),
+    [
+        (HTML, "a.html", "https://example.org/bell"),
+        (MARKDOWN, "a.md", "https://example.org/bell"),
+        (WIKI, "a.xml", "https://example.org/wiki/A_Bell"),
+        (docx("", "Heading"), "a.docx", ""),
+    ],
+)
+def test_a_document_states_its_address_language_and_date(content: bytes, name: str, url: str) -> None:
+    document = only(content, name)
+    assert (document.url, document.language, document.date[:10]) == (url, "de-CH", "1998-05-17")
+
+
+def test_what_is_none_is_left_out() -> None:
+    document = only(b'{"text": "x", "url": "javascript:alert(1)", "language": ["en"], "date": "May"}', "a.jsonl")
+    assert (document.url, document.language, document.date) == ("", "", "")
+    assert stated.url("https://example.org/a b") == stated.url(f"https://{'x' * 3000}") == ""
+
+
+RECORD = {"text": "some words", "year": 1998, "open": True, "author": "A. Bell", "date": "1876", "section": "Life"}
+
+
+def parquet() -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    dated = {**RECORD, "date": datetime.date(1876, 3, 10)}
+    pq.write_table(pa.table({name.title(): [value] for name, value in dated.items()}), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (json.dumps(RECORD).encode(), "a.jsonl"),
+        (json.dumps({"text": "some words", "metadata": RECORD}).encode(), "a.jsonl"),
+        ((",".join(RECORD) + "\n" + ",".join(map(str, RECORD.values()))).encode(), "a.csv"),
+        (parquet(), "a.parquet"),
+    ],
+)
+def test_declared_fields_come_from_columns_and_records(content: bytes, name: str) -> None:
+    document = only(content, name)
+    assert document.fields == {"year": 1998, "open": True, "author": "A. Bell"}
+    assert document.date[:4] == "1876"
+    if "metadata" not in content.decode(errors="ignore"):
+        assert origins(document)[0].section == "Life"
+
+
+def test_declared_fields_come_from_front_matter_and_the_head_of_a_page() -> None:
+    assert only(MARKDOWN, "a.md").fields == {"year": 1998, "open": True}
+    assert only(HTML, "a.html").fields == {"year": 1998}
+
+
+def test_a_value_of_another_type_is_a_failure_and_the_next_row_is_read() -> None:
+    rows = parse(b"text,year\nfirst,c. 1900\nsecond,1901\nthird,\n", "a.csv")
+    assert rows[0] == Failure("a.csv:2", "year must be int, got 'c. 1900'")
+    assert [each.fields for each in rows[1:] if isinstance(each, Document)] == [{"year": 1901}, {}]
+
+
+def test_all_of_it_comes_with_the_passages(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(MARKDOWN)
+    first, second, third = read_passages(tmp_path, n_words=4, fields=FIELDS)
+    assert second.origin == Origin(
+        document_digest=first.origin.document_digest if first.origin else "",
+        start=19,
+        end=38,
+        path="a.md",
+        url="https://example.org/bell",
+        section="Life > Early",
+        language="de-CH",
+        date="1998-05-17",
+        fields={"year": 1998, "open": True},
+    )
+    assert third.origin is not None
+    assert third.origin.section == "Work"

@@ -1,0 +1,163 @@
+"""Where passages come from, on disk: it comes back, is found by lasting ids, and its absence is no error."""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.core.fingerprint import text_digest
+from openbook.core.origin import Field, FieldType, Origin
+from openbook.core.types import Passage
+from openbook.errors import InvalidDocuments, InvalidSnapshot
+from openbook.index.building.build import build_snapshot
+from openbook.index.disk import origins
+from openbook.index.disk.origins import PLACES, STRINGS, check_origins, is_of_origins, origin_files
+from openbook.index.disk.snapshot import Snapshot
+from openbook.index.disk.store import PassageReader, write_passages
+from openbook.index.shard.shard import Shard
+
+FORMAT_1 = Path(__file__).with_name("format_1.zip")
+FIELDS = tuple(Field(f"a {type}", type) for type in FieldType)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VALUES = {
+    "a string": TEXTS.filter(bool),
+    "a int": st.integers(1 - 2**63, 2**63 - 1),
+    "a float": st.floats(allow_nan=False, allow_infinity=False),
+    "a bool": st.booleans(),
+    "a date": st.sampled_from(["1998", "1998-05-17"]),
+}
+ORIGINS = st.builds(
+    Origin,
+    document_digest=TEXTS.map(text_digest),
+    start=st.integers(0, 9),
+    end=st.integers(9, 2**31 - 1),
+    path=TEXTS,
+    url=TEXTS,
+    section=TEXTS,
+    page=st.none() | st.integers(1, 9),
+    language=TEXTS,
+    date=TEXTS,
+    fields=st.fixed_dictionaries({}, optional=VALUES),
+)
+
+
+def passage(i: int, **about: str) -> Passage:
+    """Two of a document."""
+    text = f"text {i}"
+    origin = Origin(document_digest=text_digest(f"doc {i // 2}"), start=8 * (i % 2), end=8 * (i % 2) + 6, **about)  # type: ignore[arg-type]
+    return Passage(i, f"doc-{i // 2}", "title", text, origin)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, ORIGINS), max_size=6), st.sampled_from([1, 100]), st.sampled_from([1, 3, 100]))
+def test_origins_come_back_and_are_found_whatever_is_in_them(
+    tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, Origin]], remembered: int, at_once: int
+) -> None:
+    folder = tmp_path_factory.mktemp("origins")
+    passages = [Passage(5 + i, name, "title", text, origin) for i, (name, text, origin) in enumerate(given)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(origins, "REMEMBERED", remembered)
+        patch.setattr(origins, "SORTED_AT_ONCE", at_once)
+        assert write_passages(folder, passages, 5, FIELDS) == len(passages)
+    assert {path.name for path in folder.iterdir()} == {"passages.bin", "offsets.npy", *origin_files(FIELDS)}
+    check_origins(folder, FIELDS, len(passages))
+    reader = PassageReader(folder, 5, FIELDS)
+    assert list(reader) == passages
+    for each in passages:
+        position = reader.find(each.lasting_id)
+        assert position is not None
+        assert reader[position].lasting_id == each.lasting_id
+    assert reader.find("0" * 32) is None
+
+
+def test_passages_of_one_document_share_its_row(tmp_path: Path) -> None:
+    write_passages(tmp_path, [passage(i) for i in range(6)], fields=())
+    assert len(np.load(tmp_path / "documents.npy")) == 3
+
+
+def test_a_reader_that_asks_for_no_origins_needs_none(tmp_path: Path) -> None:
+    write_passages(tmp_path, [passage(0)], fields=())
+    (tmp_path / PLACES).unlink()
+    assert PassageReader(tmp_path)[0] == replace(passage(0), origin=None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (Passage(0, "d", "t", "x"), "passage 0: must know its origin"),
+        (
+            replace(passage(0), origin=Origin(document_digest="0" * 64, start=5, end=4)),
+            "span must be within .* got 5..4",
+        ),
+        (replace(passage(0), origin=Origin(document_digest="abc", start=0, end=4)), "digest must be .* got 'abc'"),
+        (passage(0, section="\ud800"), "passage 0: not UTF-8 text"),
+    ],
+)
+def test_what_is_no_origin_is_not_written(tmp_path: Path, bad: Passage, message: str) -> None:
+    with pytest.raises(InvalidDocuments, match=message):
+        write_passages(tmp_path, [bad], fields=())
+
+
+def test_lasting_ids_survive_a_rebuild_and_never_name_another_text() -> None:
+    before = passage(3)
+    assert replace(before, id=77, title="changed").lasting_id == before.lasting_id
+    assert len({replace(before, document_id="other").lasting_id, replace(before, text="texT 3").lasting_id}) == 2
+    assert before.lasting_id not in {replace(before, text="other").lasting_id, passage(1).lasting_id}
+    assert Passage(0, "d", "t", "x").lasting_id == ""
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_a_snapshot_knows_where_its_passages_come_from(tmp_path: Path, n_shards: int) -> None:
+    passages = [passage(i, path=f"{i}.md") for i in range(5)]
+    vectors = np.eye(5, dtype=np.float32)
+    fields = [Field("year", FieldType.INT)]
+    build_snapshot(passages, vectors, tmp_path / "s", n_shards, "Flat", "e", "f", fields=fields)
+    manifest = Snapshot.open(tmp_path / "s").manifest
+    assert (manifest.format_version, manifest.fields) == (2, tuple(fields))
+    shards = [Shard(tmp_path / "s", number) for number in range(n_shards)]
+    assert [
+        each for shard in shards for each in shard.fetch(range(shard.first_id, shard.first_id + shard.n_passages))
+    ] == passages
+    assert [each for shard in shards for each in shard.find([passages[3].lasting_id, "0" * 32])] == [passages[3]]
+
+
+@pytest.mark.parametrize(("name", "column"), [(PLACES, "document"), (PLACES, "section"), ("documents.npy", "path")])
+def test_a_row_that_names_nothing_is_found(tmp_path: Path, name: str, column: str) -> None:
+    write_passages(tmp_path, [passage(i) for i in range(4)], fields=())
+    rows = np.load(tmp_path / name)
+    rows[column][1] = 99
+    np.save(tmp_path / name, rows)
+    with pytest.raises(InvalidSnapshot, match=rf"{name}: rows must be 0\.\.\d, found 0\.\.99"):
+        check_origins(tmp_path, (), 4)
+
+
+def test_texts_that_are_cut_off_are_found(tmp_path: Path) -> None:
+    write_passages(tmp_path, [passage(i, path="a/path") for i in range(4)], fields=())
+    (tmp_path / STRINGS).write_bytes(b"a/")
+    with pytest.raises(InvalidSnapshot, match=r"its 2 bytes do not belong to strings\.npy"):
+        check_origins(tmp_path, (), 4)
+
+
+def test_names_of_files() -> None:
+    assert all(map(is_of_origins, origin_files(FIELDS)))
+    assert not any(map(is_of_origins, ("vectors.npy", "field-1.npy", "../places.npy", "places.npy\n")))
+
+
+# --- format 1
+
+
+def test_a_snapshot_of_format_1_is_still_read(tmp_path: Path) -> None:
+    """Built by the last version that wrote it: six passages of three documents, two shards."""
+    with zipfile.ZipFile(FORMAT_1) as archive:
+        archive.extractall(tmp_path)
+    snapshot = Snapshot.open(tmp_path)
+    assert (snapshot.manifest.format_version, snapshot.manifest.fields) == (1, None)
+    assert snapshot.manifest.snapshot_id == "a451c1efcf5c3bea9c4fd98db5aa5596"
+    shards = [Shard(tmp_path, number) for number in range(2)]  # verified
+    found = [shard.fetch([shard.first_id, shard.first_id + 2]) for shard in shards]
+    assert found[1] == [Passage(i, f"doc-{i // 2}", f"Title {i // 2}", f"text {i} of Zürich") for i in (3, 5)]
+    assert shards[0].find(["0" * 32]) == []
+    shards[0].self_test()
