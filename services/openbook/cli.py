@@ -12,6 +12,7 @@ from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
+from openbook.passages import passages_app
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
@@ -27,6 +28,7 @@ app = typer.Typer(
 index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
 app.add_typer(index_app, name="index")
 app.add_typer(keys_app, name="keys")
+app.add_typer(passages_app, name="passages")
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 

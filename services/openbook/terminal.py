@@ -1,8 +1,10 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import exp
 from typing import TYPE_CHECKING
@@ -22,7 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from openbook.core.types import Coverage
+from openbook.core.origin import Origin
+from openbook.core.types import Coverage, Passage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
@@ -64,6 +67,28 @@ def print_answer(question: str, response: Answer) -> None:
         answer.append(f"   of {shares}", "dim")
     parts = [answer, *_alternatives(response), Text(), table, *_tokens(response), Text(), footer]
     console.print(Panel(Group(*parts), title=question, title_align="left"))
+
+
+def print_passages(passages: Iterable[Passage], as_json: bool = False, marked: int | None = None) -> None:
+    """Each with where it comes from; as JSON, a line each. One may be marked, by its id."""
+    for passage in passages:
+        if as_json:
+            print(json.dumps({**asdict(passage), "lasting_id": passage.lasting_id}, ensure_ascii=False))
+            continue
+        style = "" if marked in (None, passage.id) else "dim"
+        named = f"{passage.id}  {passage.lasting_id}".rstrip()
+        console.print(Text.assemble((passage.title or passage.document_id, "bold"), f"  {named}", style=style))
+        if passage.origin:
+            console.print(Padding(Text(_place(passage.origin), "dim"), (0, 0, 0, 4)))
+        console.print(Padding(Text(passage.text, style), (0, 0, 1, 4)))
+
+
+def _place(origin: Origin) -> str:
+    page = f"page {origin.page}" if origin.page else ""
+    span = f"characters {origin.start} to {origin.end}"
+    fields = (f"{name} {value}" for name, value in origin.fields.items())
+    parts = (origin.path, origin.url, origin.section, page, span, origin.language, origin.date, *fields)
+    return " · ".join(part for part in parts if part)
 
 
 def _alternatives(response: Answer) -> Iterator[Text]:

@@ -12,6 +12,7 @@ import numpy as np
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
 from openbook.core.marginal import label_log_marginal, log_prior
+from openbook.core.origin import Located, is_lasting_id, position_of
 from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
 from openbook.core.types import (
     Classification,
@@ -173,6 +174,19 @@ class ExactIndex:
             if self._shards[passage_id] in self.missing_shards:
                 raise ShardUnavailable(f"shard {self._shards[passage_id]} does not answer")
         return [self._passages[passage_id] for passage_id in ids]
+
+    async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
+        context.deadline.check("locate")
+        if snapshot_id not in ("", self.snapshot_id):
+            raise SnapshotMismatch(f"the index holds snapshot {self.snapshot_id}, asked for {snapshot_id}")
+        if not is_lasting_id(passage_id):
+            return Located(position_of(passage_id), self.snapshot_id, self.n_passages)
+        for passage in self._passages:
+            if passage.lasting_id == passage_id and self._shards[passage.id] not in self.missing_shards:
+                return Located(passage.id, self.snapshot_id, self.n_passages)
+        if self.missing_shards:
+            raise ShardUnavailable(f"shard {min(self.missing_shards)} does not answer")
+        raise UnknownPassage(f"no passage of snapshot {self.snapshot_id} has the lasting id {passage_id}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from openbook.core.context import NEVER, Context, is_harmless
 from openbook.core.deadline import Deadline
+from openbook.core.origin import FieldValue, Origin
 from openbook.core.types import Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
@@ -111,11 +112,63 @@ def hits_from_wire(response: index_pb2.SearchResponse) -> Hits:
 
 
 def passage_to_wire(passage: Passage) -> common_pb2.Passage:
-    return common_pb2.Passage(id=passage.id, document_id=passage.document_id, title=passage.title, text=passage.text)
+    return common_pb2.Passage(
+        id=passage.id,
+        document_id=passage.document_id,
+        title=passage.title,
+        text=passage.text,
+        lasting_id=passage.lasting_id,
+        origin=_origin_to_wire(passage.origin) if passage.origin else None,
+    )
 
 
 def passage_from_wire(passage: common_pb2.Passage) -> Passage:
-    return Passage(passage.id, passage.document_id, passage.title, passage.text)
+    origin = _origin_from_wire(passage.origin) if passage.HasField("origin") else None
+    return Passage(passage.id, passage.document_id, passage.title, passage.text, origin)
+
+
+def _origin_to_wire(origin: Origin) -> common_pb2.Origin:
+    return common_pb2.Origin(
+        document_digest=origin.document_digest,
+        start=origin.start,
+        end=origin.end,
+        path=origin.path,
+        url=origin.url,
+        section=origin.section,
+        page=origin.page,
+        language=origin.language,
+        date=origin.date,
+        fields={name: _value_to_wire(value) for name, value in origin.fields.items()},
+    )
+
+
+def _origin_from_wire(origin: common_pb2.Origin) -> Origin:
+    return Origin(
+        document_digest=origin.document_digest,
+        start=origin.start,
+        end=origin.end,
+        path=origin.path,
+        url=origin.url,
+        section=origin.section,
+        page=origin.page if origin.HasField("page") else None,
+        language=origin.language,
+        date=origin.date,
+        fields={
+            name: getattr(value, kind) for name, value in origin.fields.items() if (kind := value.WhichOneof("value"))
+        },
+    )
+
+
+def _value_to_wire(value: FieldValue) -> common_pb2.FieldValue:
+    match value:
+        case bool():
+            return common_pb2.FieldValue(truth=value)
+        case int():
+            return common_pb2.FieldValue(whole=value)
+        case float():
+            return common_pb2.FieldValue(number=value)
+        case str():
+            return common_pb2.FieldValue(text=value)
 
 
 def _array(name: str, data: bytes | memoryview, rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.origin import Located, Origin
 from openbook.core.types import NO_HIT, Coverage, Passage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable, SnapshotMismatch, UnknownPassage
 from openbook.index.building.build import build_snapshot
@@ -18,7 +19,12 @@ from openbook.index.client.sharded import ShardedIndex
 from openbook.rag.ports import PassageStore, Retriever
 from openbook.testing import ExactIndex, served
 
-PASSAGES = [Passage(i, f"doc-{i}", f"title {i}", f"text {i} ü") for i in range(7)]
+PASSAGES = [
+    Passage(
+        i, f"doc-{i}", f"title {i}", f"text {i} ü", Origin(document_digest=f"{i:064x}", start=0, end=8, page=i or None)
+    )
+    for i in range(7)
+]
 VECTORS = np.array([[1, 0], [0, 1], [2, 0], [1, 0], [-1, 0], [1, 1], [0, -1]], np.float32)
 EAST = np.array([[1, 0]], np.float32)
 
@@ -57,7 +63,7 @@ def check(
             lost.append(twin.missing_shards.add)
             yield twin
             return
-        build_snapshot(PASSAGES, VECTORS, tmp_path / "s", N_SHARDS, "Flat", "none", "none")
+        build_snapshot(PASSAGES, VECTORS, tmp_path / "s", N_SHARDS, "Flat", "none", "none", fields=())
         with served(tmp_path / "s") as servers:
             lost.append(lambda shard: servers[shard].stop(grace_s=0))
             tier = ShardedIndex([server.address for server in servers], timeout_s=60)
@@ -159,6 +165,31 @@ def test_what_is_not_there_is_said(check: Callable[[Scenario], None]) -> None:
                 await index.fetch([0, unknown], index.snapshot_id, soon())
         with pytest.raises(SnapshotMismatch, match=f"{index.snapshot_id}, asked for another"):
             await index.fetch([0], "another", soon())
+
+    check(scenario)
+
+
+def test_a_passage_is_found_by_its_lasting_id(
+    check: Callable[[Scenario], None], lost: list[Callable[[int], None]]
+) -> None:
+    async def scenario(index: Index) -> None:
+        last = PASSAGES[6]
+        for snapshot_id in ("", index.snapshot_id):
+            assert await index.locate(last.lasting_id, snapshot_id, soon()) == Located(6, index.snapshot_id, 7)
+            assert await index.locate("3", snapshot_id, soon()) == Located(3, index.snapshot_id, 7)
+        with pytest.raises(
+            UnknownPassage, match=f"no passage of snapshot {index.snapshot_id} has the lasting id {'0' * 32}"
+        ):
+            await index.locate("0" * 32, "", soon())
+        with pytest.raises(UnknownPassage, match="number or its lasting id of 32 digits, got 'doc-1'"):
+            await index.locate("doc-1", "", soon())
+        with pytest.raises(SnapshotMismatch, match=f"{index.snapshot_id}, asked for another"):
+            await index.locate("3", "another", soon())
+        with pytest.raises(DeadlineExceeded):
+            await index.locate("3", "", Context(Deadline.after(0)))
+        lost[0](2)
+        with pytest.raises(ShardUnavailable, match="shard 2"):
+            await index.locate(last.lasting_id, "", soon())
 
     check(scenario)
 

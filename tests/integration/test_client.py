@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import openbook
 from openbook import errors
-from openbook.client import Answer, AsyncClient, Client, OwnPassage, Retrieval, Token, messages
+from openbook.client import Answer, AsyncClient, Client, Excerpt, OwnPassage, Retrieval, Token, messages
 from openbook.config import ServerTls
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, Passage
 from openbook.errors import (
@@ -155,6 +155,9 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
         yield answer_pb2.AnswerEvent(token=answer_pb2.Token(text="a"))
         yield answer_pb2.AnswerEvent(answer=self.Answer(request, context))
 
+    def GetPassage(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return answer_pb2.Excerpt(passage={"document_id": request.id}, after=[{}] * request.around, snapshot_id="s")
+
     def Retrieve(self, request: Any, context: Any) -> Any:  # noqa: N802
         return answer_pb2.RetrieveResponse(snapshot_id="s", evidence=[{"passage": {"id": request.k}}])
 
@@ -198,6 +201,10 @@ class Blocking:
         with self.make() as client:
             return client.retrieve(question, **options)
 
+    def passage(self, *asked: Any) -> Excerpt:
+        with self.make() as client:
+            return client.passage(*asked)
+
 
 class Asynchronous:
     def __init__(self, address: str, **options: Any) -> None:
@@ -225,6 +232,9 @@ class Asynchronous:
     def retrieve(self, question: str, **options: Any) -> Any:
         return self.run(lambda client: client.retrieve(question, **options))
 
+    def passage(self, *asked: Any) -> Any:
+        return self.run(lambda client: client.passage(*asked))
+
 
 CLIENTS = pytest.mark.parametrize("kind", [Blocking, Asynchronous])
 BUSY, GONE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
@@ -248,6 +258,10 @@ def test_every_call_gives_its_result(kind: Any) -> None:
         assert (found.snapshot_id, token.text, answer.text) == ("s", "a", "WHY")
         assert (script.seen["request"].formulation, script.seen["request"].n_beams) == (2, 2)
         assert asked.retrieve("who", k=9).evidence[0].passage.id == 9
+        excerpt = asked.passage(7, 2)
+        assert (excerpt.passage.document_id, len(excerpt.after), excerpt.snapshot_id) == ("7", 2, "s")
+        with pytest.raises(InvalidRequest, match="around does not fit in its field"):
+            asked.passage(7, -1)
         one, failed, other = asked.batch(["one", "bad", "other"])
         assert (one.text, other.text) == ("ONE", "OTHER")
         assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)

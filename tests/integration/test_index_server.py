@@ -88,6 +88,9 @@ def test_what_cannot_be_fetched(stub: index_pb2_grpc.IndexServiceStub) -> None:
     for unknown in (19, 40, -1, 2**62):
         code, details = refusal(stub.Fetch, index_pb2.FetchRequest(ids=[20, unknown]))
         assert (code, details) == ("NOT_FOUND", f"passage id must be 20..39 in this shard, got {unknown}")
+    code, details = refusal(stub.Fetch, index_pb2.FetchRequest(lasting_ids=["x" * 32]))
+    assert (code, details) == ("INVALID_ARGUMENT", f"a lasting id must have 32 hexadecimal digits, got '{'x' * 32}'")
+    assert not stub.Fetch(index_pb2.FetchRequest(lasting_ids=["0" * 32])).passages
     code, details = refusal(stub.Fetch, index_pb2.FetchRequest(ids=[20] * 1025))
     assert (code, details) == ("INVALID_ARGUMENT", "ids must be at most 1024, got 1025")
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from openbook import wire
+from openbook.core.origin import Origin
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
@@ -29,9 +30,29 @@ def test_hits_come_back_to_the_bit(pair: tuple[np.ndarray, Float32]) -> None:
     assert [back.ids.dtype.name, back.scores.dtype.name, back.snapshot_id] == ["int64", "float32", "s1"]
 
 
-@given(st.builds(Passage, id=st.integers(0, 2**63 - 1), document_id=TEXT, title=TEXT, text=TEXT))
+ORIGINS = st.builds(
+    Origin,
+    document_digest=TEXT,
+    start=st.integers(0, 2**32 - 1),
+    end=st.integers(0, 2**32 - 1),
+    path=TEXT,
+    url=TEXT,
+    section=TEXT,
+    page=st.none() | st.integers(1, 9),
+    language=TEXT,
+    date=TEXT,
+    fields=st.dictionaries(TEXT, TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)),
+)
+
+
+@given(st.builds(Passage, st.integers(0, 2**63 - 1), TEXT, TEXT, TEXT, st.none() | ORIGINS))
 def test_a_passage_comes_back(passage: Passage) -> None:
-    assert wire.passage_from_wire(wire.passage_to_wire(passage)) == passage
+    back = wire.passage_from_wire(wire.passage_to_wire(passage))
+    assert back == passage
+    assert back.lasting_id == passage.lasting_id
+    if passage.origin and back.origin:
+        kinds = {name: type(value) for name, value in passage.origin.fields.items()}
+        assert {name: type(value) for name, value in back.origin.fields.items()} == kinds
 
 
 def test_numbers_are_little_endian_in_row_major_order() -> None:

@@ -3,8 +3,9 @@
 from openbook.client.asynchronous import AsyncClient
 from openbook.client.blocking import Client
 from openbook.client.messages import AnswerOptions, RetrieveOptions
-from openbook.core.types import Decoding, Formulation, OwnPassage, Token
-from openbook.rag.answer import Answer, Retrieval
+from openbook.core.origin import Origin
+from openbook.core.types import Decoding, Formulation, OwnPassage, Passage, Token
+from openbook.rag.answer import Answer, Excerpt, Retrieval
 
 __all__ = [
     "Answer",
@@ -12,8 +13,11 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Decoding",
+    "Excerpt",
     "Formulation",
+    "Origin",
     "OwnPassage",
+    "Passage",
     "Retrieval",
     "RetrieveOptions",
     "Token",

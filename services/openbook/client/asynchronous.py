@@ -9,7 +9,7 @@ from openbook.client import messages
 from openbook.client.connection import Connection, ConnectionOptions, errors
 from openbook.client.messages import AnswerOptions, RetrieveOptions
 from openbook.errors import OpenbookError
-from openbook.rag.answer import Answer, Event, Retrieval
+from openbook.rag.answer import Answer, Event, Excerpt, Retrieval
 from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 
@@ -54,6 +54,12 @@ class AsyncClient:
         request = messages.request(RetrieveRequest, question, self._connection.timeout_s, options)
         with errors():
             return messages.retrieval(await self._stub.Retrieve(request, **self._connection.call()))
+
+    async def passage(self, passage_id: str | int, around: int = 0, snapshot_id: str = "") -> Excerpt:
+        """As `Client.passage`."""
+        request = messages.passage_request(passage_id, around, snapshot_id, self._connection.timeout_s)
+        with errors():
+            return messages.excerpt(await self._stub.GetPassage(request, **self._connection.call()))
 
     async def aclose(self) -> None:
         """Close the connection; calls under way are cancelled."""

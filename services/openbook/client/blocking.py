@@ -9,7 +9,7 @@ from openbook.client import messages
 from openbook.client.connection import Connection, ConnectionOptions, errors
 from openbook.client.messages import AnswerOptions, RetrieveOptions
 from openbook.errors import OpenbookError
-from openbook.rag.answer import Answer, Event, Retrieval
+from openbook.rag.answer import Answer, Event, Excerpt, Retrieval
 from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 
@@ -65,6 +65,15 @@ class Client:
         request = messages.request(RetrieveRequest, question, self._connection.timeout_s, options)
         with errors():
             return messages.retrieval(self._stub.Retrieve(request, **self._connection.call()))
+
+    def passage(self, passage_id: str | int, around: int = 0, snapshot_id: str = "") -> Excerpt:
+        """A passage by its lasting id or its number, and at most `around` before it and behind it in its document.
+
+        A number is of `snapshot_id`; of the one that is searched now if none is named. Raises as `answer`.
+        """
+        request = messages.passage_request(passage_id, around, snapshot_id, self._connection.timeout_s)
+        with errors():
+            return messages.excerpt(self._stub.GetPassage(request, **self._connection.call()))
 
     def close(self) -> None:
         """Close the connection; calls under way are cancelled."""

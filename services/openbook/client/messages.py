@@ -9,9 +9,9 @@ import grpc
 from openbook import wire
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, Token
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded, from_grpc_code
-from openbook.rag.answer import Alternative, Answer, Event, Evidence, Label, Retrieval
+from openbook.rag.answer import Alternative, Answer, Event, Evidence, Excerpt, Label, Retrieval
 from openbook.v1 import answer_pb2
-from openbook.v1.answer_pb2 import AnswerRequest, RetrieveRequest
+from openbook.v1.answer_pb2 import AnswerRequest, PassageRequest, RetrieveRequest
 
 ENUMS = {"formulation": answer_pb2.Formulation, "decoding": answer_pb2.Decoding}
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
@@ -78,6 +78,14 @@ def batch(questions: Sequence[str], timeout_s: float, options: Mapping[str, Any]
     return answer_pb2.AnswerBatchRequest(requests=requests, timeout_s=timeout_s, request_id=request_id)
 
 
+def passage_request(passage_id: str | int, around: int, snapshot_id: str, timeout_s: float) -> PassageRequest:
+    """Raises InvalidRequest: `around` does not fit in its field."""
+    try:
+        return PassageRequest(id=str(passage_id), around=around, snapshot_id=snapshot_id, timeout_s=timeout_s)
+    except ValueError as error:
+        raise InvalidRequest(f"around does not fit in its field: {error}, got {around}") from None
+
+
 def one_by_one(options: AnswerOptions) -> AnswerOptions:
     """RAG-Token with one beam, whose tokens come as they are decided, unless something else was asked for."""
     return {"formulation": Formulation.TOKEN, "n_beams": 1, **options}
@@ -120,6 +128,14 @@ def answer(message: answer_pb2.AnswerResponse) -> Answer:
 def retrieval(message: answer_pb2.RetrieveResponse) -> Retrieval:
     """As the pipeline gave it."""
     return Retrieval(**_found(message))
+
+
+def excerpt(message: answer_pb2.Excerpt) -> Excerpt:
+    """As the pipeline gave it."""
+    passage, before, after = (
+        tuple(map(wire.passage_from_wire, each)) for each in ([message.passage], message.before, message.after)
+    )
+    return Excerpt(passage[0], before, after, message.snapshot_id, message.request_id)
 
 
 def event(message: answer_pb2.AnswerEvent) -> Event:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Self, TypeGuard
 
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, UnknownPassage
 
 FieldValue = str | int | float | bool
 
@@ -147,10 +147,27 @@ class Origin:
     fields: Mapping[str, FieldValue] = field(default_factory=dict, hash=False)  # the user's own
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a passage stands."""
+
+    id: int
+    snapshot_id: str
+    n_passages: int  # of the snapshot: its ids are 0..n_passages - 1
+
+
 def lasting_id(document_id: str, origin: Origin, text: str) -> str:
     """Of document, span and text: equal in every snapshot that holds the passage, and never that of another text."""
     named = f"{origin.start}:{origin.end}:{len(document_id)}:{document_id}{text}"
     return hashlib.sha256(named.encode()).hexdigest()[:LASTING_DIGITS]
+
+
+def position_of(passage_id: str) -> int:
+    """The id of a passage from its digits. Raises UnknownPassage: they are none."""
+    if not (passage_id.isascii() and passage_id.isdigit() and len(passage_id) < 20 and int(passage_id) < 1 << 63):
+        shown = f"{passage_id[:100]!r}"
+        raise UnknownPassage(f"id must be a passage's number or its lasting id of {LASTING_DIGITS} digits, got {shown}")
+    return int(passage_id)
 
 
 def is_lasting_id(text: str) -> bool:

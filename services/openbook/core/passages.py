@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import FieldValue, Origin
+from openbook.core.types import Passage
+from openbook.errors import InvalidRequest
 
 WORDS_PER_PASSAGE = 100
+MAX_AROUND = 50
+"""Passages before one, and behind, that can be asked for with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,37 @@ def _words_before(text: str, positions: Sequence[int]) -> list[int]:
         counts.append(n_words)
         last = position
     return counts
+
+
+def ids_around(id: int, around: int, n_passages: int) -> range:
+    """The ids of a passage and of at most `around` on both sides of it, of those that a snapshot has.
+
+    Raises:
+        InvalidRequest: `around` is out of its range.
+    """
+    if not 0 <= around <= MAX_AROUND:
+        raise InvalidRequest(f"around must be 0..{MAX_AROUND}, got {around}")
+    if id >= n_passages:
+        return range(id, id + 1)  # who fetches it will say so
+    return range(max(0, id - around), min(id + around + 1, n_passages))
+
+
+def in_document(passages: Sequence[Passage], at: int) -> tuple[list[Passage], list[Passage]]:
+    """Of consecutive passages those before and those behind one that are of its document, in their order."""
+    first = at
+    while first and _continues(passages[first - 1], passages[first]):
+        first -= 1
+    end = at + 1
+    while end < len(passages) and _continues(passages[end - 1], passages[end]):
+        end += 1
+    return list(passages[first:at]), list(passages[at + 1 : end])
+
+
+def _continues(one: Passage, other: Passage) -> bool:
+    """Whether a passage and the one behind it are of the same document, for all that is known of them."""
+    if (one.document_id, one.title) != (other.document_id, other.title):
+        return False
+    if one.origin is None or other.origin is None:
+        return one.origin is other.origin
+    same = (one.origin.document_digest, one.origin.path) == (other.origin.document_digest, other.origin.path)
+    return same and one.origin.start < other.origin.start

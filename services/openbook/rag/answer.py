@@ -44,6 +44,17 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A passage in its document."""
+
+    passage: Passage
+    before: tuple[Passage, ...]  # in the order of the document
+    after: tuple[Passage, ...]
+    snapshot_id: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     """One of the labels that an answer was chosen from."""
 

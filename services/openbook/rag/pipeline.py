@@ -27,9 +27,10 @@ from openbook.core.types import (
     Retrieved,
     Token,
 )
-from openbook.errors import InvalidRequest, ShardUnavailable, UnknownPassage
-from openbook.rag.answer import Answer, Retrieval, alternative, evidence_of, labels_of
+from openbook.errors import InvalidRequest, ShardUnavailable
+from openbook.rag.answer import Answer, Excerpt, Retrieval, alternative, evidence_of, labels_of
 from openbook.rag.cached import Generations, Queries
+from openbook.rag.excerpt import excerpt
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
 from openbook.rag.stopwatch import Stopwatch
 
@@ -135,13 +136,10 @@ class Pipeline:
         queries = await asyncio.gather(*(self._queries.find(text, context) for text in checked))
         return np.stack([query.embedding for query in queries])
 
-    async def fetch(self, passage_id: int, snapshot_id: str, context: Context) -> Passage:
-        """A passage of a snapshot that is served. Raises as `PassageStore.fetch`."""
-        if not 0 <= passage_id < 1 << 63:
-            raise UnknownPassage(f"passage id must be 0..{(1 << 63) - 1}, got {passage_id}")
-        with Stopwatch(self._clock).stage("fetch", context, snapshot=snapshot_id) as inner:
-            (passage,) = await self._passages.fetch([passage_id], snapshot_id, inner)
-        return passage
+    async def excerpt(self, passage_id: str, around: int, snapshot_id: str, context: Context) -> Excerpt:
+        """A passage in its document. Raises as `openbook.rag.excerpt.excerpt`."""
+        with Stopwatch(self._clock).stage("fetch", context) as inner:
+            return await excerpt(self._passages, passage_id, around, snapshot_id, inner)
 
     def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None, n_own: int = 0) -> int:
         """`GenerationSettings.work` of an answer, 0 without one. Raises InvalidRequest beyond max_k or max_work."""

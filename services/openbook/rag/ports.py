@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from openbook.core.context import Context
+from openbook.core.origin import Located
 from openbook.core.types import (
     Float32,
     Generation,
@@ -101,6 +102,17 @@ class PassageStore(Protocol):
         Raises:
             UnknownPassage: no shard holds an id.
             ShardUnavailable, SnapshotMismatch, DeadlineExceeded: as in `Retriever.search`.
+        """
+        ...
+
+    async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
+        """Where the passage of a lasting id, or of a number, stands in a snapshot; in the current one if none is named.
+
+        A number is not looked for: `fetch` will say if there is no such passage.
+
+        Raises:
+            UnknownPassage: it is neither, or no passage has this lasting id.
+            ShardUnavailable, SnapshotMismatch, DeadlineExceeded: as `fetch`.
         """
         ...
 

@@ -753,6 +753,87 @@ class RetrieveResponse(_message.Message):
 Global___RetrieveResponse: _TypeAlias = RetrieveResponse  # noqa: Y015
 
 @_typing.final
+class PassageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    AROUND_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """A lasting id, or the number that an answer gives."""
+    around: _builtins.int
+    """So many passages before it, and so many behind, as far as they are of its document: at most 50."""
+    snapshot_id: _builtins.str
+    """That the number is of; empty: the one that is searched now."""
+    timeout_s: _builtins.float
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        around: _builtins.int | None = ...,
+        snapshot_id: _builtins.str = ...,
+        timeout_s: _builtins.float | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_around", b"_around", "_timeout_s", b"_timeout_s", "around", b"around", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_around", b"_around", "_timeout_s", b"_timeout_s", "around", b"around", "id", b"id", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__around: _TypeAlias = _typing.Literal["around"]  # noqa: Y015
+    _WhichOneofArgType__around: _TypeAlias = _typing.Literal["_around", b"_around"]  # noqa: Y015
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__around) -> _WhichOneofReturnType__around | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___PassageRequest: _TypeAlias = PassageRequest  # noqa: Y015
+
+@_typing.final
+class Excerpt(_message.Message):
+    """A passage in its document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def passage(self) -> _common_pb2.Passage: ...
+    @_builtins.property
+    def before(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Passage]:
+        """In the order of the document, the nearest last."""
+
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Passage]:
+        """The nearest first."""
+
+    def __init__(
+        self,
+        *,
+        passage: _common_pb2.Passage | None = ...,
+        before: _abc.Iterable[_common_pb2.Passage] | None = ...,
+        after: _abc.Iterable[_common_pb2.Passage] | None = ...,
+        snapshot_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["passage", b"passage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "passage", b"passage", "request_id", b"request_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Excerpt: _TypeAlias = Excerpt  # noqa: Y015
+
+@_typing.final
 class AnswerBatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

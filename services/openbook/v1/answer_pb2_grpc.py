@@ -59,6 +59,11 @@ class AnswerServiceStub:
                 request_serializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.SerializeToString,
                 response_deserializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.FromString,
                 _registered_method=True)
+        self.GetPassage = channel.unary_unary(
+                '/openbook.v1.AnswerService/GetPassage',
+                request_serializer=openbook_dot_v1_dot_answer__pb2.PassageRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_answer__pb2.Excerpt.FromString,
+                _registered_method=True)
 
 
 class AnswerServiceServicer:
@@ -97,6 +102,13 @@ class AnswerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPassage(self, request, context):
+        """One passage, and those beside it in its document. NOT_FOUND: there is none such.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AnswerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -119,6 +131,11 @@ def add_AnswerServiceServicer_to_server(servicer, server):
                     servicer.AnswerBatch,
                     request_deserializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.FromString,
                     response_serializer=openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.SerializeToString,
+            ),
+            'GetPassage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPassage,
+                    request_deserializer=openbook_dot_v1_dot_answer__pb2.PassageRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_answer__pb2.Excerpt.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -234,6 +251,33 @@ class AnswerService:
             '/openbook.v1.AnswerService/AnswerBatch',
             openbook_dot_v1_dot_answer__pb2.AnswerBatchRequest.SerializeToString,
             openbook_dot_v1_dot_answer__pb2.AnswerBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPassage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.AnswerService/GetPassage',
+            openbook_dot_v1_dot_answer__pb2.PassageRequest.SerializeToString,
+            openbook_dot_v1_dot_answer__pb2.Excerpt.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,8 @@ class AnswerServiceStub:
     """Steps 1 to 10 only: the passages and their prior."""
     AnswerBatch: _grpc.UnaryUnaryMultiCallable[_answer_pb2.AnswerBatchRequest, _answer_pb2.AnswerBatchResponse]
     """Many questions at once: each has its answer, or its own error."""
+    GetPassage: _grpc.UnaryUnaryMultiCallable[_answer_pb2.PassageRequest, _answer_pb2.Excerpt]
+    """One passage, and those beside it in its document. NOT_FOUND: there is none such."""
 
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
@@ -67,6 +69,8 @@ class AnswerServiceAsyncStub(AnswerServiceStub):
     """Steps 1 to 10 only: the passages and their prior."""
     AnswerBatch: _aio.UnaryUnaryMultiCallable[_answer_pb2.AnswerBatchRequest, _answer_pb2.AnswerBatchResponse]  # type: ignore[assignment]
     """Many questions at once: each has its answer, or its own error."""
+    GetPassage: _aio.UnaryUnaryMultiCallable[_answer_pb2.PassageRequest, _answer_pb2.Excerpt]  # type: ignore[assignment]
+    """One passage, and those beside it in its document. NOT_FOUND: there is none such."""
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Question answering by retrieval-augmented generation (Lewis et al. 2020).
@@ -108,5 +112,13 @@ class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_answer_pb2.AnswerBatchResponse, _abc.Awaitable[_answer_pb2.AnswerBatchResponse]]:
         """Many questions at once: each has its answer, or its own error."""
+
+    @_abc_1.abstractmethod
+    def GetPassage(
+        self,
+        request: _answer_pb2.PassageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_answer_pb2.Excerpt, _abc.Awaitable[_answer_pb2.Excerpt]]:
+        """One passage, and those beside it in its document. NOT_FOUND: there is none such."""
 
 def add_AnswerServiceServicer_to_server(servicer: AnswerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,15 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18openbook/v1/common.proto\x12\x0bopenbook.v1\"5\n\x06Matrix\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"G\n\x07Passage\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18openbook/v1/common.proto\x12\x0bopenbook.v1\"5\n\x06Matrix\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x80\x01\n\x07Passage\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nlasting_id\x18\x05 \x01(\t\x12#\n\x06origin\x18\x06 \x01(\x0b\x32\x13.openbook.v1.Origin\"\x9e\x02\n\x06Origin\x12\x17\n\x0f\x64ocument_digest\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x0b\n\x03url\x18\x05 \x01(\t\x12\x0f\n\x07section\x18\x06 \x01(\t\x12\x11\n\x04page\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08language\x18\x08 \x01(\t\x12\x0c\n\x04\x64\x61te\x18\t \x01(\t\x12/\n\x06\x66ields\x18\n \x03(\x0b\x32\x1f.openbook.v1.Origin.FieldsEntry\x1a\x46\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.openbook.v1.FieldValue:\x02\x38\x01\x42\x07\n\x05_page\"Y\n\nFieldValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05whole\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0f\n\x05truth\x18\x04 \x01(\x08H\x00\x42\x07\n\x05valueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'openbook.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ORIGIN_FIELDSENTRY']._loaded_options = None
+  _globals['_ORIGIN_FIELDSENTRY']._serialized_options = b'8\001'
   _globals['_MATRIX']._serialized_start=41
   _globals['_MATRIX']._serialized_end=94
-  _globals['_PASSAGE']._serialized_start=96
-  _globals['_PASSAGE']._serialized_end=167
+  _globals['_PASSAGE']._serialized_start=97
+  _globals['_PASSAGE']._serialized_end=225
+  _globals['_ORIGIN']._serialized_start=228
+  _globals['_ORIGIN']._serialized_end=514
+  _globals['_ORIGIN_FIELDSENTRY']._serialized_start=435
+  _globals['_ORIGIN_FIELDSENTRY']._serialized_end=505
+  _globals['_FIELDVALUE']._serialized_start=516
+  _globals['_FIELDVALUE']._serialized_end=605
 # @@protoc_insertion_point(module_scope)

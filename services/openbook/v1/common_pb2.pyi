@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -55,11 +57,19 @@ class Passage(_message.Message):
     DOCUMENT_ID_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    LASTING_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Unique within a snapshot."""
     document_id: _builtins.str
     title: _builtins.str
     text: _builtins.str
+    lasting_id: _builtins.str
+    """The same in every snapshot that holds this passage, 32 digits; empty where its origin is not known."""
+    @_builtins.property
+    def origin(self) -> Global___Origin:
+        """Absent where it is not known: of snapshots of format 1, and of callers' own passages."""
+
     def __init__(
         self,
         *,
@@ -67,11 +77,125 @@ class Passage(_message.Message):
         document_id: _builtins.str = ...,
         title: _builtins.str = ...,
         text: _builtins.str = ...,
+        lasting_id: _builtins.str = ...,
+        origin: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "id", b"id", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "id", b"id", "lasting_id", b"lasting_id", "origin", b"origin", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Passage: _TypeAlias = Passage  # noqa: Y015
+
+@_typing.final
+class Origin(_message.Message):
+    """The place of a passage in its document. What is not known is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FieldsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___FieldValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___FieldValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DOCUMENT_DIGEST_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    SECTION_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    document_digest: _builtins.str
+    """SHA-256, in hex, of the document's text: its words, joined by single spaces, in UTF-8. What came already split stays as it is."""
+    start: _builtins.int
+    """Its characters (Unicode code points) in that text, start (included) to end (excluded)."""
+    end: _builtins.int
+    path: _builtins.str
+    """Of the file within the corpus; in an archive archive.zip/member."""
+    url: _builtins.str
+    section: _builtins.str
+    """The headings above its first word: History > Early years."""
+    page: _builtins.int
+    """On which it begins, from 1."""
+    language: _builtins.str
+    """As the document states it, such as en or pt-BR."""
+    date: _builtins.str
+    """ISO 8601, as much of it as is known."""
+    @_builtins.property
+    def fields(self) -> _containers.MessageMap[_builtins.str, Global___FieldValue]:
+        """The user's own, as they were declared when the snapshot was built."""
+
+    def __init__(
+        self,
+        *,
+        document_digest: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        path: _builtins.str = ...,
+        url: _builtins.str = ...,
+        section: _builtins.str = ...,
+        page: _builtins.int | None = ...,
+        language: _builtins.str = ...,
+        date: _builtins.str = ...,
+        fields: _abc.Mapping[_builtins.str, Global___FieldValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_page", b"_page", "page", b"page"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_page", b"_page", "date", b"date", "document_digest", b"document_digest", "end", b"end", "fields", b"fields", "language", b"language", "page", b"page", "path", b"path", "section", b"section", "start", b"start", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__page: _TypeAlias = _typing.Literal["page"]  # noqa: Y015
+    _WhichOneofArgType__page: _TypeAlias = _typing.Literal["_page", b"_page"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page) -> _WhichOneofReturnType__page | None: ...
+
+Global___Origin: _TypeAlias = Origin  # noqa: Y015
+
+@_typing.final
+class FieldValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TRUTH_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Of strings and dates."""
+    whole: _builtins.int
+    number: _builtins.float
+    truth: _builtins.bool
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        whole: _builtins.int = ...,
+        number: _builtins.float = ...,
+        truth: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "text", b"text", "truth", b"truth", "value", b"value", "whole", b"whole"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "text", b"text", "truth", b"truth", "value", b"value", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["text", "whole", "number", "truth"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___FieldValue: _TypeAlias = FieldValue  # noqa: Y015

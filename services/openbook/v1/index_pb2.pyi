@@ -353,20 +353,26 @@ class FetchRequest(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     WITH_VECTORS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    LASTING_IDS_FIELD_NUMBER: _builtins.int
     with_vectors: _builtins.bool
     snapshot_id: _builtins.str
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lasting_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In place of ids: those passages of these lasting ids that this shard holds."""
+
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         with_vectors: _builtins.bool = ...,
         snapshot_id: _builtins.str = ...,
+        lasting_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "snapshot_id", b"snapshot_id", "with_vectors", b"with_vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "lasting_ids", b"lasting_ids", "snapshot_id", b"snapshot_id", "with_vectors", b"with_vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,16 +43,17 @@ def test_every_reply_over_http_is_a_described_one(case: Any) -> None:
 
 # --- random messages over gRPC
 
-REFUSALS = {"OK", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+REFUSALS = {"OK", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "NOT_FOUND", "FAILED_PRECONDITION"}
 METHODS = {
     "Answer": answer_pb2.AnswerRequest,
     "AnswerStream": answer_pb2.AnswerRequest,
     "Retrieve": answer_pb2.RetrieveRequest,
     "AnswerBatch": answer_pb2.AnswerBatchRequest,
+    "GetPassage": answer_pb2.PassageRequest,
 }
 NUMBERS = (0, 1, 2, 3, 7, 100, 2**31 - 1, 2**32 - 1, 2**63 - 1)
 FLOATS = (0.0, 0.5, 1.0, -1.0, 30.0, 1e-300, 1e300, float("inf"), float("nan"))
-TEXTS = ("", QUESTION, "\0", "\u202e", "x" * 3000, "Zürich 苏黎世", "<script>", "\N{COMBINING ACUTE ACCENT}" * 9)
+TEXTS = ("", QUESTION, "\0", "\u202e", "x" * 3000, "Zürich 苏黎世", "<script>", "0", "\N{COMBINING ACUTE ACCENT}" * 9)
 
 
 class Call:

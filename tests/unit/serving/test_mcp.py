@@ -113,7 +113,7 @@ def test_where_nobody_listens_the_bridge_says_so() -> None:
         ("search", {"query": "x", "k": 0}, "INVALID_ARGUMENT: k must be 1..100, got 0"),
         ("search", {}, "INVALID_ARGUMENT: query is missing"),
         ("search", {"query": "x", "n": 3}, "INVALID_ARGUMENT: unknown key 'n'"),
-        ("fetch", {"id": "other:0"}, "FAILED_PRECONDITION: the index holds snapshot exact, asked for other"),
+        ("fetch", {"id": "other:0"}, "NOT_FOUND: the index holds snapshot exact, asked for other"),
         ("fetch", {"id": "exact:3"}, "NOT_FOUND: passage id must be 0..2, got 3"),
         ("fetch", {"id": "exact:" + "9" * 50}, "NOT_FOUND: id must be one that search gave, got 'exact:9"),
         ("fetch", {"id": "3"}, "NOT_FOUND: id must be one that search gave, got '3'"),

@@ -10,7 +10,7 @@ from small_endpoint import request
 ACCEPT = {"accept": "application/json, text/event-stream"}  # as MCP demands
 PATHS = {
     *("/v1/answer", "/v1/answer/batch", "/v1/answer/stream", "/v1/retrieve", "/healthz", "/readyz", "/metrics"),
-    *("/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/mcp"),
+    *("/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/mcp", "/v1/passages/{id}"),
 }
 
 

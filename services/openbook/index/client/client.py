@@ -120,6 +120,15 @@ class IndexClient:
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages, vectors
 
+    async def find(self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float) -> list[Passage]:
+        """The passage of its shard with this lasting id, if there is one."""
+        request = index_pb2.FetchRequest(lasting_ids=[lasting_id], snapshot_id=snapshot_id)
+        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context))
+        passages = [wire.passage_from_wire(each) for each in (await self._ask(call, timeout_s)).fetch.passages]
+        if [passage.lasting_id for passage in passages] not in ([], [lasting_id]):
+            raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
+        return passages
+
     async def reset(self) -> None:
         """Begin with a new connection; calls under way fail with ShardUnavailable.
 

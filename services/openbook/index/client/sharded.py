@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -13,13 +14,14 @@ import numpy as np
 from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.origin import Located, is_lasting_id, position_of
 from openbook.core.topk import check_coverage, check_search, merge
 from openbook.core.types import Coverage, Float32, Hits, Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch, UnknownPassage
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import HEDGE_BUDGET, Router
-from openbook.index.client.tier import ShardServers, Tier, check_complete
+from openbook.index.client.tier import ShardServers, Tier, check_complete, no_server
 from openbook.index.client.told import Told
 from openbook.v1.index_pb2 import InfoResponse
 
@@ -135,6 +137,24 @@ class ShardedIndex:
         """The passages in the order of their ids, and their exact (n, d) vectors. Raises as `fetch`."""
         return await self._fetch(ids, snapshot_id, True, context)
 
+    async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
+        """As `openbook.rag.ports.PassageStore.locate`."""
+        context.deadline.check("a passage was looked for")
+        tier = await self._tier_of(snapshot_id, context) if snapshot_id else await self._usable(context.deadline, 0.0)
+        if not is_lasting_id(passage_id):
+            return Located(position_of(passage_id), tier.snapshot_id, tier.n_passages)
+
+        async def find(client: IndexClient, inner: Context, timeout_s: float) -> list[Passage]:
+            return await client.find(passage_id, tier.snapshot_id, inner, timeout_s)
+
+        replicas = self._connected()
+        found = await _all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
+        for passage in chain.from_iterable(found):
+            return Located(passage.id, tier.snapshot_id, tier.n_passages)
+        if tier.missing:
+            raise ShardUnavailable(f"{no_server(tier)}, and passage {passage_id} may be in one of those")
+        raise UnknownPassage(f"no passage of snapshot {tier.snapshot_id} has the lasting id {passage_id}")
+
     async def close(self) -> None:
         """Let go of all connections and of what runs in the background."""
         if self._asking is not None:
@@ -191,11 +211,7 @@ class ShardedIndex:
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context
     ) -> tuple[list[Passage], Float32]:
         context.deadline.check("passages were fetched")
-        if snapshot_id not in self._told.tiers:
-            current = await self._usable(context.deadline, 0.0)
-        tier = self._told.tiers.get(snapshot_id)
-        if tier is None:
-            raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
+        tier = await self._tier_of(snapshot_id, context)
         parts = tier.locate(np.asarray(ids, np.int64))
         passages: dict[int, Passage] = {}
         vectors = np.empty((len(ids), tier.dimension if with_vectors else 0), np.float32)
@@ -215,6 +231,14 @@ class ShardedIndex:
 
         await _all_of([fill(shard, positions.tolist()) for shard, positions in parts])
         return [passages[i] for i in range(len(ids))], vectors
+
+    async def _tier_of(self, snapshot_id: str, context: Context) -> Tier:
+        if snapshot_id not in self._told.tiers:
+            current = await self._usable(context.deadline, 0.0)
+        tier = self._told.tiers.get(snapshot_id)
+        if tier is None:
+            raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
+        return tier
 
     async def _usable(self, deadline: Deadline, min_coverage: float) -> Tier:
         """The snapshot to search, once the servers have said what they hold."""

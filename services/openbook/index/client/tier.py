@@ -96,7 +96,7 @@ class Tier:
         for owner, those in positions.items():
             end = self.shards[owner].first_id + self.shards[owner].n_passages if owner >= 0 else 0
             for passage_id in ids[those][ids[those] >= end][:1]:
-                raise ShardUnavailable(f"{_no_server(self)}, and passage {passage_id} is in one of those")
+                raise ShardUnavailable(f"{no_server(self)}, and passage {passage_id} is in one of those")
         return [
             (self.shards[owner], those[start : start + self.max_rows])
             for owner, those in positions.items()
@@ -136,9 +136,10 @@ def check_complete(tier: Tier | None, infos: Mapping[str, InfoResponse], failure
         found = ", ".join(f"{address} holds {info.snapshot_id}" for address, info in sorted(infos.items()))
         raise SnapshotMismatch(f"the servers of all shards must hold one snapshot in common: {found}")
     raise ShardUnavailable(
-        f"{_no_server(tier)}: {', '.join(infos)} hold others; {'; '.join(failures) or 'no other address is known'}"
+        f"{no_server(tier)}: {', '.join(infos)} hold others; {'; '.join(failures) or 'no other address is known'}"
     )
 
 
-def _no_server(tier: Tier) -> str:
+def no_server(tier: Tier) -> str:
+    """Which shards nobody holds."""
     return f"no server holds shard {', '.join(map(str, tier.missing))} of {tier.n_shards}"

@@ -254,7 +254,8 @@ def _expected_bytes(call: index_pb2.Call) -> int:
     """Of the reply: of hits exactly, of passages about."""
     if call.HasField("search"):
         return HIT_BYTES * call.search.queries.rows * call.search.k
-    return len(call.fetch.ids) * (PASSAGE_BYTES + VECTOR_BYTES * call.fetch.with_vectors)
+    n_passages = len(call.fetch.ids) + len(call.fetch.lasting_ids)
+    return n_passages * (PASSAGE_BYTES + VECTOR_BYTES * call.fetch.with_vectors)
 
 
 def _asked_for(call: index_pb2.Call) -> dict[str, Value]:

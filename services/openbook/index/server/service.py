@@ -11,6 +11,7 @@ import grpc
 from openbook import wire
 from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
+from openbook.core.origin import is_lasting_id
 from openbook.core.types import AS_BUILT, Hits
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, finish
@@ -227,15 +228,19 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def refuse(error: Overloaded) -> None:
             finish(done(explain("Fetch", context.request_id, error)))
 
-        self._fetches.submit(ticket.caller, len(request.ids), parts(), refuse)
+        self._fetches.submit(ticket.caller, len(request.ids) + len(request.lasting_ids), parts(), refuse)
 
     def _fetch(self, request: index_pb2.FetchRequest, response: index_pb2.FetchResponse) -> Iterator[None]:
         """Fill a response in place, in parts: to copy one takes longer than all the rest."""
         snapshot_id, shard = self._held.acquire(request.snapshot_id)
         try:
-            if len(request.ids) > shard.max_rows:
-                raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {len(request.ids)}")
+            if (n_ids := len(request.ids) + len(request.lasting_ids)) > shard.max_rows:
+                raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {n_ids}")
+            for each in request.lasting_ids:
+                if not is_lasting_id(each):
+                    raise InvalidRequest(f"a lasting id must have 32 hexadecimal digits, got {each[:100]!r}")
             response.snapshot_id = snapshot_id
+            response.passages.extend(map(wire.passage_to_wire, shard.find(request.lasting_ids)))
             for start in range(0, len(request.ids), PART_IDS):
                 if start:
                     yield

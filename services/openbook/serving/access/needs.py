@@ -31,11 +31,13 @@ NEEDS = {
     "/v1/chat/completions": Scope.ASK,
     "/v1/embeddings": Scope.RETRIEVE,
     "/v1/models": Scope.ASK,
+    "/v1/passages": Scope.RETRIEVE,
     "/mcp": Scope.ASK,  # and RETRIEVE for the tools that retrieve
     "/metrics": Scope.ADMIN,
     "/openbook.v1.AnswerService/Answer": Scope.ASK,
     "/openbook.v1.AnswerService/AnswerBatch": Scope.ASK,
     "/openbook.v1.AnswerService/AnswerStream": Scope.ASK,
+    "/openbook.v1.AnswerService/GetPassage": Scope.RETRIEVE,
     "/openbook.v1.AnswerService/Retrieve": Scope.RETRIEVE,
 }
 """By the path of HTTP, which is that of gRPC too: /package.Service/Method."""
@@ -47,4 +49,6 @@ def need_of(path: str) -> Scope | None:
         return None
     if path.startswith("/v1/models/"):  # the names of models have slashes in them
         path = "/v1/models"
+    if path.startswith("/v1/passages/"):
+        path = "/v1/passages"
     return NEEDS.get(path, Scope.ADMIN)

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from importlib.util import find_spec
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from openbook import __version__
+from openbook.core.passages import MAX_AROUND
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
 from openbook.rag.answer import Event
@@ -29,6 +30,8 @@ from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
+    ExcerptOut,
+    PassageRequest,
     RetrieveRequest,
     RetrieveResponse,
     describe,
@@ -112,6 +115,21 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         with asked(request, body.request_id) as context:
             return to_json(RetrieveResponse.model_validate(await service.retrieve(body, context)))
 
+    @app.get("/v1/passages/{id}", response_model=ExcerptOut, tags=[OURS])
+    async def passage(
+        id: Annotated[str, Path(description="A lasting id, or the number that an answer gives.", examples=["0"])],
+        request: Request,
+        around: Annotated[
+            int, Query(ge=0, le=MAX_AROUND, description="So many before it, and behind, in its document.")
+        ] = 0,
+        snapshot_id: Annotated[str, Query(description="That the number is of; the current one if empty.")] = "",
+        timeout_s: Annotated[float | None, Query(description="Time within which it is worth having.")] = None,
+    ) -> Response:
+        """One passage with its origin, and its neighbours if they are asked for."""
+        with asked(request) as context:
+            wanted = PassageRequest.model_construct(id=id, around=around, snapshot_id=snapshot_id, timeout_s=timeout_s)
+            return to_json(ExcerptOut.model_validate(await service.excerpt(wanted, context)))
+
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=[HEALTH])
     async def healthz() -> dict[str, str]:
@@ -176,7 +194,8 @@ async def _on_openbook_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_reply(request, InvalidRequest(describe(error.errors())))
+    named = [{**each, "loc": each["loc"][each["loc"][0] in ("path", "query") :]} for each in error.errors()]
+    return error_reply(request, InvalidRequest(describe(named)))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -24,7 +24,9 @@ from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.messages import (
     answer_to_proto,
     event_to_proto,
+    excerpt_to_proto,
     parse_proto,
+    passage_request_from_proto,
     request_from_proto,
     retrieval_to_proto,
 )
@@ -41,7 +43,13 @@ if TYPE_CHECKING:
 
 ANSWER_SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-M = TypeVar("M", answer_pb2.AnswerRequest, answer_pb2.RetrieveRequest, answer_pb2.AnswerBatchRequest)
+M = TypeVar(
+    "M",
+    answer_pb2.AnswerRequest,
+    answer_pb2.RetrieveRequest,
+    answer_pb2.AnswerBatchRequest,
+    answer_pb2.PassageRequest,
+)
 
 
 def add_services(servicer: Any, server: grpc.Server) -> None:
@@ -55,6 +63,7 @@ def add_services(servicer: Any, server: grpc.Server) -> None:
             "AnswerStream": grpc.unary_stream_rpc_method_handler(servicer.AnswerStream),
             "Retrieve": grpc.unary_unary_rpc_method_handler(servicer.Retrieve),
             "AnswerBatch": grpc.unary_unary_rpc_method_handler(servicer.AnswerBatch),
+            "GetPassage": grpc.unary_unary_rpc_method_handler(servicer.GetPassage),
         },
         HEALTH_SERVICE: {"Check": grpc.unary_unary_rpc_method_handler(servicer.Check)},
     }
@@ -97,6 +106,12 @@ class AnswerIngress:
             outcomes = await answer_batch(self._service, entries_from_proto(message), timeout_s, context)
             return batch_to_proto(outcomes, context.request_id)
         return answer_pb2.AnswerBatchResponse()
+
+    async def GetPassage(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.Excerpt:  # noqa: N802
+        with _Call(self._gate, "GetPassage", grpc_context) as call:
+            message, context = await call.read(answer_pb2.PassageRequest, request)
+            return excerpt_to_proto(await self._service.excerpt(passage_request_from_proto(message), context))
+        return answer_pb2.Excerpt()
 
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"

@@ -6,6 +6,7 @@ too, so that after a publication nobody gets another text under the same id. Nee
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from math import exp
 from typing import Annotated, Any, TypeVar
 
@@ -38,7 +39,7 @@ from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
-from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest, Whole32, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Whole32, describe
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 
@@ -147,8 +148,11 @@ async def _fetch(service: AnswerService, asked: Fetch, context: Context) -> dict
     snapshot_id, _, number = asked.id.rpartition(":")
     if not (snapshot_id and number.isascii() and number.isdigit() and len(number) < 20):
         raise UnknownPassage(f"id must be one that search gave, got {asked.id[:100]!r}")
-    passage = await service.fetch(int(number), snapshot_id, context)
-    metadata = {"document_id": passage.document_id, "snapshot_id": snapshot_id}
+    wanted = PassageRequest(id=number, snapshot_id=snapshot_id)
+    passage = (await service.excerpt(wanted, context)).passage
+    metadata = {"document_id": passage.document_id, "snapshot_id": snapshot_id, "lasting_id": passage.lasting_id}
+    if passage.origin:
+        metadata |= {name: value for name, value in asdict(passage.origin).items() if value not in ("", None, {})}
     return {**_named(passage, snapshot_id), "text": passage.text, "metadata": metadata}
 
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from openbook import wire
 from openbook.core.types import Citation, Coverage, Token
 from openbook.errors import InvalidRequest
-from openbook.rag.answer import Answer, Event, Evidence, Retrieval
-from openbook.serving.endpoint.schemas import RetrieveRequest, describe
+from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
+from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, describe
 from openbook.v1 import answer_pb2
 
 R = TypeVar("R", bound=RetrieveRequest)
@@ -48,6 +48,24 @@ def request_from_proto(kind: type[R], message: Message) -> R:
         return kind.model_validate({"question": "", **values})
     except ValidationError as error:
         raise InvalidRequest(describe(error.errors())) from None
+
+
+def passage_request_from_proto(message: answer_pb2.PassageRequest) -> PassageRequest:
+    """Fields that the message leaves out stay open. Raises InvalidRequest."""
+    try:
+        return PassageRequest(**{"id": "", **{field.name: value for field, value in message.ListFields()}})
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
+
+
+def excerpt_to_proto(excerpt: Excerpt) -> answer_pb2.Excerpt:
+    return answer_pb2.Excerpt(
+        passage=wire.passage_to_wire(excerpt.passage),
+        before=map(wire.passage_to_wire, excerpt.before),
+        after=map(wire.passage_to_wire, excerpt.after),
+        snapshot_id=excerpt.snapshot_id,
+        request_id=excerpt.request_id,
+    )
 
 
 def retrieval_to_proto(retrieval: Retrieval) -> answer_pb2.RetrieveResponse:

@@ -73,10 +73,35 @@ class AnswerRequest(RetrieveRequest):
     min_probability: Annotated[float | None, Field(description="Hold answers below it back.")] = None
 
 
+class PassageRequest(_Request):
+    """Fields left out take the server's defaults."""
+
+    id: Annotated[str, Field(description="A lasting id, or the number that an answer gives.")]
+    around: Annotated[Whole32 | None, Field(description="So many before it, and behind, in its document.")] = None
+    snapshot_id: Annotated[str, Field(description="Of the number; the current one if empty.")] = ""
+    timeout_s: float | None = None
+    request_id: str = ""
+
+
 class _Response(BaseModel):
     """Made from the pipeline's dataclasses by attribute. In JSON, null stands for the logarithm of zero."""
 
     model_config = ConfigDict(from_attributes=True)
+
+
+class OriginOut(_Response):
+    """The place of a passage in its document. What is not known is empty."""
+
+    document_digest: Annotated[str, Field(description="SHA-256 of its text: words joined by single spaces, in UTF-8.")]
+    start: Annotated[int, Field(description="Its first character in that text.")]
+    end: Annotated[int, Field(description="Behind its last one.")]
+    path: Annotated[str, Field(description="Of the file within the corpus.")]
+    url: str
+    section: Annotated[str, Field(description="The headings above it.")]
+    page: int | None
+    language: str
+    date: Annotated[str, Field(description="ISO 8601.")]
+    fields: Annotated[dict[str, str | int | float | bool], Field(description="As declared for the snapshot.")]
 
 
 class PassageOut(_Response):
@@ -86,6 +111,18 @@ class PassageOut(_Response):
     document_id: str
     title: str
     text: str
+    lasting_id: Annotated[str, Field(description="The same in every snapshot; empty where the origin is not known.")]
+    origin: Annotated[OriginOut | None, Field(description="null where it is not known.")]
+
+
+class ExcerptOut(_Response):
+    """A passage in its document."""
+
+    passage: PassageOut
+    before: Annotated[list[PassageOut], Field(description="In the order of the document, the nearest last.")]
+    after: Annotated[list[PassageOut], Field(description="The nearest first.")]
+    snapshot_id: str
+    request_id: str
 
 
 class EvidenceOut(_Response):

@@ -12,14 +12,14 @@ from typing import TypeVar
 from openbook.config import Settings
 from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, GenerationSettings, OwnPassage, Passage, ReplySettings, RetrievalSettings
+from openbook.core.types import Float32, GenerationSettings, OwnPassage, ReplySettings, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
-from openbook.rag.answer import Answer, Event, Retrieval
+from openbook.rag.answer import Answer, Event, Excerpt, Retrieval
 from openbook.rag.pipeline import BARE, Pipeline
 from openbook.serving.access.quotas import Quotas
 from openbook.serving.endpoint.admission import Admission
-from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
 from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
 from openbook.tracing.spans import span
 
@@ -103,13 +103,13 @@ class AnswerService:
                 await self._quotas.charge(context.caller, len(texts))
                 return await self._pipeline.embed(texts, context)
 
-    async def fetch(self, passage_id: int, snapshot_id: str, context: Context) -> Passage:
-        """One passage. As `answer`, and raises as `Pipeline.fetch`."""
-        with self._served("Fetch", "", context) as context:
-            context = self.due(None, context)
+    async def excerpt(self, request: PassageRequest, context: Context) -> Excerpt:
+        """A passage in its document. As `answer`, and raises as `Pipeline.excerpt`."""
+        with self._served("GetPassage", "", context) as context:
+            context = self.due(request.timeout_s, context)
             with self._admission.admitted(context):
                 await self._quotas.charge(context.caller)
-                return await self._pipeline.fetch(passage_id, snapshot_id, context)
+                return await self._pipeline.excerpt(request.id, request.around or 0, request.snapshot_id, context)
 
     def check_entries(self, name: str, n: int) -> None:
         """Raises InvalidRequest: `name` has none, or more than one call may have."""

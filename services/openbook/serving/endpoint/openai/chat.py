@@ -23,7 +23,7 @@ from openbook.serving.endpoint.openai.replies import (
     Usage,
 )
 from openbook.serving.endpoint.openai.requests import ChatRequest
-from openbook.serving.endpoint.schemas import AnswerResponse
+from openbook.serving.endpoint.schemas import AnswerResponse, OriginOut
 from openbook.serving.endpoint.urls import url_of
 
 LOWEST_LOGPROB = -9999.0
@@ -223,6 +223,8 @@ def _cited(evidence: Sequence[Evidence]) -> list[Cited]:
             text=each.passage.text,
             document_id=each.passage.document_id,
             passage_id=each.passage.id,
+            lasting_id=each.passage.lasting_id,
+            origin=OriginOut.model_validate(each.passage.origin) if each.passage.origin else None,
             score=each.score,
             log_prior=each.log_prior,
             log_posterior=each.log_posterior,

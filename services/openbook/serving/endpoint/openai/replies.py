@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from openbook.serving.endpoint.schemas import AnswerResponse
+from openbook.serving.endpoint.schemas import AnswerResponse, OriginOut
 
 
 class UrlCitation(BaseModel):
@@ -30,10 +30,12 @@ class Cited(BaseModel):
     """A passage that was read, with what it contributed. Logs are natural."""
 
     title: str
-    url: Annotated[str, Field(description="The document's id, if that is a URL; else `openbook:` and the id.")]
+    url: Annotated[str, Field(description="The document's, or its id if that is a URL; else `openbook:` and the id.")]
     text: str
     document_id: str
     passage_id: int
+    lasting_id: str
+    origin: OriginOut | None
     score: float
     log_prior: float
     log_posterior: float

@@ -1,0 +1,107 @@
+"""The commands `openbook passages get`, `around` and `find`: passages in their documents."""
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from openbook.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from openbook.core.types import Passage
+    from openbook.index.disk.passages import SnapshotPassages
+    from openbook.rag.answer import Excerpt
+
+passages_app = typer.Typer(no_args_is_help=True, help="Look passages up in their documents.", rich_markup_mode=None)
+
+Where = Annotated[str, typer.Argument(help="A snapshot, a root of snapshots, or host:port of a gRPC endpoint.")]
+Id = Annotated[str, typer.Argument(help="A lasting id, or the number that an answer gives.")]
+Ca = Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")]
+Cert = Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")]
+Key = Annotated[Path | None, typer.Option(help="Of our certificate, PEM.")]
+Json = Annotated[bool, typer.Option("--json", help="A line of JSON a passage.")]
+
+
+@passages_app.command()
+def get(
+    where: Where, id: Id, tls_ca: Ca = None, tls_cert: Cert = None, tls_key: Key = None, json: Json = False
+) -> None:
+    """Show one passage and where it comes from.
+
+    Where a key is needed, it is taken from OPENBOOK_API_KEY.
+    """
+    from openbook.terminal import print_passages
+
+    print_passages([_excerpt(where, id, 0, tls_ca, tls_cert, tls_key).passage], json)
+
+
+@passages_app.command()
+def around(
+    where: Where,
+    id: Id,
+    n: Annotated[int, typer.Option("-n", help="So many before it, and behind.")] = 2,
+    tls_ca: Ca = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
+    json: Json = False,
+) -> None:
+    """Show a passage and those beside it in its document.
+
+    Where a key is needed, it is taken from OPENBOOK_API_KEY.
+    """
+    from openbook.terminal import print_passages
+
+    found = _excerpt(where, id, n, tls_ca, tls_cert, tls_key)
+    print_passages([*found.before, found.passage, *found.after], json, found.passage.id)
+
+
+@passages_app.command()
+def find(
+    snapshot: Annotated[Path, typer.Argument(help="A snapshot, or a root of snapshots: all passages are read.")],
+    document: Annotated[str | None, typer.Option(help="Its document's id is this one.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title contains this, in capitals or not.")] = None,
+    path: Annotated[str | None, typer.Option(help="Its path or address contains this.")] = None,
+    text: Annotated[str | None, typer.Option(help="It contains this, in capitals or not.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 10,
+    json: Json = False,
+) -> None:
+    """Find passages by what they are and contain: all that is given must hold. Questions are for `openbook ask`."""
+    from openbook.index.disk.passages import SnapshotPassages
+    from openbook.terminal import print_passages
+
+    wanted = {"title": title, "path": path, "text": text}
+    if document is None and not any(wanted.values()):
+        raise InvalidRequest("one of --document, --title, --path, --text must be given, got none")
+    passages = SnapshotPassages(snapshot)
+    found = (each for each in passages if document in (None, each.document_id) and _fits(each, wanted))
+    print_passages(islice(found, limit), json)
+
+
+def _fits(passage: "Passage", wanted: dict[str, str | None]) -> bool:
+    origin = passage.origin
+    places = f"{origin.path}\n{origin.url}" if origin else ""
+    having = {"title": passage.title, "path": places, "text": passage.text}
+    return all(part.casefold() in having[name].casefold() for name, part in wanted.items() if part)
+
+
+def _excerpt(where: str, id: str, n: int, ca: Path | None, cert: Path | None, key: Path | None) -> "Excerpt":
+    if Path(where).is_dir():
+        from openbook.index.disk.passages import SnapshotPassages
+
+        return _excerpt_on_disk(SnapshotPassages(Path(where)), id, n)
+    from openbook.client import Client
+
+    with Client(where, api_key=os.environ.get("OPENBOOK_API_KEY"), tls_ca=ca, tls_cert=cert, tls_key=key) as client:
+        return client.passage(id, n)
+
+
+def _excerpt_on_disk(passages: "SnapshotPassages", id: str, n: int) -> "Excerpt":
+    from openbook.core.passages import ids_around, in_document
+    from openbook.rag.answer import Excerpt
+
+    position = passages.locate(id)
+    ids = ids_around(position, n, len(passages))
+    before, after = in_document([passages[i] for i in ids], position - ids.start)
+    return Excerpt(passages[position], tuple(before), tuple(after), passages.snapshot.manifest.snapshot_id, "")
