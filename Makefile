@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -54,6 +54,10 @@ bench-decode: $(VENV)/.dev  ## Decoding beside transformers, in turn; some minut
 
 bench-encoder: $(VENV)/.dev  ## Questions encoded one by one, in batches, and the bare forward passes; two minutes
 	$(BIN)/python benchmarks/bench_encoder.py
+
+bench-encode: $(VENV)/.dev  ## A build's encoding beside bare forward passes and sentence-transformers, its memory; ten minutes
+	$(BIN)/pip install -q -c deploy/constraints-cpu.txt sentence-transformers
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_encode.py
 
 bench-stopping: $(VENV)/.dev  ## How soon the generator is free when nobody waits any more; a quarter of an hour
 	$(BIN)/python benchmarks/bench_stopping.py

@@ -13,11 +13,11 @@ from transformers import BertConfig, BertModel, DPRConfig, DPRContextEncoder
 from gpu.part import OUT_OF_MEMORY, Part, Sizes
 from openbook.config import ModelSettings
 from openbook.core.types import Float32, Passage
-from openbook.models import encoder
 from openbook.models.encoder import EncoderCheckpoint, Pooling, TextEncoder
+from openbook.models.packing import GPU_BATCH_TOKENS
 
-AT_ONCE = (encoder.PASSAGES_PER_BATCH, 8 * encoder.PASSAGES_PER_BATCH)
-"""Passages in a batch: those of every build, and more."""
+AT_ONCE = (16, GPU_BATCH_TOKENS // 128)
+"""Passages of 128 tokens in a batch: few, and those of every build."""
 
 LIMITS = {
     "float32": (1e-4, "TF32 is off: the same sums in another order, through all layers"),
@@ -59,7 +59,8 @@ def row(part: Part, shape: str, dtype: str, ours: TextEncoder, passages: list[Pa
         for batch in batches:
             ours._model(**batch)
 
-    with mock.patch.object(encoder, "PASSAGES_PER_BATCH", at_once):
+    with mock.patch.object(ours._packing, "batch_tokens", 128 * at_once):
+        ours.encode_passages(passages)  # tries every shape
         hook = ours._model.register_forward_pre_hook(lambda _, __, batch: batches.append(batch), with_kwargs=True)
         ours.encode_passages(passages)
         hook.remove()

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from openbook.passages import passages_app
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
+    from openbook.index.building.build import ExactDtype
 
 # Plain help: boxes leave the descriptions a third of 80 columns.
 app = typer.Typer(
@@ -47,6 +48,15 @@ def build(
     queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
     scan: Annotated[str | None, typer.Option(help="'int8': Flat finds single queries faster, as exactly.")] = None,
+    exact_dtype: Annotated[
+        str, typer.Option(help="Of the vectors that scores are computed from: float32, or float16 in half the disk.")
+    ] = "float32",
+    vectors: Annotated[
+        Path | None, typer.Option(help="Embeddings that exist already: .npy, Parquet, Arrow; a file or a folder.")
+    ] = None,
+    former: Annotated[
+        Path | None, typer.Option("--from", help="A former snapshot: only what is not in it is encoded.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
     fields: Annotated[
         list[str] | None,
@@ -62,9 +72,11 @@ def build(
     from openbook.config import EncoderSettings, section
     from openbook.core.origin import Field
     from openbook.corpus.build import build_corpus, embedded_documents
+    from openbook.corpus.former import Changes
     from openbook.corpus.sources.limits import Failure, raise_it
-    from openbook.terminal import build_progress, print_failures
+    from openbook.terminal import build_progress, print_changes, print_failures
 
+    changes: list[Changes] = []
     failures: list[Failure] = []
     with print_failures(failures), build_progress() as on_progress:
         manifest = build_corpus(
@@ -78,10 +90,16 @@ def build(
             queries=queries,
             query_encoder=query_encoder,
             scan=scan,
+            exact_dtype=cast("ExactDtype", exact_dtype),
+            vectors=vectors,
+            former=former,
             on_progress=on_progress,
             on_failure=raise_it if strict else failures.append,
             fields=tuple(map(Field.parse, fields or ())),
+            on_changes=changes.append,
         )
+    for each in changes:
+        print_changes(each)
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
 
 

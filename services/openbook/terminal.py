@@ -16,6 +16,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -29,6 +31,7 @@ from openbook.core.types import Coverage, Passage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
+    from openbook.corpus.former import Changes
     from openbook.corpus.sources.limits import Failure
     from openbook.index.client.publish import Listed
     from openbook.serving.access.keys import KeyRecord
@@ -161,6 +164,23 @@ def print_failures(failures: "Sequence[Failure]") -> Iterator[None]:
             print(f"left out: {len(failures)} in all", file=sys.stderr)
 
 
+def print_changes(changes: "Changes") -> None:
+    """What a corpus has that a former snapshot of it had not, and the other way round: a line each."""
+    for what, found in (("added", changes.added), ("changed", changes.changed), ("removed", changes.removed)):
+        names = [*found.first, "..."] if found.n > len(found.first) else found.first
+        listed = f" ({', '.join(names)})" if names else ""
+        print(f"documents {what}: {found.n}{listed}")
+    print(f"documents as before: {changes.n_as_before}")
+    print(f"passages: {changes.n_passages}, of which {changes.n_kept} keep their vectors")
+
+
+class _Rate(ProgressColumn):
+    """How many a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f}/s" if task.speed and not task.finished else "")
+
+
 @contextmanager
 def build_progress() -> Iterator[OnProgress]:
     """One bar for each stage that reports."""
@@ -168,6 +188,7 @@ def build_progress() -> Iterator[OnProgress]:
         TextColumn("{task.description:<28}"),
         BarColumn(),
         MofNCompleteColumn(),
+        _Rate(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -177,7 +198,7 @@ def build_progress() -> Iterator[OnProgress]:
 
         def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
+                tasks[stage] = bars.add_task(stage, total=total, completed=done)  # those were done before
             bars.update(tasks[stage], completed=done, total=total)
 
         yield on_progress

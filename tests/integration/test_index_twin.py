@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -69,15 +70,22 @@ def questions(vectors: Float32, n: int, rng: np.random.Generator) -> Float32:
     return queries
 
 
-@pytest.mark.parametrize("n_shards", [1, 2, 4, 7])
+def rounded(vectors: Float32, exact_dtype: str) -> Float32:
+    """What a snapshot holds of them."""
+    return vectors.astype(exact_dtype).astype(np.float32)
+
+
+@pytest.mark.parametrize(("exact_dtype", "n_shards"), [*(("float32", n) for n in (1, 2, 4, 7)), ("float16", 4)])
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_the_tier_answers_as_its_twin(
-    corpus: Callable[[np.random.Generator], Float32], n_shards: int, tmp_path: Path
+    corpus: Callable[[np.random.Generator], Float32], n_shards: int, exact_dtype: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(n_shards)
-    vectors = corpus(rng)
-    passages = passages_of(vectors)
-    manifest = build_snapshot(passages, vectors, tmp_path / "s", n_shards, "Flat", "none", "none")
+    given = corpus(rng)
+    passages, vectors = passages_of(given), rounded(given, exact_dtype)
+    manifest = build_snapshot(
+        passages, given, tmp_path / "s", n_shards, "Flat", "none", "none", exact_dtype=exact_dtype
+    )
     twin = ExactIndex(passages, vectors, manifest.snapshot_id)
 
     async def scenario() -> None:
@@ -159,10 +167,13 @@ def built(
     factory: str,
     *,
     queries: Float32 | None = None,
+    exact_dtype: Any = "float32",
 ) -> None:
     kind = factory.removesuffix(SCANNED)
     scan = "int8" if kind != factory else None
-    build_snapshot(passages, vectors, out, n_shards, kind, "none", "none", queries=queries, scan=scan)
+    build_snapshot(
+        passages, vectors, out, n_shards, kind, "none", "none", queries=queries, scan=scan, exact_dtype=exact_dtype
+    )
 
 
 def everything(factory: str) -> SearchParameters:
@@ -191,15 +202,20 @@ def same(ours: Hits, theirs: Hits) -> None:
     np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
-@pytest.mark.parametrize("n_shards", [1, 3])
+@pytest.mark.parametrize(("exact_dtype", "n_shards"), [("float32", 1), ("float32", 3), ("float16", 3)])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_every_index_searched_as_widely_as_it_goes_is_its_twin(factory: str, n_shards: int, tmp_path: Path) -> None:
-    for corpus in CORPORA_OF.get(factory, CORPORA[:-1]):
+def test_every_index_searched_as_widely_as_it_goes_is_its_twin(
+    factory: str, n_shards: int, exact_dtype: str, tmp_path: Path
+) -> None:
+    corpora = CORPORA_OF.get(factory, CORPORA[:-1])
+    if exact_dtype == "float16":
+        corpora = tuple(each for each in corpora if each in (gaussian, identical_masses))
+    for corpus in corpora:
         rng = np.random.default_rng(n_shards)
-        vectors = corpus(rng)
-        passages = passages_of(vectors)
+        given = corpus(rng)
+        passages, vectors = passages_of(given), rounded(given, exact_dtype)
         folder = tmp_path / corpus.__name__
-        built(passages, vectors, folder, n_shards, factory, queries=vectors[:9])
+        built(passages, given, folder, n_shards, factory, queries=vectors[:9], exact_dtype=exact_dtype)
         with served(folder) as servers:
             for n in (1, 33):
                 queries = questions(vectors, n, rng)

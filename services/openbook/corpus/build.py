@@ -1,7 +1,8 @@
 """`openbook build`: documents to passages to embeddings to a snapshot, able to go on where it was interrupted.
 
-Work in progress lies beside the target in `<out>.work`: the passages, one memory-mapped array of all embeddings, and a
-note of how many rows are done. It is continued only for the very same plan, and removed when the snapshot stands.
+Work in progress lies beside the target in `<out>.work`: the passages, one memory-mapped array of all embeddings, which
+of them are to be encoded and in which order, and a note of how many are done. It is continued only for the very same
+plan, and removed when the snapshot stands.
 """
 
 import json
@@ -20,13 +21,16 @@ from openbook.core.origin import Field, check_fields
 from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
-from openbook.corpus.encode import VECTORS, alone, encode
+from openbook.corpus import vectors as given
+from openbook.corpus.encode import ROWS, VECTORS, alone, encode, plan_rows
+from openbook.corpus.former import Changes, Former
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.index.building.build import LOCK, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.building.build import LOCK, ExactDtype, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.disk.arrays import Exact
 from openbook.index.disk.origins import is_of_origins
 from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
@@ -38,7 +42,7 @@ ROWS_PER_STEP = 512
 
 NOTE = "note.json"
 FAILURES = "failures.jsonl"
-OURS = (TEXTS, OFFSETS, VECTORS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, LOCK)
+OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -51,13 +55,16 @@ class _Plan(BaseModel, frozen=True):
     documents_digest: str
     n_words: int
     fields: tuple[Field, ...]
-    encoder_fingerprint: str
+    embedded_by: str
     dimension: int
-    rows_per_step: int  # the last bits of an embedding depend on what it is encoded with
+    vectors: list[list[str | int]] | None  # as `vectors.described` tells
+    former: str | None  # snapshot id
 
 
 class _Note(BaseModel):
     plan: _Plan
+    vectors: str = VECTORS  # where they are, from the folder of work
+    changes: Changes | None = None
     n_encoded: int = 0
 
 
@@ -72,11 +79,15 @@ def build_corpus(
     queries: Path | None = None,
     query_encoder: str | None = None,
     scan: str | None = None,
+    exact_dtype: ExactDtype = "float32",
+    vectors: Path | None = None,
+    former: Path | None = None,
     on_progress: OnProgress = lambda stage, done, total: None,
     on_failure: OnFailure = raise_it,
     fields: tuple[Field, ...] = (),
+    on_changes: Callable[[Changes], None] = lambda changes: None,
 ) -> Manifest:
-    """Build a snapshot of a file or a folder; `recall_target` and `scan` as for `openbook.index.building.build`.
+    """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype` as for `index.building.build`.
 
     What cannot be read is left out and told to `on_failure`, also where a build goes on that left it out before;
     if nobody is there to be told, the first ends the build.
@@ -86,12 +97,18 @@ def build_corpus(
 
     Every passage knows where it comes from, and what its document has of the `fields` that are declared.
 
+    With `vectors`, a file or a folder of files, nothing is encoded but a sample, to compare: row i is passage i's. With
+    `former`, a snapshot, only those passages are encoded that it has not; what has changed since is told to
+    `on_changes`. The snapshot is the same as without it.
+
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
 
     Raises:
         InvalidConfig: `out` exists or is being built, or a number is out of its range.
-        InvalidDocuments: the corpus or the file of questions cannot be read, or holds no words or no questions.
+        InvalidDocuments: the corpus, the file of questions or the vectors cannot be read, or hold no words, no
+            questions or vectors of something else.
+        InvalidSnapshot: `former` is none, or damaged.
         InvalidModel: an encoder cannot be loaded.
         InvalidRequest: a question is longer than its encoder can read.
         StartupError: a process that encodes ended early.
@@ -102,6 +119,8 @@ def build_corpus(
     check_fields(fields)
     if not (documents.is_file() or documents.is_dir()):
         raise InvalidDocuments(f"{documents}: no such file")
+    if vectors and former:
+        raise InvalidConfig("vectors come from files or from a former snapshot, got both")
     if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
         raise InvalidConfig(f"{out} lies in {documents}, which is read: put it elsewhere")
     model = TextEncoder.load(alone(encoder), role="passage")
@@ -111,26 +130,30 @@ def build_corpus(
     _check_ours(work)
     if (out / MANIFEST).exists():  # a build was killed when it was as good as done
         shutil.rmtree(work, ignore_errors=True)
-    check_plan(out, n_shards, factory, model.dimension, scan)
+        (out / LOCK).unlink(missing_ok=True)
+    check_plan(out, n_shards, factory, model.dimension, scan, exact_dtype)
+    known = Former(former, model.embeds_passages_by, exact_dtype) if former else None
     plan = _Plan(
         documents_digest=corpus_digest(documents),
         n_words=n_words,
         fields=fields,
-        encoder_fingerprint=model.fingerprint,
+        embedded_by=model.embeds_passages_by,
         dimension=model.dimension,
-        rows_per_step=ROWS_PER_STEP,
+        vectors=given.described(vectors) if vectors else None,
+        former=known.snapshot_id if known else None,
     )
     with undisturbed(work):
         if note := _resume(work, plan):
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
-            note = _start(work, plan, documents, on_failure, threads(encoder.n_threads))
-        passages = PassageReader(work, fields=fields)
-        vectors = _encode(work, note, encoder, model, on_progress)
+            _start(work, plan, documents, on_failure, threads(encoder.n_threads))
+            note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
+        if note.changes:
+            on_changes(note.changes)
         manifest = build_snapshot(
-            passages,
-            vectors,
+            PassageReader(work, fields=fields),
+            _encoded_all(work, note, encoder, model, on_progress),
             out,
             n_shards=n_shards,
             factory=factory,
@@ -141,6 +164,8 @@ def build_corpus(
             recall_target=recall_target,
             scan=scan,
             fields=fields,
+            exact_dtype=exact_dtype,
+            embedded_by=None if vectors else model.embeds_passages_by,
         )
         shutil.rmtree(work)
     return manifest
@@ -173,10 +198,11 @@ def _resume(work: Path, plan: _Plan) -> _Note | None:
         note = _Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
         return None
-    return note if note.plan == plan and (work / VECTORS).exists() and (work / FAILURES).exists() else None
+    return note if note.plan == plan and (work / note.vectors).exists() and (work / FAILURES).exists() else None
 
 
-def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> _Note:
+def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> None:
+    """Write the passages, and what could not be read."""
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work)
     n_failures = 0
@@ -193,18 +219,42 @@ def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_pr
     if not n_passages:
         left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")
-    np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (n_passages, plan.dimension)).flush()
+
+
+def _with_vectors(work: Path, plan: _Plan, path: Path, model: TextEncoder) -> _Note:
+    """What there is to do where all vectors are given: nothing."""
+    found = given.gathered(path, plan.dimension, work / VECTORS)
+    given.check_sample(np.load(found, mmap_mode="r"), PassageReader(work), model, str(path))
+    np.save(work / ROWS, np.empty(0, np.int64))
+    return _noted(work, _Note(plan=plan, vectors=VECTORS if found.parent == work else str(found.absolute())))
+
+
+def _with_rows(work: Path, plan: _Plan, former: Former | None) -> _Note:
+    """What there is to encode: all that the former snapshot has not."""
+    passages = PassageReader(work)
+    vectors = np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (len(passages), plan.dimension))
+    is_kept, changes = np.zeros(len(passages), np.bool_), None
+    if former:
+        is_kept, changes = former.take(passages, vectors)
+    vectors.flush()
+    plan_rows(work, is_kept, ROWS_PER_STEP)
+    return _noted(work, _Note(plan=plan, changes=changes))
+
+
+def _noted(work: Path, note: _Note) -> _Note:
     files.sync(work)  # before a note speaks of it
-    note = _Note(plan=plan)
     _write(work, note)
     return note
 
 
-def _encode(work: Path, note: _Note, encoder: EncoderSettings, model: TextEncoder, on_progress: OnProgress) -> Float32:
-    vectors: Float32 = np.lib.format.open_memmap(work / VECTORS, "r+")
+def _encoded_all(
+    work: Path, note: _Note, encoder: EncoderSettings, model: TextEncoder, on_progress: OnProgress
+) -> Exact:
+    """All vectors, once those are encoded that were not."""
+    n_rows = len(np.load(work / ROWS, mmap_mode="r"))
     steps = {
-        start: range(start, min(start + ROWS_PER_STEP, len(vectors)))
-        for start in range(note.n_encoded, len(vectors), ROWS_PER_STEP)
+        start: range(start, min(start + ROWS_PER_STEP, n_rows))
+        for start in range(note.n_encoded, n_rows, ROWS_PER_STEP)
     }
 
     def on_written(rows: range) -> None:
@@ -212,11 +262,12 @@ def _encode(work: Path, note: _Note, encoder: EncoderSettings, model: TextEncode
         while note.n_encoded in written:  # noted is what has no gap before it
             note.n_encoded = steps[note.n_encoded].stop
         _write(work, note)
-        on_progress("encode", note.n_encoded, len(vectors))
+        on_progress("encode", note.n_encoded, n_rows)
 
     written: set[int] = set()
-    on_progress("encode", note.n_encoded, len(vectors))
+    on_progress("encode", note.n_encoded, n_rows)
     encode(work, list(steps.values()), encoder, model, on_written)
+    vectors: Exact = np.load(work / note.vectors, mmap_mode="r")
     return vectors
 
 

@@ -1,7 +1,7 @@
 """Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, each with one thread.
 
 Two processes of one thread encode more passages than one process of two threads. And the bits of an embedding depend on
-the batch and on the number of threads, so both are the same whoever computes it, and with however many others.
+the number of threads, so that is the same whoever computes it; on the company of a passage they do not depend.
 """
 
 import os
@@ -13,16 +13,21 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openbook.config import EncoderSettings
 from openbook.errors import OpenbookError, StartupError
-from openbook.index.disk.store import PassageReader
+from openbook.index.disk.store import FIELDS, OFFSETS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of
 from openbook.models.encoder import TextEncoder
 from openbook.processes import end, start, threads
 
 VECTORS = "vectors.npy"
+ROWS = "rows.npy"
+"""Which passages are to be encoded, in this order."""
+WINDOW = 1 << 16
+"""Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
 
 def alone(settings: EncoderSettings) -> EncoderSettings:
@@ -40,8 +45,8 @@ def encode(
     """Write the embeddings of all steps, and tell of each that is written, in any order.
 
     Args:
-        folder: holds the passages and the file of vectors.
-        steps: rows that are encoded together; bits depend on these and on nothing else.
+        folder: holds the passages, the file of vectors, and that of rows.
+        steps: ranges of the file of rows, whose passages are encoded together.
         settings: of the encoder; `n_threads` is how many cores to use.
         model: loaded with `alone` of these settings.
         on_written: called with a step.
@@ -62,9 +67,33 @@ def _on_cpu(settings: EncoderSettings) -> bool:
     return device_of(settings.device) == "cpu"
 
 
-def _write(folder: Path, rows: range, model: TextEncoder) -> None:
+def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None:
+    """Write the file of rows: the passages of a folder without those that are kept.
+
+    Those of like length come together, so that there is little padding where `n_together` are encoded at once, and
+    short ones and long ones in turn, so that the time left can be told.
+    """
+    offsets = np.load(folder / OFFSETS, mmap_mode="r")
+    rows = np.lib.format.open_memmap(folder / ROWS, "w+", np.int64, (int(np.count_nonzero(~is_kept)),))
+    n_done = 0
+    for first in range(0, len(is_kept), WINDOW):
+        here = first + np.flatnonzero(~is_kept[first : first + WINDOW])
+        sizes = offsets[FIELDS * (here + 1)] - offsets[FIELDS * here + 1]  # of title and text
+        here = here[np.argsort(sizes, kind="stable")]
+        blocks = [here[i : i + n_together] for i in range(0, len(here), n_together)]
+        whole = len(here) // n_together
+        order = [*np.random.default_rng(first).permutation(whole).tolist(), *range(whole, len(blocks))]
+        for block in (blocks[i] for i in order):
+            rows[n_done : n_done + len(block)] = block
+            n_done += len(block)
+    rows.flush()
+
+
+def _write(folder: Path, step: range, model: TextEncoder) -> None:
+    rows = np.load(folder / ROWS, mmap_mode="r")[step.start : step.stop]
+    passages = PassageReader(folder)
     vectors = np.lib.format.open_memmap(folder / VECTORS, "r+")
-    vectors[rows.start : rows.stop] = model.encode_passages(PassageReader(folder)[rows.start : rows.stop])
+    vectors[rows] = model.encode_passages([passages[i] for i in rows.tolist()])
     vectors.flush()
 
 

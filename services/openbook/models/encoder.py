@@ -20,18 +20,18 @@ from openbook.models.batches import Batches
 from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
+from openbook.models.packing import STEP, Packing
 from openbook.models.source import Declaration, Source, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
 Role = Literal["query", "passage"]
 
 DPR_MAX_TOKENS = 256
-PASSAGES_PER_BATCH = 16
 SENTENCE_SCALE = 20.0
 """Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
 in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
 LENGTH_STEP = 32
-"""Batches of passages are padded to multiples of this: CPU kernels cache what they prepare for every new shape."""
+"""Batches to train on are padded to multiples of this: CPU kernels cache what they prepare for every new shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,13 @@ class TextEncoder:
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
         self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
-        self._batches = Batches(self._embed, self.pooling.max_tokens, self._model.config.vocab_size)
+        limits = self.pooling.max_tokens, self._model.config.vocab_size
+        self._batches = Batches(self._embed, *limits)
+        kind = self._model.device.type
+        self._packing = Packing(self._embed, *limits, on_cpu=kind == "cpu")
+        self.embeds_passages_by = f"{self.fingerprint}, padded by {STEP}, {kind}"
+        """All that determines the bits of a passage's embedding besides its text, but for the make of the processor and
+        the version of the libraries."""
 
     @classmethod
     def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
@@ -176,15 +182,14 @@ class TextEncoder:
     def encode_passages(self, passages: Sequence[Passage]) -> Float32:
         """(n, d) embeddings of titles and texts, in order. A text that does not fit is cut at its end.
 
-        Passages of like length are computed together; the last bits may depend on what else is in the batch.
+        A passage has the same bits whatever it is encoded with: see `models.packing`.
         """
-        rows = np.empty((len(passages), self.dimension), np.float32)
+        use_threads(self._n_threads)
+        embeddings = np.empty((len(passages), self.dimension), np.float32)
         ids = passage_ids(self._tokenizer, self.pooling, passages) if passages else []
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        for start in range(0, len(order), PASSAGES_PER_BATCH):
-            batch = order[start : start + PASSAGES_PER_BATCH]
-            rows[batch] = self._embed([ids[i] for i in batch], LENGTH_STEP)
-        return rows
+        for rows, found in self._packing.embed(ids):
+            embeddings[rows] = found
+        return embeddings
 
     def _checked(self, n_tokens: int) -> int:
         if n_tokens > self.pooling.max_tokens:

@@ -134,7 +134,9 @@ class MemoryIndex:
 
         self._texts = SnapshotTexts(folder)
         files = [self._texts.snapshot.shard_folder(i) / VECTORS for i, _ in self._texts.parts]
-        self._vectors = np.concatenate([np.load(file) for file in files])  # (n_passages, d)
+        self._vectors = np.concatenate(
+            [np.load(file).astype(np.float32, copy=False) for file in files]
+        )  # (n_passages, d)
         self._on_device = torch.from_numpy(self._vectors).to(device)
         manifest = self._texts.snapshot.manifest
         self._max_norm = manifest.max_norm

@@ -1,11 +1,13 @@
 """The compiled scores are those of NumPy, to the bit."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from openbook.core.topk import canonical_scores, score_error_bound, top_k
 from openbook.core.types import NO_HIT, Float32
-from openbook.index.shard.rescoring import rescore
+from openbook.index.shard.rescoring import _widen, rescore
 
 N = 400
 
@@ -26,13 +28,21 @@ def longest(vectors: Float32) -> float:
     return float(np.linalg.norm(vectors.astype(np.float64), axis=1).max())
 
 
+def of(dtype: Any, vectors: Float32) -> Any:
+    """In another dtype, and within its range."""
+    limit = float(np.finfo(dtype).max)
+    return np.clip(vectors, -limit, limit).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("spread", [0, 1, 40])
 @pytest.mark.parametrize("d", [1, 2, 7, 8, 9, 100, 127, 128, 129, 136, 256, 257, 384, 768, 1000, 4096])
-def test_it_is_the_head_of_the_list_sorted_by_canonical_scores(d: int, spread: int) -> None:
+def test_it_is_the_head_of_the_list_sorted_by_canonical_scores(d: int, spread: int, dtype: Any) -> None:
     queries, vectors = pairs(d, spread)
+    vectors = of(dtype, vectors)
     candidates = np.stack([np.random.default_rng(i).permutation(N) for i in range(len(queries))])
     candidates[2, ::3] = -1
-    all_scores = np.stack([canonical_scores(query, vectors) for query in queries])
+    all_scores = np.stack([canonical_scores(query, vectors.astype(np.float32)) for query in queries])
     scores = np.where(candidates < 0, -np.inf, np.take_along_axis(all_scores, candidates, 1)).astype(np.float32)
     ids = np.where(candidates < 0, NO_HIT, candidates + 7)
     for k in (1, 10, N + 20):
@@ -53,11 +63,22 @@ def test_products_that_cancel_are_added_up_in_the_canonical_order() -> None:
     assert scores.tobytes() == wanted[ids].tobytes()
 
 
-def test_vectors_need_not_lie_at_a_multiple_of_four() -> None:
+def test_every_float16_is_what_numpy_makes_of_it() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    numbers = halves.view(np.float16)
+    halves, wanted = halves[np.isfinite(numbers)], numbers[np.isfinite(numbers)].astype(np.float32)
+    found = np.empty_like(wanted)
+    _widen(halves, found)
+    np.testing.assert_array_equal(found.view(np.int32), wanted.view(np.int32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_vectors_need_not_lie_at_a_multiple_of_four(dtype: Any) -> None:
     queries, vectors = pairs(129, 0)
+    vectors = of(dtype, vectors)
     moved = np.empty(vectors.nbytes + 1, np.uint8)
     moved[1:] = vectors.view(np.uint8).reshape(-1)
-    unaligned = moved[1:].view(np.float32).reshape(vectors.shape)
+    unaligned = moved[1:].view(dtype).reshape(vectors.shape)
     assert not unaligned.flags.aligned
     candidates = np.tile(np.arange(N), (len(queries), 1))
     for found, wanted in zip(
@@ -78,8 +99,10 @@ def test_what_cannot_win_within_the_rounding_bound_is_not_looked_at() -> None:
     assert ids.tolist() == [[2, 3]]
 
 
-def test_a_position_that_no_vector_has_is_an_error() -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_position_that_no_vector_has_is_an_error(dtype: Any) -> None:
     queries, vectors = pairs(8, 0)
+    vectors = of(dtype, vectors)
     for position in (N, 1 << 40):
         with pytest.raises(IndexError, match="a position that no vector has"):
             rescore(queries[:1], np.array([[0, position]]), vectors, 1, max_norm=longest(vectors))

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from openbook.core.origin import Field
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
-from openbook.index.disk.arrays import row_norms
+from openbook.index.disk.arrays import Exact, row_norms
 from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
     FILES,
@@ -37,6 +37,8 @@ from openbook.index.shard.shard import Shard
 
 ROWS_AT_ONCE = 8192
 LOCK = ".lock"
+ExactDtype = Literal["float32", "float16"]
+DType = type[np.float32 | np.float16]
 TRAINING_ROWS = 1 << 18  # enough for 6,700 centroids at FAISS's 39 vectors each
 
 OnProgress = Callable[[str, int, int], None]
@@ -45,7 +47,7 @@ OnProgress = Callable[[str, int, int], None]
 
 def build_snapshot(
     passages: Sequence[Passage],
-    vectors: Float32,
+    vectors: Exact,
     out: Path,
     n_shards: int,
     factory: str,
@@ -57,13 +59,16 @@ def build_snapshot(
     recall_target: float | None = None,
     scan: str | None = None,
     fields: Sequence[Field] | None = None,
+    exact_dtype: ExactDtype = "float32",
+    embedded_by: str | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
 
     Args:
         passages: with ids 0..N-1, in order.
-        vectors: (N, d) float32, a memory map of them, or what makes them when it is sliced: row i belongs to passage i.
+        vectors: (N, d) float32 or float16, a memory map of them, or what makes them when it is sliced: row i belongs to
+            passage i.
         out: must not exist.
         n_shards: contiguous ranges of nearly equal length; with more shards than passages, some are empty.
         factory: what FAISS builds each shard with, such as "Flat", "HNSW32" or "IVF256,SQ8".
@@ -75,12 +80,16 @@ def build_snapshot(
         scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
             of the memory, as exactly. See `openbook.index.shard.scan`.
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
+        exact_dtype: what vectors are rounded to before anything is made of them: they are the truth then.
+        embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
             cannot build it from these vectors.
-        InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite.
+        InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite, in
+            `exact_dtype`.
     """
+    dtype = _dtype(exact_dtype)
     _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
     empty = check_plan(out, n_shards, factory, dimension, scan)
@@ -93,16 +102,19 @@ def build_snapshot(
         for shard, rows in enumerate(ranges):
             folder = shard_folder(partial, shard)
             folder.mkdir()
-            max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, rows, on_progress))
+            max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, dtype, rows, on_progress))
             write_passages(folder, (passages[i] for i in rows), rows.start, fields)
             if scan is not None:
                 from openbook.index.shard.scan import write as write_codes  # compiled, for those who want it
 
                 write_codes(folder)
-        empty.train(_training_sample(vectors))
+        if not empty.is_flat:
+            empty.train(_training_sample(vectors, dtype))
         for shard, rows in enumerate(ranges):
             _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
         about: dict[str, Any] = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
+        about |= {"embedded_by": embedded_by} if embedded_by else {}
+        about |= {"exact_dtype": exact_dtype} if exact_dtype != "float32" else {}
         names = FILES + (SCAN_FILES if scan else ())
         if fields is not None:
             names += origin_files(fields)
@@ -151,12 +163,15 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def check_plan(out: Path, n_shards: int, factory: str, dimension: int, scan: str | None = None) -> Index:
+def check_plan(
+    out: Path, n_shards: int, factory: str, dimension: int, scan: str | None = None, exact_dtype: str = "float32"
+) -> Index:
     """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
     check_installation()
     _check_new(out)
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
+    _dtype(exact_dtype)
     if scan not in (None, "int8"):
         raise InvalidConfig(f"scan must be int8 or none, got {scan!r}")
     index = Index.from_factory(factory, dimension)
@@ -170,9 +185,17 @@ def _check_new(out: Path) -> None:
         raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
 
 
-def _check_vectors(n_passages: int, vectors: Float32) -> None:
-    if vectors.ndim != 2 or vectors.dtype != np.float32 or not 1 <= vectors.shape[1] <= MAX_DIMENSION:
-        raise InvalidDocuments(f"vectors must be (N, 1..{MAX_DIMENSION}) float32, got {vectors.shape} {vectors.dtype}")
+def _dtype(name: str) -> DType:
+    if name not in get_args(ExactDtype):
+        raise InvalidConfig(f"exact dtype must be {' or '.join(get_args(ExactDtype))}, got {name!r}")
+    return np.float16 if name == "float16" else np.float32
+
+
+def _check_vectors(n_passages: int, vectors: Exact) -> None:
+    known = vectors.dtype in (np.float32, np.float16)
+    if vectors.ndim != 2 or not known or not 1 <= vectors.shape[1] <= MAX_DIMENSION:
+        wanted = f"(N, 1..{MAX_DIMENSION}) float32 or float16"
+        raise InvalidDocuments(f"vectors must be {wanted}, got {vectors.shape} {vectors.dtype}")
     if n_passages != len(vectors):
         raise InvalidDocuments(f"every passage must have one vector, got {n_passages} passages, {len(vectors)} vectors")
     if not n_passages:
@@ -183,39 +206,49 @@ def _blocks(rows: range) -> Iterator[range]:
     return (rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE))
 
 
-def _write_vectors(path: Path, vectors: Float32, rows: range, on_progress: OnProgress) -> float:
+def _write_vectors(path: Path, vectors: Exact, dtype: DType, rows: range, on_progress: OnProgress) -> float:
     """Copy one shard's vectors; returns the greatest norm among them."""
     max_norm = 0.0
     with path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (len(rows), vectors.shape[1])}
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        header = {"descr": descr, "fortran_order": False, "shape": (len(rows), vectors.shape[1])}
         np.lib.format.write_array_header_1_0(file, header)
         for block in _blocks(rows):
-            part = np.ascontiguousarray(vectors[block.start : block.stop])
+            part = _rounded(vectors[block.start : block.stop], dtype)
             norms = row_norms(part)
             finite = np.isfinite(norms)
             if not finite.all():
                 row = block.start + int(np.argmin(finite))
-                raise InvalidDocuments(f"vectors must be finite, got NaN or infinity in row {row}")
+                raise InvalidDocuments(f"vectors must be finite in {part.dtype}, got NaN or infinity in row {row}")
             max_norm = max(max_norm, float(norms.max()))
             part.tofile(file)
             on_progress("write", block.stop, len(vectors))
     return max_norm
 
 
-def _training_sample(vectors: Float32) -> Float32:
+def _rounded(vectors: Exact, dtype: DType) -> Exact:
+    with np.errstate(over="ignore"):  # infinity is found later
+        rounded: Exact = np.ascontiguousarray(vectors, dtype)
+        return rounded
+
+
+def _training_sample(vectors: Exact, dtype: DType) -> Float32:
     """All vectors, or as many as training needs: the same ones every time."""
     if len(vectors) <= TRAINING_ROWS:
-        return np.ascontiguousarray(vectors[:])
+        return _rounded(vectors[:], dtype).astype(np.float32, copy=False)
     rows = np.random.default_rng(0).choice(len(vectors), TRAINING_ROWS, replace=False)
-    return np.ascontiguousarray(vectors[np.sort(rows)])
+    return _rounded(vectors[np.sort(rows)], dtype).astype(np.float32, copy=False)
 
 
 def _write_index(folder: Path, index: Index, rows: range, total: int, on_progress: OnProgress) -> None:
     vectors = np.load(folder / VECTORS, mmap_mode="r")
-    for block in _blocks(range(len(rows))):
-        index.add(np.ascontiguousarray(vectors[block.start : block.stop]))
-        on_progress("index", rows.start + block.stop, total)
-    index.write(folder / INDEX)
+
+    def read() -> Iterator[Float32]:
+        for block in _blocks(range(len(rows))):
+            yield np.ascontiguousarray(vectors[block.start : block.stop], np.float32)
+            on_progress("index", rows.start + block.stop, total)
+
+    index.write_with(read(), folder / INDEX)
 
 
 def _describe(folder: Path, ranges: Sequence[range], names: Sequence[str], about: Mapping[str, Any]) -> Manifest:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from openbook.errors import InvalidSnapshot
 
+Exact = NDArray[np.float32] | NDArray[np.float16]
+"""Vectors that scores are computed from."""
+
 ROWS_AT_ONCE = 1 << 14
 ROUNDING = 1e-9
 """Relative, of a norm in float64: other processors add in another order."""
@@ -78,13 +81,13 @@ def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tup
     return array
 
 
-def check_vectors(path: Path, shape: tuple[int, int], max_norm: float) -> None:
-    """Look at every number of (n, d) float32 vectors.
+def check_vectors(path: Path, dtype: type[np.generic], shape: tuple[int, int], max_norm: float) -> None:
+    """Look at every number of (n, d) vectors.
 
     Raises:
         InvalidSnapshot: as `read_array`; a vector with NaN or infinity in it, or longer than `max_norm`.
     """
-    vectors = read_array(path, np.float32, shape)
+    vectors = read_array(path, dtype, shape)
     for start in range(0, len(vectors), ROWS_AT_ONCE):
         norms = row_norms(vectors[start : start + ROWS_AT_ONCE])
         good = norms <= max_norm * (1 + ROUNDING)  # NaN is not
@@ -93,7 +96,7 @@ def check_vectors(path: Path, shape: tuple[int, int], max_norm: float) -> None:
             raise InvalidSnapshot(f"{path}: row {start + row}: norm must be at most {max_norm}, found {norms[row]}")
 
 
-def row_norms(block: NDArray[np.float32]) -> NDArray[np.float64]:
+def row_norms(block: Exact) -> NDArray[np.float64]:
     """(n,) Euclidean norms of (n, d) vectors, in float64."""
     norms: NDArray[np.float64] = np.linalg.norm(block.astype(np.float64), axis=1)
     return norms

@@ -2,7 +2,7 @@
 
 manifest.json
 shard-0000/  index.faiss     what FAISS searches
-             vectors.npy     the exact (n, d) float32 vectors: what scores are computed from
+             vectors.npy     the exact (n, d) vectors, float32 or float16: what scores are computed from
              passages.bin    texts
              offsets.npy     where each text begins
              codes.npy, scales.npy, centre.npy   the vectors in 8 bits, if they are to be scanned
@@ -127,6 +127,8 @@ class Manifest(_Entry):
     search: SearchDefaults | None = None
     # Not in format 1.
     origins: OriginsEntry | None = None
+    exact_dtype: Literal["float16"] | None = None  # of the exact vectors; float32 if none is named
+    embedded_by: str | None = None  # what with a passage's text determines the bits of its vector, if that is known
 
     @property
     def fields(self) -> tuple[OriginField, ...] | None:
@@ -143,6 +145,11 @@ class Manifest(_Entry):
         if self.n_passages != expected:
             raise ValueError(f"n_passages must be {expected}, that of all shards")
         return self
+
+    @property
+    def vectors_dtype(self) -> type[np.float16 | np.float32]:
+        """Of the exact vectors."""
+        return np.float16 if self.exact_dtype == "float16" else np.float32
 
     def content_id(self) -> str:
         """The snapshot id that this content must have."""
@@ -218,7 +225,8 @@ class Snapshot:
 
     def _check_content(self, folder: Path, entry: ShardEntry) -> None:
         """Files as their writer meant them may still hold what no search and no fetch can be right with."""
-        check_vectors(folder / VECTORS, (entry.n_passages, self.manifest.dimension), self.manifest.max_norm)
+        shape = entry.n_passages, self.manifest.dimension
+        check_vectors(folder / VECTORS, self.manifest.vectors_dtype, shape, self.manifest.max_norm)
         check_offsets(folder, entry.n_passages)
         if (fields := self.manifest.fields) is not None:
             check_origins(folder, fields, entry.n_passages)

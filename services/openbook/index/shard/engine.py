@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Int64, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, StartupError
+from openbook.index.disk.arrays import Exact
 from openbook.index.shard import gpu
 from openbook.index.shard.memory import in_huge_pages
 
@@ -36,6 +37,8 @@ CALIBRATION_BATCHES = (2, 4, 8, 16)
 SCAN_BATCHES = (1, 2, 4, 8, 16, 32)
 BUILD_BLAS_FROM = 4
 NEVER = (1 << 31) - 1
+FLAT_ROWS_AT = 8
+"""Byte of a Flat index's file: behind its kind and its dimension."""
 
 # Concurrent searches in one process share one pool of BLAS threads and collapse: 322 queries/s alone, 20 with four.
 _ONE_AT_A_TIME = threading.Lock()
@@ -140,13 +143,15 @@ class Index:
         index._lists = _inverted_lists(index._index)
         return index
 
-    def moved(self, vectors: Float32, device: str) -> "Index":
+    def moved(self, vectors: Exact, device: str) -> "Index":
         """This index, which holds these vectors, on `cuda:N`; on `cpu`, itself.
 
         Raises:
             StartupError: it cannot be moved there.
         """
-        return self if device == "cpu" else Index(gpu.move(self._index, vectors, device), self._factory)
+        if device == "cpu":
+            return self
+        return Index(gpu.move(self._index, vectors.astype(np.float32, copy=False), device), self._factory)
 
     def train(self, vectors: Float32) -> None:
         """Learn centroids and codes, and choose how widely to search later; a Flat index has nothing to learn.
@@ -178,6 +183,29 @@ class Index:
     def write(self, path: Path) -> None:
         """Write it to a file, without fsync."""
         self._faiss.write_index(self._index, str(path))
+
+    def write_with(self, blocks: Iterable[Float32], path: Path) -> None:
+        """Add (any, d) vectors to an empty index and write it. A Flat index of them is never in memory.
+
+        Raises:
+            InvalidConfig: as `add`.
+        """
+        if not self.is_flat:
+            for block in blocks:
+                self.add(block)
+            self.write(path)
+            return
+        # The vectors end the file, as they are; before them stands how many numbers they are, and early how many rows.
+        header = self._faiss.serialize_index(self._index).tobytes()
+        n_rows = 0
+        with path.open("wb") as file:
+            file.write(header)
+            for block in blocks:
+                file.write(block.data)
+                n_rows += len(block)
+            for at, number in ((len(header) - 8, n_rows * self.dimension), (FLAT_ROWS_AT, n_rows)):
+                file.seek(at)
+                file.write(number.to_bytes(8, "little"))
 
     def search(
         self, queries: Float32, k: int, parameters: SearchParameters, tuning: Tuning, deadline: Deadline

@@ -3,16 +3,20 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
+from openbook.index.disk.arrays import Exact
 from openbook.index.shard.compiled import compiled, prefetch
 
 ROWS = "Array(float32, 2, 'C', True, aligned=False)"  # in a mapped index they need not lie at a multiple of four
+HALVES = "Array(uint16, 2, 'C', True, aligned=False)"
 SIGNATURE = (
-    f"float64[:](Array(float32, 2, 'C', True), Array(float32, 2, 'C', True), Array(int64, 2, 'C', True), {ROWS}, "
-    "float64, float64, int64, boolean, int64[:, ::1], float32[:, ::1])"
+    "float64[:](Array(float32, 2, 'C', True), Array(float32, 2, 'C', True), Array(int64, 2, 'C', True), "
+    f"{ROWS}, {HALVES}, float64, float64, int64, boolean, int64[:, ::1], float32[:, ::1])"
 )
+NO_HALVES = np.empty((0, 0), np.uint16)
 SUMMED_IN_TURN = 128  # numbers
 SPARSELY = 64
 """Of so many numbers one is fetched before a vector's turn; the processor then finds the others itself."""
@@ -51,12 +55,27 @@ def _canonical(query: Float32, vector: Float32) -> float:
     return total
 
 
+@compiled()
+def _widen(halves: NDArray[np.uint16], numbers: Float32) -> None:
+    """The bits of (d,) float16 as float32, exactly.
+
+    Both have a sign, an exponent and a fraction, only of other widths: moved to their places the bits are a float32
+    whose exponent counts from another zero, so that it is 2^112 times too small, also where it is denormal. Numba knows
+    no float16 on a CPU. Infinity and NaN, which no snapshot holds, would become numbers.
+    """
+    for i in range(len(halves)):
+        half = np.uint32(halves[i])
+        bits = np.uint32((half & np.uint32(0x8000)) << np.uint32(16) | (half & np.uint32(0x7FFF)) << np.uint32(13))
+        numbers[i] = bits.view(np.float32) * np.float32(2.0**112)
+
+
 @compiled(SIGNATURE)
 def _rescore(
     queries: Float32,
     approximate: Float32,
     candidates: Int64,
     vectors: Float32,
+    halves: NDArray[np.uint16],
     error: float,
     error_of_norm: float,
     first_id: int,
@@ -66,6 +85,7 @@ def _rescore(
 ) -> Float64:
     n, k = ids.shape
     errors = np.empty(n)
+    d, n_vectors, widened = queries.shape[1], max(len(vectors), len(halves)), np.empty(queries.shape[1], np.float32)
     for row in range(n):
         query = queries[row]
         errors[row] = error + error_of_norm * math.sqrt(_product(query, query))
@@ -76,15 +96,22 @@ def _rescore(
             position = candidates[row, column]
             if position < 0 or (prune and approximate[row, column] < least):
                 continue
-            if position >= len(vectors):
+            if position >= n_vectors:
                 raise IndexError("the index gave a position that no vector has")
-            if column + 1 < candidates.shape[1]:
-                for i in range(0, len(query), SPARSELY):
-                    prefetch(vectors, candidates[row, column + 1] * len(query) + i)
-            total = _product(query, vectors[position])
+            ahead = candidates[row, column + 1] * d if column + 1 < candidates.shape[1] else -1
+            if len(halves):
+                for i in range(0, d if ahead >= 0 else 0, 2 * SPARSELY):
+                    prefetch(halves, ahead + i)
+                _widen(halves[position], widened)
+                total = _product(query, widened)
+            else:
+                for i in range(0, d if ahead >= 0 else 0, SPARSELY):
+                    prefetch(vectors, ahead + i)
+                total = _product(query, vectors[position])
             score = np.float32(total)
             if score == 0 or np.float32(total - doubt) != np.float32(total + doubt):
-                score = np.float32(0.0 + _canonical(query, vectors[position]))  # NumPy begins with 0, never -0
+                exact = _canonical(query, widened) if len(halves) else _canonical(query, vectors[position])
+                score = np.float32(0.0 + exact)  # NumPy begins with 0, never -0
             # Those that FAISS gave come nearly in order: mostly this one goes to the end, or nowhere.
             passage_id, at = position + first_id, found
             while at and (score, -passage_id) > (scores[row, at - 1], -ids[row, at - 1]):
@@ -101,7 +128,7 @@ def _rescore(
 def rescore(
     queries: Float32,
     candidates: Int64,
-    vectors: Float32,
+    vectors: Exact,
     k: int,
     *,
     max_norm: float,
@@ -124,8 +151,10 @@ def rescore(
     error = score_error_bound(queries.shape[1], 0.0, max_norm)
     error_of_norm = score_error_bound(queries.shape[1], 1.0, max_norm) - error  # it is linear in the query's norm
     none = np.empty((0, 0), np.float32)
+    halves = vectors.view(np.uint16) if vectors.dtype == np.float16 else NO_HALVES
+    wide = none if vectors.dtype == np.float16 else vectors
     errors = _rescore(
-        queries, none if approximate is None else approximate, candidates, vectors, error, error_of_norm, first_id,
+        queries, none if approximate is None else approximate, candidates, wide, halves, error, error_of_norm, first_id,
         approximate is not None, ids, scores,
     )  # fmt: skip
     return ids, scores, errors

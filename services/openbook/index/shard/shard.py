@@ -12,7 +12,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
-from openbook.index.disk.arrays import read_array
+from openbook.index.disk.arrays import Exact, read_array
 from openbook.index.disk.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
@@ -79,14 +79,15 @@ class Shard:
         self.max_k = max_k
         self.max_rows = max_rows
         self._index = Index.read(files / INDEX, huge_pages=huge_pages)
-        self._vectors: Float32 = read_array(files / VECTORS, np.float32, (self.n_passages, self.manifest.dimension))
+        shape = self.n_passages, self.manifest.dimension
+        self._vectors: Exact = read_array(files / VECTORS, self.manifest.vectors_dtype, shape)
         self._passages = PassageReader(files, self.first_id, self.manifest.fields)
         found = len(self._index), len(self._passages)
         if found != (self.n_passages, self.n_passages):
             raise InvalidSnapshot(f"{files}: index and passages are not those of the manifest: {found}")
         self._mapped = self._index  # who owns the memory of the next
         held = self._index.rows() if device == "cpu" else None
-        self._rows = self._vectors if held is None else held  # (n_passages, d)
+        self._rows: Exact = self._vectors if held is None else held  # (n_passages, d)
         self._index = self._index.moved(self._vectors, device)
         self._longest = LARGEST_SCORE / max(self.manifest.max_norm, self._index.max_norm, 1.0)  # that a query may be
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
@@ -133,7 +134,7 @@ class Shard:
         positions = np.empty((len(queries), 0), np.int64)
         for start in range(0, self.n_passages, VECTORS_AT_ONCE):
             block = self._vectors[start : start + VECTORS_AT_ONCE]
-            more_scores, more = best_of(block, queries, min(m, len(block)))
+            more_scores, more = best_of(block.astype(np.float32, copy=False), queries, min(m, len(block)))
             positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
         return Hits(*self._rescored(queries, positions, k)[:2], self.manifest.snapshot_id)
 
@@ -159,14 +160,14 @@ class Shard:
         if not self.n_passages:
             return
         rows = np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)
-        queries = self._vectors.take(rows, axis=0)
+        queries = self._vectors.take(rows, axis=0).astype(np.float32, copy=False)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
         _, best, errors = self._rescored(queries, candidates, 1)
         least = canonical_scores(queries, queries)[:, None] - 2 * errors[:, None]
         found = best >= least
         if self._index.keeps_vectors:
-            scores = canonical_scores(queries[:, None], self._rows[candidates])
+            scores = canonical_scores(queries[:, None], self._rows[candidates].astype(np.float32, copy=False))
             off = np.abs(approximate.astype(np.float64) - scores) > errors[:, None]
             found &= not (off[candidates >= 0].any() or (self._rows[rows] != queries).any())
         contenders = self._scan.contenders(queries, 1, Deadline.never()) if self._scan else None
@@ -195,8 +196,7 @@ class Shard:
 
     def fetch_vectors(self, ids: Sequence[int]) -> Float32:
         """The exact (n, d) vectors of these ids, in their order. Raises as `fetch`."""
-        vectors: Float32 = self._vectors[self._positions(ids)]
-        return vectors
+        return self._vectors[self._positions(ids)].astype(np.float32, copy=False)
 
     def _n_candidates(self, k: int, parameters: SearchParameters) -> int:
         factor = parameters.rerank_factor or (1 if self._index.keeps_vectors else EXTRA_FACTOR)
@@ -274,14 +274,14 @@ def _read_scan(folder: Path, shape: tuple[int, ...], max_norm: float, huge_pages
 _TUNINGS: dict[tuple[int, int, bool], Tuning] = {}
 
 
-def _tuning(vectors: Float32, n_threads: int, scan: "Scan | None") -> Tuning:
+def _tuning(vectors: Exact, n_threads: int, scan: "Scan | None") -> Tuning:
     """Measured once in a process for each dimension, and not at all where a search takes no time anyhow."""
     n_passages, dimension = vectors.shape
     if n_passages * dimension < CALIBRATION_NUMBERS:
         return Tuning(max(1, n_threads))
     key = dimension, n_threads, scan is not None
     if key not in _TUNINGS:
-        sample = np.array(vectors[: CALIBRATION_NUMBERS // dimension])
+        sample = np.array(vectors[: CALIBRATION_NUMBERS // dimension], np.float32)
         _TUNINGS[key] = tuning = calibrate(sample, n_threads, scan.first(len(sample)).contenders if scan else None)
         log.info("searches with %d threads, through BLAS from %d queries on", tuning.n_threads, tuning.blas_from)
         if scan:

@@ -1,0 +1,216 @@
+"""Builds that encode less than all: a corpus of which little changed, and embeddings that exist already."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_encoders as tiny
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.config import EncoderSettings
+from openbook.corpus.build import build_corpus
+from openbook.corpus.former import Changes
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot
+from openbook.index.disk.snapshot import Manifest, Snapshot
+from openbook.models.encoder import TextEncoder
+
+RNG = np.random.default_rng(0)
+DOCUMENTS = {f"d{i}": " ".join(RNG.choice(tiny.WORDS[:30], 4 + 5 * i)) for i in range(8)}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> EncoderSettings:
+    folder = tiny.saved(tmp_path_factory.mktemp("encoder"), tiny.bert_model(), tiny.bert_tokenizer())
+    return EncoderSettings(model=folder, n_threads=1)
+
+
+def written(path: Path, documents: dict[str, str]) -> Path:
+    rows = [{"id": name, "title": f"About {name}", "text": text} for name, text in documents.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def build(
+    documents: Path, out: Path, encoder: EncoderSettings, **options: Any
+) -> tuple[Manifest, list[Changes], list[int]]:
+    """And what was told: of changes, and of how many passages were to be encoded."""
+    changes: list[Changes] = []
+    totals: list[int] = []
+    manifest = build_corpus(
+        documents,
+        out,
+        encoder,
+        n_shards=2,
+        factory="Flat",
+        n_words=20,
+        on_changes=changes.append,
+        on_progress=lambda stage, done, total: totals.append(total) if stage == "encode" else None,
+        **options,
+    )
+    return manifest, changes, totals
+
+
+def files_of(snapshot: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(snapshot)): path.read_bytes()
+        for path in snapshot.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+@pytest.mark.parametrize("exact_dtype", ["float32", "float16"])
+def test_what_a_former_snapshot_has_is_not_encoded_again_and_the_bytes_are_those_of_a_fresh_build(
+    exact_dtype: str, encoder: EncoderSettings, tmp_path: Path
+) -> None:
+    build(written(tmp_path / "before", DOCUMENTS), tmp_path / "former", encoder, exact_dtype=exact_dtype)
+    now = {name: text for name, text in DOCUMENTS.items() if name != "d2"}
+    now["d7"] += " and one moon more"
+    now = {"new": "the river nile", **now, "moved": DOCUMENTS["d2"]}
+    documents = written(tmp_path / "now", now)
+    fresh, told, totals = build(documents, tmp_path / "fresh", encoder, exact_dtype=exact_dtype)
+    assert not told
+    again, (changes,), totals_again = build(
+        documents, tmp_path / "again", encoder, former=tmp_path / "former", exact_dtype=exact_dtype
+    )
+    assert (changes.added.n, changes.added.first) == (2, ("new", "moved"))
+    assert (changes.changed.n, changes.changed.first) == (1, ("d7",))
+    assert (changes.removed.n, changes.removed.first) == (1, ("d2",))
+    assert changes.n_as_before == 6
+    assert (totals[0], totals_again[0]) == (fresh.n_passages, fresh.n_passages - changes.n_kept)
+    assert 0 < totals_again[0] <= 4
+    assert again.snapshot_id == fresh.snapshot_id
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
+
+
+def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
+    encoder: EncoderSettings, tmp_path: Path
+) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    command = ["build", str(documents), "--threads", "1", "--words", "20", "--encoder", encoder.model, "--out"]
+    assert CliRunner().invoke(app, [*command, str(tmp_path / "former")]).exit_code == 0
+    written(documents, {**DOCUMENTS, **{f"new{i}": f"moon {i}" for i in range(7)}})
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(
+            documents, tmp_path / "out", encoder, 1, "Flat", 20, on_progress=interrupt,
+            former=tmp_path / "former",
+        )  # fmt: skip
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--from", str(tmp_path / "former")])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[:4] == [
+        "documents added: 7 (new0, new1, new2, new3, new4, ...)",
+        "documents changed: 0",
+        "documents removed: 0",
+        "documents as before: 8",
+    ]
+
+
+def test_embeddings_of_another_build_are_not_taken_over(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    build(documents, tmp_path / "half", encoder, exact_dtype="float16")
+    with pytest.raises(InvalidConfig, match="has vectors in float16, which are not those of a build in float32"):
+        build(documents, tmp_path / "out", encoder, former=tmp_path / "half")
+    with pytest.raises(
+        InvalidConfig, match=r"must be those of \w+-bfloat16, padded by 8, cpu, found those of \w+, padded"
+    ):
+        build(documents, tmp_path / "out", encoder.model_copy(update={"dtype": "bfloat16"}), former=tmp_path / "half")
+    vectors = tmp_path / "half" / "shard-0000" / "vectors.npy"
+    vectors.write_bytes(vectors.read_bytes()[:-1] + b"?")
+    with pytest.raises(InvalidSnapshot, match="was altered"):
+        build(documents, tmp_path / "out", encoder, former=tmp_path / "half", exact_dtype="float16")
+    assert not (tmp_path / "out.work").exists()
+
+
+def vectors_of(snapshot: Path) -> Any:
+    shards: Sequence[Path] = sorted(snapshot.glob("shard-*"))
+    return np.concatenate([np.load(shard / "vectors.npy") for shard in shards])
+
+
+@pytest.mark.parametrize("exact_dtype", ["float32", "float16"])
+def test_given_vectors_make_the_same_snapshot_without_encoding(
+    exact_dtype: str, encoder: EncoderSettings, tmp_path: Path
+) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    fresh, _, _ = build(documents, tmp_path / "fresh", encoder, exact_dtype=exact_dtype)
+    np.save(tmp_path / "vectors.npy", vectors_of(tmp_path / "fresh"))
+    manifest, _, totals = build(
+        documents, tmp_path / "out", encoder, vectors=tmp_path / "vectors.npy", exact_dtype=exact_dtype
+    )
+    assert totals == [0]
+    assert manifest.embedded_by is None, "other passages' may be anything"
+    assert fresh.embedded_by is not None
+    assert (manifest.exact_dtype, manifest.max_norm) == (fresh.exact_dtype, fresh.max_norm)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+    for shard in range(2):
+        Snapshot.open(tmp_path / "out").verify(shard)
+    with pytest.raises(InvalidConfig, match="found those of an encoder that it does not name"):
+        build(documents, tmp_path / "again", encoder, former=tmp_path / "out", exact_dtype=exact_dtype)
+
+
+def test_vectors_of_something_else_are_refused_by_the_passage(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    build(documents, tmp_path / "fresh", encoder)
+    vectors = vectors_of(tmp_path / "fresh")
+    path = tmp_path / "vectors.npy"
+
+    def refused(vectors: Any, says: str) -> None:
+        np.save(path, vectors)
+        with pytest.raises(InvalidDocuments, match=says):
+            build(documents, tmp_path / "out", encoder, vectors=path)
+
+    refused(vectors[1:], rf"holds {len(vectors) - 1} vectors for {len(vectors)} passages")
+    swapped = vectors.copy()
+    swapped[[3, 4]] = vectors[[4, 3]]
+    refused(
+        swapped, r"row 3 is not the vector of passage 3 \(document 'd3', title 'About d3'\) by this encoder: it must"
+    )
+    refused(np.roll(vectors, 1, axis=0), rf"of {len(vectors)} that were encoded anew, {len(vectors)} differ")
+    swapped[3, 0] = np.nan
+    refused(swapped, "row 3 is not the vector")
+    np.save(path, vectors + 0.001 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32))
+    build(documents, tmp_path / "out", encoder, vectors=path)
+    with pytest.raises(InvalidConfig, match="from files or from a former snapshot, got both"):
+        build(documents, tmp_path / "both", encoder, vectors=path, former=tmp_path / "fresh")
+
+
+def test_given_vectors_in_pieces_survive_an_interruption(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    build(documents, tmp_path / "fresh", encoder)
+    folder = tmp_path / "vectors"
+    folder.mkdir()
+    for number, part in enumerate(np.array_split(vectors_of(tmp_path / "fresh"), 3)):
+        np.save(folder / f"{number}.npy", part)
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(documents, tmp_path / "out", encoder, 2, "Flat", 20, vectors=folder, on_progress=interrupt)
+    assert (tmp_path / "out.work" / "note.json").exists()
+    build(documents, tmp_path / "out", encoder, vectors=folder)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+
+
+def test_float16_is_refused_where_a_number_is_beyond_it_and_other_names_too(
+    encoder: EncoderSettings, tmp_path: Path
+) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    with pytest.raises(InvalidConfig, match="exact dtype must be float32 or float16, got 'float8'"):
+        build(documents, tmp_path / "out", encoder, exact_dtype="float8")
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_the_embedding_of_a_passage_is_the_manifests(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", DOCUMENTS)
+    manifest, _, _ = build(documents, tmp_path / "out", encoder, exact_dtype="float16")
+    loaded = TextEncoder.load(encoder, "passage")
+    assert manifest.embedded_by == loaded.embeds_passages_by
+    assert manifest.exact_dtype == "float16"
+    assert (tmp_path / "out" / "shard-0000" / "vectors.npy").stat().st_size == 128 + 6 * 2 * 16

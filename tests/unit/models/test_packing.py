@@ -1,0 +1,135 @@
+"""Passages in batches: each has the bits that it has alone, at a length little above its own."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_encoders as tiny
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openbook.config import EncoderSettings
+from openbook.core.types import Float32, Passage
+from openbook.models.batches import Row
+from openbook.models.encoder import TextEncoder
+from openbook.models.packing import BATCH_TOKENS, GPU_BATCH_TOKENS, STEP, Packing
+
+TEXTS = st.lists(st.lists(st.sampled_from(tiny.WORDS), max_size=60).map(" ".join), max_size=30)
+
+
+class Counting:
+    """Stands in for a model: a row's embedding is its own, or depends on how many come with it, or on its place."""
+
+    def __init__(self, company: bool = False, place: bool = False) -> None:
+        self.company, self.place = company, place
+        self.shapes: list[tuple[int, int]] = []
+
+    def __call__(self, rows: Sequence[Row], length: int) -> Float32:
+        self.shapes.append((len(rows), length))
+        of = [sum(row) + 1e-3 * (len(rows) * self.company + i * self.place) for i, row in enumerate(rows)]
+        return np.array([[number, len(row)] for number, row in zip(of, rows, strict=True)], np.float32)
+
+
+def rows_of(*lengths: int) -> list[list[int]]:
+    return [[1] * length for length in lengths]
+
+
+def packing(compute: Counting, on_cpu: bool = True, max_tokens: int = 256) -> Packing:
+    return Packing(compute, max_tokens, n_words=100, on_cpu=on_cpu)
+
+
+def embedded(packing: Packing, rows: Sequence[Row]) -> list[int]:
+    """Which rows there are embeddings of, in the order of batches."""
+    found = []
+    for places, embeddings in packing.embed(rows):
+        assert [length for _, length in embeddings.tolist()] == [len(rows[i]) for i in places]
+        found += places
+    return found
+
+
+@pytest.fixture(params=["pooler", "mean"], scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "pooler":
+        return tiny.saved(path, tiny.dpr_model(transformers.DPRContextEncoder), tiny.bert_tokenizer())
+    return tiny.saved(path, tiny.bert_model(), tiny.bert_tokenizer())
+
+
+@pytest.fixture(params=["float32", "bfloat16"], scope="module")
+def encoder(request: pytest.FixtureRequest, folder: str) -> TextEncoder:
+    return TextEncoder.load(EncoderSettings(model=folder, dtype=request.param, n_threads=1), "passage")
+
+
+@settings(max_examples=25, deadline=None)
+@given(TEXTS, st.randoms(use_true_random=False))
+def test_a_passage_has_the_same_bits_alone_and_in_any_company(
+    encoder: TextEncoder, texts: list[str], random: Random
+) -> None:
+    passages = [Passage(i, "", "moon", text) for i, text in enumerate(texts)]
+    together = encoder.encode_passages(passages)
+    order = random.sample(range(len(texts)), len(texts))
+    assert encoder.encode_passages([passages[i] for i in order]).tobytes() == together[order].tobytes()
+    for i in order[:5]:
+        assert encoder.encode_passages([passages[i]]).tobytes() == together[i].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_has_the_embedded_encoders(dtype: Any) -> None:
+    encoder = TextEncoder.load(EncoderSettings(dtype=dtype, n_threads=1), "passage")
+    rng = np.random.default_rng(0)
+    sizes = [*rng.integers(90, 110, 12), 5, 251, 252, 253, 300, 300]  # the last ones fill all that it can read
+    passages = [Passage(i, "", "Title", " ".join(rng.choice(tiny.WORDS[:20], n))) for i, n in enumerate(sizes)]
+    together = encoder.encode_passages(passages)
+    for i, passage in enumerate(passages):
+        assert encoder.encode_passages([passage]).tobytes() == together[i].tobytes()
+
+
+def test_batches_are_of_one_length_and_full_but_for_the_last_of_each() -> None:
+    compute = Counting()
+    under_test = packing(compute)
+    rows = rows_of(*[127] * 11, 128, 7, 0, 256, 255, 250)
+    assert sorted(embedded(under_test, rows)) == list(range(len(rows)))
+    compute.shapes.clear()
+    embedded(under_test, rows)
+    assert compute.shapes == [(2, 8), (8, 128), (4, 128), (1, 136), (2, 256), (1, 257)]
+    assert BATCH_TOKENS == 8 * 128
+    assert {under_test.length(n) - n for n in range(248)} == set(range(1, STEP + 1))
+    assert [packing(compute, max_tokens=37).length(n) for n in (31, 32, 36, 37)] == [32, 37, 37, 38]
+
+
+def test_where_bits_depend_on_the_company_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
+    compute = Counting(company=True)
+    under_test = packing(compute)
+    with caplog.at_level(logging.WARNING, "openbook.models.packing"):
+        embedded(under_test, rows_of(100, 100, 100))
+    assert caplog.messages == [f"bits of passages depend on their company: {n} of 104 tokens at once" for n in (4, 2)]
+    compute.shapes.clear()
+    embedded(under_test, rows_of(100, 100, 100))
+    assert compute.shapes == [(1, 104)] * 3
+
+
+def test_on_a_gpu_every_batch_of_a_length_has_the_same_number_of_rows(caplog: pytest.LogCaptureFixture) -> None:
+    compute = Counting(company=True)
+    with caplog.at_level(logging.WARNING, "openbook.models.packing"):
+        embedded(packing(compute, on_cpu=False), rows_of(*[100] * 3, 30))
+        assert set(compute.shapes) == {(GPU_BATCH_TOKENS // 128, 104), (GPU_BATCH_TOKENS // 32, 32)}
+        assert not caplog.messages
+        embedded(packing(Counting(place=True), on_cpu=False), rows_of(100))
+    assert caplog.messages == ["bits of passages depend on their company: 128 of 104 tokens at once"]
+
+
+def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Counting()
+    under_test = packing(compute)
+    embedded(under_test, rows_of(100, 100))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    compute.company = True
+    compute.shapes.clear()
+    embedded(under_test, rows_of(100, 100))
+    assert compute.shapes[-2:] == [(1, 104)] * 2
