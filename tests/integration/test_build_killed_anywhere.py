@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tiny_encoders as tiny
 
-N_KILLS = int(os.environ.get("OPENBOOK_KILLS", "4"))
+N_KILLS = int(os.environ.get("OPENBOOK_KILLS", "3"))
 AT_ONCE = 8
 N_DOCUMENTS = 40
 NEVER = 1 << 60

@@ -10,7 +10,7 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
-from openbook.index.building.build import build_snapshot
+from openbook.index.building.build import _training_sample, build_snapshot
 from openbook.index.shard.shard import Shard
 
 D = 32
@@ -54,6 +54,8 @@ def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: p
         build_snapshot(Passages(n), vectors, tmp_path / str(n), 2, "Flat", "made", "made")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+        assert vectors.most == 500
+        _training_sample(vectors, np.float32)
         assert vectors.most == 1000
     whole_bytes = 32_000 * D * 4
     assert peaks[2] - peaks[1] < whole_bytes / 10, peaks

@@ -104,8 +104,10 @@ BAD_VECTORS[41, 2] = np.inf
     ("arguments", "error", "message"),
     [
         ({"vectors": BAD_VECTORS}, InvalidDocuments, "NaN or infinity in row 41"),
+        ({"vectors": 1e5 * VECTORS, "exact_dtype": "float16"}, InvalidDocuments, "finite in float16, got .* infinity"),
+        ({"exact_dtype": "int8"}, InvalidConfig, "exact dtype must be float32 or float16, got 'int8'"),
         ({"vectors": VECTORS[:-1]}, InvalidDocuments, "60 passages, 59 vectors"),
-        ({"vectors": VECTORS.astype(np.float64)}, InvalidDocuments, "float32, got .* float64"),
+        ({"vectors": VECTORS.astype(np.float64)}, InvalidDocuments, "float32 or float16, got .* float64"),
         ({"vectors": VECTORS[:0], "passages": []}, InvalidDocuments, "at least one passage"),
         ({"passages": PASSAGES[::-1]}, InvalidDocuments, "expected 0, got 59"),
         ({"n_shards": 0}, InvalidConfig, "n_shards must be at least 1, got 0"),

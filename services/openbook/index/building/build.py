@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -228,8 +228,7 @@ def _write_vectors(path: Path, vectors: Exact, dtype: DType, rows: range, on_pro
 
 def _rounded(vectors: Exact, dtype: DType) -> Exact:
     with np.errstate(over="ignore"):  # infinity is found later
-        rounded: Exact = np.ascontiguousarray(vectors, dtype)
-        return rounded
+        return cast(Exact, np.ascontiguousarray(vectors, dtype))
 
 
 def _training_sample(vectors: Exact, dtype: DType) -> Float32:

@@ -1,6 +1,7 @@
 """The exact best of what FAISS found, in one pass of compiled code: a dozen calls of NumPy take six times as long."""
 
 import math
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,8 +152,8 @@ def rescore(
     error = score_error_bound(queries.shape[1], 0.0, max_norm)
     error_of_norm = score_error_bound(queries.shape[1], 1.0, max_norm) - error  # it is linear in the query's norm
     none = np.empty((0, 0), np.float32)
-    halves = vectors.view(np.uint16) if vectors.dtype == np.float16 else NO_HALVES
-    wide = none if vectors.dtype == np.float16 else vectors
+    is_half = vectors.dtype == np.float16
+    wide, halves = (none, vectors.view(np.uint16)) if is_half else (cast(Float32, vectors), NO_HALVES)
     errors = _rescore(
         queries, none if approximate is None else approximate, candidates, wide, halves, error, error_of_norm, first_id,
         approximate is not None, ids, scores,
