@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from openbook.config import EncoderSettings
 from openbook.errors import OpenbookError, StartupError
-from openbook.index.disk.store import FIELDS, OFFSETS, PassageReader
+from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of
 from openbook.models.encoder import TextEncoder
@@ -78,7 +78,7 @@ def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None
     n_done = 0
     for first in range(0, len(is_kept), WINDOW):
         here = first + np.flatnonzero(~is_kept[first : first + WINDOW])
-        sizes = offsets[FIELDS * (here + 1)] - offsets[FIELDS * here + 1]  # of title and text
+        sizes = offsets[PARTS * (here + 1)] - offsets[PARTS * here + 1]  # of title and text
         here = here[np.argsort(sizes, kind="stable")]
         blocks = [here[i : i + n_together] for i in range(0, len(here), n_together)]
         whole = len(here) // n_together
