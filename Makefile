@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity walk-cluster clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -96,6 +96,9 @@ bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn;
 
 bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, under load, in turn; some minutes
 	$(BIN)/python benchmarks/bench_routing.py
+
+walk-cluster: $(VENV)/.dev  ## `ray up` on three machines in namespaces, from nothing to an answer and back; ten minutes, root
+	$(BIN)/python tests/walk_cluster.py
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from openbook import config
 from openbook.config import Section
+from openbook.deployment.topology import Topology
 from openbook.evaluation.settings import EvaluationSettings, RankingSettings
 from openbook.training.settings import QuestionFile, TrainingSettings
 
@@ -64,6 +65,7 @@ PARTS: dict[str, dict[str, type[Section]]] = {
         "evaluation": EvaluationSettings,
         "retrieval": RankingSettings,
     },
+    "A topology: `openbook deploy render`": sections(Topology),
 }
 
 

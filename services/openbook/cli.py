@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from openbook.core.types import Decoding, Formulation
+from openbook.deployment.command import deploy_app
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
@@ -30,6 +31,7 @@ index_app = typer.Typer(no_args_is_help=True, help="The index tier.")
 app.add_typer(index_app, name="index")
 app.add_typer(keys_app, name="keys")
 app.add_typer(passages_app, name="passages")
+app.add_typer(deploy_app, name="deploy")
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 
@@ -129,6 +131,18 @@ def index_serve(
     run(settings)
 
 
+@index_app.command("check")
+def index_check(
+    address: Annotated[str, typer.Argument(help="host:port of an index server.")],
+    config: Config = None,
+) -> None:
+    """Exit with 0 if it answers questions. For health checks of containers."""
+    from openbook.config import load
+    from openbook.index.client.health import check
+
+    check(load(config).index, address)
+
+
 @index_app.command("root")
 def index_root(
     folder: Annotated[Path, typer.Argument(help="Where snapshots lie and are published; made if it is not there.")],
@@ -163,7 +177,7 @@ def publish(
     settings = _index_settings(config, index)
     with build_progress() as on_progress:
         sequence = asyncio.run(publish(snapshot, settings, at_servers, on_progress))
-    print(f"{snapshot}: current at {len(settings.addresses)} servers, publication {sequence}")
+    print(f"{snapshot}: current at all servers, publication {sequence}")
 
 
 @app.command()
@@ -189,7 +203,7 @@ def _index_settings(config: Path | None, addresses: list[str] | None) -> "IndexC
     from openbook.config import load
 
     settings = load(config).index
-    return settings.model_copy(update={"addresses": tuple(addresses)}) if addresses else settings
+    return settings.at(tuple(addresses)) if addresses else settings
 
 
 @app.command()
@@ -213,7 +227,7 @@ def up(
 
     setup_logging("up")
     wanted = load(config)
-    if snapshot is None and not wanted.index.addresses:
+    if snapshot is None and not wanted.index.names_servers:
         from openbook.demo import FOLDER, embedded_snapshot
 
         snapshot = embedded_snapshot(FOLDER)
@@ -226,21 +240,6 @@ def up(
         if config:
             follow(config, settings)
         signal.pause()
-
-
-@app.command()
-def deploy(
-    config: Annotated[Path, typer.Argument(help="A Serve config, such as deploy/serve.yaml.")],
-    index_nodes: Annotated[int, typer.Option(help="How many nodes with the resource `index` to wait for.")] = 1,
-    shards: Annotated[int, typer.Option(help="Of the snapshot; each index node serves all of them.")] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the index servers.")] = 1800.0,
-) -> None:
-    """Deploy on a Ray cluster once its index servers answer. Run it on the head node, as ray_cluster.yaml does."""
-    from openbook.logs import setup_logging
-    from openbook.serving.launch.cluster import deploy
-
-    setup_logging("deploy")
-    deploy(config, index_nodes, shards, timeout)
 
 
 @app.command()

@@ -91,10 +91,29 @@ class IndexClientSettings(Section):
 
     # host:port of every server, each says which shard it is; with none, `openbook up` starts its own
     addresses: tuple[str, ...] = ()
+    # in place of addresses, a list that is followed while they come and go: dns://host:port (all addresses of a name),
+    # file:path (an address a line), ray://index:7000-7003 (those ports of each node with that resource)
+    discover: Annotated[str, Field(pattern=r"^(file:.+|(dns|ray)://[^\s/:]+:\d+(-\d+)?)$")] | None = None
     timeout_s: Seconds = 2.0  # one call to one server
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
     tls: ClientTls | None = None  # with none, connections are plain
+    server_name: str | None = None  # in the servers' certificates, if not their address, or the name after dns://
     admin_token: SecretText | None = None  # for `openbook publish`
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> "IndexClientSettings":
+        if self.addresses and self.discover:
+            raise ValueError("addresses and discover must not be given together")
+        return self
+
+    @property
+    def names_servers(self) -> bool:
+        """Whether it says where any are."""
+        return bool(self.addresses or self.discover)
+
+    def at(self, addresses: tuple[str, ...]) -> "IndexClientSettings":
+        """The same with these servers, whatever it named."""
+        return self.model_copy(update={"addresses": addresses, "discover": None})
 
 
 class CacheSettings(Section):
@@ -286,7 +305,7 @@ class AccessSettings(Section):
     # Where keys are kept. none: nobody needs one, and the endpoint listens on loopback alone
     keys: Literal["none", "file", "redis"] = "none"
     path: Path | None = None  # of the file, for `file`; on a cluster every node must see it
-    # of the Redis, for `redis`: one that forgets nothing, unlike the cache's; `openbook deploy` fills in its own
+    # of the Redis, for `redis`: one that forgets nothing, unlike the cache's; `openbook deploy serve` fills in its own
     url: SecretRedisUrl | None = None
     tls: ClientTls | None = None  # for rediss://; with none, certificates that this machine trusts
     # how long a key that was seen still lets in while file or Redis cannot be read; others are refused at once

@@ -44,6 +44,7 @@ CACHE_UP = Gauge("openbook_cache_up", "Whether the last call to it succeeded", [
 SHARD_SECONDS = Histogram("openbook_shard_seconds", "One call to one index server", ["shard", "method"])
 SHARD_ERRORS = Counter("openbook_shard_errors", "Failed calls to index servers", ["shard", "code"])
 SHARD_HEDGES = Counter("openbook_shard_hedges", "Second calls to a shard beside a slow one", ["shard"])
+INDEX_LIST_ERRORS = Counter("openbook_index_list_errors", "Readings of a list of index servers that came to nothing")
 INDEX_SERVERS_SILENT = Gauge("openbook_index_servers_silent", "Index servers that do not answer and are probed")
 
 # An index server; what else it knows of itself is read when somebody asks: see `index.server.metrics`.

@@ -7,28 +7,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import yaml
 
 from openbook import local_ray
 from openbook.cache.server import RedisServer
 from openbook.client import Client
-from openbook.config import AccessSettings, EncoderSettings, IndexServerSettings, ServingSettings
+from openbook.config import AccessSettings, EncoderSettings, ServingSettings
 from openbook.core.types import Passage
 from openbook.errors import StartupError
 from openbook.index.building.build import build_snapshot
-from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.processes import free_port
 from openbook.serving.access.key_redis import KeyRedisBook
 from openbook.serving.access.keys import mint
 from openbook.serving.access.scopes import Scope
 from openbook.serving.launch import cluster, run
+from openbook.serving.launch.ports import ClusterPorts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -105,6 +107,7 @@ def config(ray_cluster: Cluster, redis_server: RedisServer, tmp_path_factory: py
     args["serving"] |= {"n_replicas": 1, "num_cpus": 0.1}
     args["cache"] = {"url": redis_server.url}
     args["access"]["url"] = redis_server.url
+    del args["index"]  # TLS: nobody else is here
     path = tmp_path_factory.mktemp("deploy") / "serve.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -123,21 +126,40 @@ def test_the_config_deploys_and_answers_who_has_a_key(
     vectors = np.asarray(encoder.encode_passages(PASSAGES), np.float32)
     snapshot = tmp_path / "snapshot"
     build_snapshot(PASSAGES, vectors, snapshot, 1, "Flat", "embedded", encoder.fingerprint)
-    # On all interfaces: Ray knows its node by an address other than loopback.
-    with IndexServer(IndexServerSettings(snapshot=snapshot, host="0.0.0.0")) as server:
-        cluster.deploy(config, 1, 1, 60, server.port, ray_address=ray_cluster.ray, dashboard=ray_cluster.dashboard)
-        http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
-        until_running(ray_cluster)
-        asked = {"question": "who invented the telephone?", "k": 2}
-        assert httpx.post(f"{http}/v1/answer", json=asked, timeout=120).status_code == 401
-        key, record = mint("web", time.time(), [Scope.ASK])
-        KeyRedisBook(AccessSettings(keys="redis", url=redis_server.url)).put(lambda _: record)
-        with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120, api_key=key) as client:
-            answer = client.answer("who invented the telephone?", k=2)
-        assert "bell" in answer.text.lower()
-        assert answer.evidence[0].passage.title == "Telephone"
-        over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
-        assert over_http.json()["answer"] == answer.text
+    ports = ClusterPorts(index=free_port())
+    where = {"ray_address": ray_cluster.ray, "dashboard": ray_cluster.dashboard}
+    cluster.deploy(config, 1, 1, 120, ports, snapshot=str(snapshot), **where)
+    http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
+    until_running(ray_cluster)
+    asked = {"question": "who invented the telephone?", "k": 2}
+    assert httpx.post(f"{http}/v1/answer", json=asked, timeout=120).status_code == 401
+    key, record = mint("web", time.time(), [Scope.ASK])
+    KeyRedisBook(AccessSettings(keys="redis", url=redis_server.url)).put(lambda _: record)
+    with Client(f"127.0.0.1:{ray_cluster.serving.grpc_port}", timeout_s=120, api_key=key) as client:
+        answer = client.answer("who invented the telephone?", k=2)
+    assert "bell" in answer.text.lower()
+    assert answer.evidence[0].passage.title == "Telephone"
+    over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
+    assert over_http.json()["answer"] == answer.text
+
+    (server,) = index_servers(ports.index)
+    cluster.deploy(config, 1, 1, 120, ports, snapshot=str(snapshot), **where)
+    assert index_servers(ports.index) == [server], "to deploy the same again starts nothing anew"
+    server.kill()
+    while index_servers(ports.index) in ([], [server]) or not _answers(f"{http}/readyz"):
+        time.sleep(0.1)
+    over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
+    assert over_http.json()["answer"] == answer.text, "of a server that was started again"
+
+
+def index_servers(port: int) -> list[psutil.Process]:
+    """Those that listen there."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[-2:] == ["--port", str(port)] and "-c" not in process.cmdline():
+                found.append(process)
+    return found
 
 
 def until_running(ray_cluster: Cluster) -> None:

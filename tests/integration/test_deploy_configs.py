@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import yaml
 
 from openbook import config
 from openbook.cli import app
+from openbook.deployment import render
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import cluster, run
+from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "deploy" / "serve.yaml"
@@ -24,25 +27,39 @@ NEEDED = [
 """Of every node: see `run.GUARDS`."""
 
 
-@pytest.fixture
-def prepared() -> dict[str, Any]:
-    """ray_cluster.yaml as `ray up` sees it."""
+TOPOLOGY = ROOT / "deploy" / "topology.yaml"
+RENDERED = render.render(render.load(TOPOLOGY))
+CLUSTERS = [path for path, text in RENDERED.items() if "head_start_ray_commands" in text]
+"""For `ray up`."""
+
+
+@pytest.fixture(params=CLUSTERS)
+def prepared(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A cluster as `ray up` sees it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    # file_mounts must exist, and are relative to the folder where `ray up` runs.
-    values = yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
-    prepared: dict[str, Any] = prepare_config(values)
+    prepared: dict[str, Any] = prepare_config(yaml.safe_load(RENDERED[request.param]))
     validate_config(prepared)
     return prepared
 
 
-def test_ray_accepts_the_cluster(prepared: dict[str, Any]) -> None:
-    assert set(prepared["available_node_types"]) == {"head", "index", "gpu"}
+def test_what_is_committed_is_what_the_topology_says() -> None:
+    for path, text in RENDERED.items():
+        assert (ROOT / path).read_text() == text, f"{path}: openbook deploy render deploy/topology.yaml"
+    folders = [ROOT / "deploy" / name for name in ("ray", "kubernetes", "systemd")]
+    committed = [str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert set(committed) <= RENDERED.keys()
+
+
+def test_ray_accepts_every_cluster(prepared: dict[str, Any]) -> None:
     for source in prepared["file_mounts"].values():
         assert (ROOT / source).exists()
+    is_local = prepared["provider"]["type"] == "local"
+    assert is_local or set(prepared["available_node_types"]) == {"head", "index", "worker"}
 
 
 def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict[str, Any]) -> None:
+    home = "/home/openbook" if prepared["provider"]["type"] == "local" else "/home/ubuntu"
     setups = [prepared["head_setup_commands"], prepared["worker_setup_commands"]]
     # A node type's own list replaces the common one.
     setups += [
@@ -52,8 +69,17 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
         assert any("pip install" in command for command in commands), commands
     for starts in (prepared["head_start_ray_commands"], prepared["worker_start_ray_commands"]):
         (start,) = (command for command in starts if "ray start" in command)
+        exports = dict(re.findall(r"^export (\w+)=(.*)$", start, flags=re.M))
         for setting in NEEDED:
-            assert setting in start.split("ray start")[0].replace(";", "").split()
+            name, _, value = setting.replace("$HOME", home).partition("=")
+            assert exports[name] == value
+        assert exports["RAY_AUTH_MODE"] == "token"
+        assert exports["RAY_AUTH_TOKEN_PATH"] == f"{home}/openbook-secrets/ray-token"
+        assert f"{home}/openbook-secrets" in prepared["file_mounts"]
+        tls = yaml.safe_load(shlex.split(exports["OPENBOOK_INDEX_SERVER__TLS"])[0])
+        config.ServerTls.model_validate(tls)
+        assert str(tls["certificate"]) == exports["OPENBOOK_TLS_CERTIFICATE"]
+        assert subprocess.run(["bash", "-n"], input=start, text=True, check=False).returncode == 0
 
 
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
@@ -62,25 +88,24 @@ def test_the_docs_say_what_ray_must_be_started_with() -> None:
         assert setting.replace("$HOME/openbook", ".venv") in page
 
 
-def test_index_nodes_listen_where_the_deployment_looks(prepared: dict[str, Any]) -> None:
-    index = prepared["available_node_types"]["index"]
-    (serve,) = (command for command in index["worker_setup_commands"] if "openbook index serve" in command)
-    (deploy,) = (command for command in prepared["head_start_ray_commands"] if "openbook deploy" in command)
-    # Read as the command itself reads them.
+def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any]) -> None:
+    (deploy,) = (command for command in prepared["head_start_ray_commands"] if "openbook deploy serve" in command)
+    words = shlex.split(deploy.partition("openbook deploy serve")[2].partition(">")[0])
     command: Any = typer.main.get_command(app)
-    asked = (
-        command.commands["deploy"].make_context("deploy", shlex.split(deploy.partition("openbook deploy")[2])).params
-    )
-    assert asked["config"] == Path("/home/ubuntu/deploy/serve.yaml")
-    assert asked["shards"] == int(re.search(r"seq 0 (\d+)", serve)[1]) + 1  # type: ignore[index]
-    assert asked["index_nodes"] == index["min_workers"]
-    assert f"--port $(({cluster.INDEX_PORT} + shard))" in serve
-    assert index["resources"][cluster.INDEX_RESOURCE]
-    for port in (cluster.REDIS_PORT, cluster.KEYS_PORT):
-        assert any(
-            f"redis-server --bind 0.0.0.0 --protected-mode no --port {port}" in command
-            for command in prepared["head_setup_commands"]
-        )
+    asked = command.commands["deploy"].commands["serve"].make_context("serve", words).params
+    assert str(asked["config"]) in prepared["file_mounts"], "as the command itself reads it"
+    topology = render.load(TOPOLOGY)
+    assert asked["shards"] == topology.index.shards
+    asked_ports = ClusterPorts(asked["index_port"], asked["redis_port"], asked["keys_port"])
+    assert asked_ports == ClusterPorts(topology.ports.index, topology.ports.redis, topology.ports.keys)
+    assert asked["snapshot"] == topology.index.snapshot
+    if prepared["provider"]["type"] == "local":
+        assert asked["index_nodes"] == len(prepared["provider"]["worker_ips"])
+        assert "--resources='{\"index\": 1}'" in prepared["worker_start_ray_commands"][0]
+    else:
+        index = prepared["available_node_types"]["index"]
+        assert (asked["index_nodes"], index["max_workers"]) == (index["min_workers"],) * 2
+        assert index["resources"][INDEX_RESOURCE]
 
 
 def test_rays_own_defaults_are_not_what_makes_it_valid(prepared: dict[str, Any]) -> None:
@@ -90,8 +115,9 @@ def test_rays_own_defaults_are_not_what_makes_it_valid(prepared: dict[str, Any])
         validate_config({**prepared, "hed_node_type": "head"})
 
 
-def test_serve_accepts_the_application() -> None:
-    values = cluster.load(SERVE)
+@pytest.mark.parametrize("name", ["serve.yaml", "serve-cpu.yaml"])
+def test_serve_accepts_the_application(name: str) -> None:
+    values = cluster.load(SERVE.with_name(name))
     assert values["applications"][0]["import_path"] == "openbook.serving.app:build"
 
 
@@ -123,10 +149,12 @@ def test_the_standing_cluster_fills_in_the_addresses() -> None:
         {"Alive": True, "NodeManagerAddress": "10.0.0.2", "Resources": {"index": 1.0}},
         {"Alive": False, "NodeManagerAddress": "10.0.0.4", "Resources": {"index": 1.0}},
     ]
-    values, addresses = cluster.complete(cluster.load(SERVE), nodes, "10.0.0.1", n_shards=2)
-    assert addresses == ["10.0.0.2:7000", "10.0.0.2:7001", "10.0.0.3:7000", "10.0.0.3:7001"]
+    values, index = cluster.complete(cluster.load(SERVE), nodes, "10.0.0.1", n_shards=2, password="of-both")
+    assert index.addresses == ("10.0.0.2:7000", "10.0.0.2:7001", "10.0.0.3:7000", "10.0.0.3:7001")
     settings = config.parse(values["applications"][0]["args"])
-    assert settings.index.addresses == tuple(addresses)
-    assert str(settings.cache.url) == "redis://10.0.0.1:6380/0"
-    assert (settings.access.keys, str(settings.access.url)) == ("redis", "redis://10.0.0.1:6381/0")
+    assert settings.index.discover == "ray://index:7000-7001", "nodes may come and go"
+    assert (settings.index.server_name, index.server_name) == ("openbook", "openbook")
+    (application,) = values["applications"]
+    assert application["args"]["cache"]["url"] == "redis://:of-both@10.0.0.1:6380/0"
+    assert application["args"]["access"] == {"url": "redis://:of-both@10.0.0.1:6381/0", "keys": "redis"}
     assert settings.generator.num_gpus == 1

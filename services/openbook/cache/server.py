@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openbook.errors import InvalidConfig, StartupError
 from openbook.files import temporary_folder
-from openbook.processes import end, free_port, start
+from openbook.processes import end, free_port, is_loopback, start
 
 START_TIMEOUT_S = 10.0
 
@@ -34,30 +34,49 @@ def find_server() -> Path:
 
 
 class RedisServer:
-    """A redis-server on loopback that keeps nothing on disk and evicts what was used least recently.
+    """A redis-server that keeps nothing on disk and evicts what was used least recently; on loopback and a free port,
+    unless it is said otherwise.
+
+    Args:
+        max_memory_bytes: beyond it something is evicted.
+        host: address to listen on.
+        port: to listen on.
+        password: whoever asks must know it; "" for none.
+        keeps_in: a folder in which it keeps all it is told, at once and for good; then it evicts nothing.
 
     Raises:
         InvalidConfig: no redis-server is to be found.
         StartupError: it does not start; carries what it said.
     """
 
-    def __init__(self, max_memory_bytes: int = 256 * 2**20) -> None:
+    def __init__(
+        self,
+        max_memory_bytes: int = 256 * 2**20,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        password: str = "",
+        keeps_in: Path | None = None,
+    ) -> None:
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(temporary_folder("openbook-redis-"))
-        self.port = free_port()
+        self.port = port or free_port()
+        self._password = password
         self._log = self.folder / "redis.log"
-        arguments = {
-            "bind": "127.0.0.1",
-            "port": self.port,
-            "dir": self.folder,
-            "logfile": self._log,
-            "save": "",
-            "appendonly": "no",
-            "maxmemory": max_memory_bytes,
-            "maxmemory-policy": "allkeys-lru",
-        }
+        arguments: dict[str, object] = {"bind": host, "port": self.port, "logfile": self._log, "save": ""}
+        if keeps_in is None:
+            evicts = {"maxmemory": max_memory_bytes, "maxmemory-policy": "allkeys-lru"}
+            arguments |= {"dir": self.folder, "appendonly": "no", **evicts}
+        else:
+            keeps_in.mkdir(parents=True, exist_ok=True)
+            arguments |= {"dir": keeps_in, "appendonly": "yes", "appendfsync": "always"}
+        if password:  # in a file: everybody of this machine reads command lines
+            secret = self.folder / "password.conf"
+            secret.touch(mode=0o600)
+            secret.write_text(f"requirepass {password}\n")
+        elif not is_loopback(host):
+            arguments["protected-mode"] = "no"
         options = [str(part) for key, value in arguments.items() for part in (f"--{key}", value)]
-        self._command = [str(find_server()), *options]
+        self._command = [str(find_server()), *([str(secret)] if password else []), *options]
         self.again()
         try:
             self.address()
@@ -96,7 +115,8 @@ class RedisServer:
         from redis.exceptions import ConnectionError, ResponseError, TimeoutError
         from redis.retry import Retry
 
-        with Redis(port=self.port, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0)) as probe:
+        retry = Retry(NoBackoff(), 0)
+        with Redis(port=self.port, password=self._password or None, socket_timeout=timeout_s, retry=retry) as probe:
             try:
                 probe.ping()
             except ResponseError:

@@ -45,7 +45,7 @@ class SearchSettings(Section):
     @property
     def n_sources(self) -> int:
         """Of what is searched: a snapshot, servers, or one too many, or none."""
-        return (self.snapshot is not None) + bool(self.index.addresses)
+        return (self.snapshot is not None) + self.index.names_servers
 
     def draw(self, items: Sequence[T]) -> list[T]:
         """Those of a file that are asked, in its order."""

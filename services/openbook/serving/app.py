@@ -24,6 +24,7 @@ from openbook.serving.access.exposure import check_exposure
 from openbook.serving.access.gate import open_gate
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.service import AnswerService
+from openbook.serving.nodes import source_on_ray
 from openbook.serving.workers.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
 from openbook.serving.workers.generator import (
     GeneratorDeployment,
@@ -94,8 +95,8 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
     Raises:
         InvalidConfig: no address of the index tier or the cache.
     """
-    if not settings.index.addresses:
-        raise InvalidConfig("index.addresses must name at least one server, got none")
+    if not settings.index.names_servers:
+        raise InvalidConfig("index.addresses or index.discover must name at least one server, got none")
     if settings.cache.url is None:
         raise InvalidConfig("cache.url must name a Redis server, got none")
     if settings.access.keys == "redis" and settings.access.url is None:
@@ -143,7 +144,7 @@ class Ingress(AnswerIngress):
         else:
             the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
         asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
-        index = await open_index(settings.index, asks_for)
+        index = await open_index(settings.index, asks_for, source_on_ray(settings.index))
         if isinstance(generator, DeploymentHandle):
             the_generator = await RemoteGenerator.connect(generator)
         else:
@@ -152,7 +153,9 @@ class Ingress(AnswerIngress):
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
-        super().__init__(AnswerService(pipeline, settings, index.connect, gate.quotas if gate else None), gate)
+        quotas = gate.quotas if gate else None
+        service = AnswerService(pipeline, settings, index.connect, quotas, lambda: index.named)
+        super().__init__(service, gate)
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 

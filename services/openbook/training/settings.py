@@ -54,7 +54,7 @@ class RetrieverSettings(Section):
 
     @model_validator(mode="after")
     def _has_passages(self) -> "RetrieverSettings":
-        if self.kind == "dense" and bool(self.index.addresses) == (self.snapshot is not None):
+        if self.kind == "dense" and self.index.names_servers == (self.snapshot is not None):
             raise ValueError("dense needs index.addresses or a snapshot, one of them")
         if self.kind == "bm25" and self.snapshot is None:
             raise ValueError("bm25 needs a snapshot, whose passages it searches")

@@ -41,11 +41,16 @@ CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None) -> aio.Channel:
-    """A connection to an index server, for the running event loop."""
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
+) -> aio.Channel:
+    """A connection to an index server, for the running event loop. With TLS its certificate must be of `server_name`,
+    or of its address if there is none.
+    """
     if credentials is None:
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *named))
 
 
 def channel_credentials(tls: ClientTls | None) -> grpc.ChannelCredentials | None:
@@ -57,7 +62,8 @@ def channel_credentials(tls: ClientTls | None) -> grpc.ChannelCredentials | None
     if tls is None:
         return None
     try:
-        ca, certificate, key = (path.read_bytes() if path else None for path in (tls.ca, tls.certificate, tls.key))
+        files = (path and path.expanduser() for path in (tls.ca, tls.certificate, tls.key))
+        ca, certificate, key = (path.read_bytes() if path else None for path in files)
     except OSError as error:
         raise InvalidConfig(f"index.tls: {error.filename}: cannot be read: {error.strerror}") from None
     return grpc.ssl_channel_credentials(ca, key, certificate)
@@ -73,13 +79,16 @@ class IndexClient:
     ShardUnavailable when the connection breaks or the answer is nonsense.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str | None = None
+    ) -> None:
         self.address = address
         self._credentials = credentials
+        self._server_name = server_name
         self._open()
 
     def _open(self) -> None:
-        self._channel = open_channel(self.address, self._credentials)
+        self._channel = open_channel(self.address, self._credentials, self._server_name)
         self._stub = index_pb2_grpc.IndexServiceStub(self._channel)
         self._stream: Stream | None = None
         self._hurrying: asyncio.Task[None] | None = None

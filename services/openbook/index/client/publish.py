@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from openbook.config import IndexClientSettings
-from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
+from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable
 from openbook.index.client.client import channel_credentials, from_grpc, open_channel
+from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
@@ -83,7 +84,9 @@ async def publish(
         infos = await _all_or_raise([server.info() for server in servers])
         if missing := sorted(set(range(n_shards)) - {info.shard for info in infos}):
             shards = ", ".join(map(str, missing))
-            raise ShardUnavailable(f"shard {shards} of {n_shards} has no server among {', '.join(settings.addresses)}")
+            raise ShardUnavailable(
+                f"shard {shards} of {n_shards} has no server among {', '.join(server.address for server in servers)}"
+            )
         on_progress("prepare", 0, len(servers))
         refusals: list[OpenbookError] = []
         n_prepared = 0
@@ -171,9 +174,9 @@ def _rows(address: str, info: InfoResponse) -> list[Listed]:
 class _Server:
     """The calls of publishing, to one server."""
 
-    def __init__(self, address: str, settings: IndexClientSettings) -> None:
+    def __init__(self, address: str, server_name: str | None, settings: IndexClientSettings) -> None:
         self.address = address
-        self.channel = open_channel(address, channel_credentials(settings.tls))
+        self.channel = open_channel(address, channel_credentials(settings.tls), server_name)
         self._stub = IndexServiceStub(self.channel)
         self._admin = IndexAdminServiceStub(self.channel)
         token = settings.admin_token
@@ -201,9 +204,8 @@ class _Server:
 
 @asynccontextmanager
 async def _servers(settings: IndexClientSettings) -> AsyncIterator[list[_Server]]:
-    if not settings.addresses:
-        raise InvalidConfig("index.addresses must name the servers to publish to, got none")
-    servers = [_Server(address, settings) for address in dict.fromkeys(settings.addresses)]
+    addresses, server_name = await addresses_now(settings)
+    servers = [_Server(address, server_name, settings) for address in addresses]
     try:
         yield servers
     finally:

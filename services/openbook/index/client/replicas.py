@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -35,7 +35,9 @@ FAILURES: dict[type[OpenbookError], Failure] = {
 
 
 class Replicas:
-    """Connections to all servers. `on_info` hears what a server holds, each time one was asked, and when that was."""
+    """Connections to all servers, which may come and go. `on_info` hears what a server holds, each time one was asked,
+    and when that was.
+    """
 
     def __init__(
         self,
@@ -43,11 +45,14 @@ class Replicas:
         credentials: grpc.ChannelCredentials | None,
         router: Router,
         on_info: Callable[[str, InfoResponse, float], None],
+        server_name: str | None = None,
     ) -> None:
         self.router = router
-        self._clients = {address: IndexClient(address, credentials) for address in addresses}
+        self._make = partial(IndexClient, credentials=credentials, server_name=server_name)
+        self._clients = {address: self._make(address) for address in addresses}
         self._on_info = on_info
         self._closed = False
+        self._changing: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
@@ -84,7 +89,7 @@ class Replicas:
                             hedge=is_hedge,
                             retry=bool(heard),
                         )
-                        begin = partial(call, self._clients[address], one.context, timeout_s)
+                        begin = partial(self._call, address, call, one.context, timeout_s)
                         task = asyncio.create_task(self._timed(method, shard, one, begin))
                         task.add_done_callback(_take_notice)
                         calls[task] = address
@@ -123,13 +128,43 @@ class Replicas:
         asked = [address for address in self._clients if self.router.health(address) is Health.ALIVE]
         await asyncio.gather(*(self._info(address, timeout_s, began) for address in asked))
 
+    def change(self, joined: Sequence[str], left: Sequence[str], timeout_s: float) -> None:
+        """Ask those who joined what they hold, and those who left nothing more; calls that they have may end there."""
+        for address in left:
+            self.router.left(address)
+            self.problems.pop(address, None)
+            if probe := self._probes.pop(address, None):
+                probe.cancel()
+            self._begin(self._let_go(self._clients.pop(address)))
+        for address in joined:
+            self.router.joined(address)
+            self._clients[address] = self._make(address)
+            self._begin(self._info(address, timeout_s, monotonic()))
+
     async def close(self) -> None:
         """Let go of all connections, and of servers that are waited for."""
         self._closed = True
-        for probe in self._probes.values():
-            probe.cancel()
-        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        tasks = [*self._probes.values(), *self._changing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(change)
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
+
+    async def _let_go(self, client: IndexClient) -> None:
+        try:
+            await asyncio.sleep(self.router.timeout_s)  # no call takes longer
+        finally:
+            await client.close()
+
+    async def _call(self, address: str, call: Call[Result], context: Context, timeout_s: float) -> Result:
+        if address not in self._clients:  # it left just now
+            raise ShardUnavailable(f"{address}: is listed no more")
+        return await call(self._clients[address], context, timeout_s)
 
     async def _timed(
         self, method: str, shard: ShardServers, one: Recording, begin: Callable[[], Awaitable[Result]]
@@ -147,15 +182,21 @@ class Replicas:
             SHARD_SECONDS.labels(shard.number, method).observe(monotonic() - started)
 
     async def _info(self, address: str, timeout_s: float, began: float) -> None:
+        client = self._clients.get(address)
+        if client is None:
+            return
         try:
-            info = await self._clients[address].info(timeout_s)
+            info = await client.info(timeout_s)
         except OpenbookError as error:
+            if self._clients.get(address) is not client:
+                return
             self.problems[address] = error
             silent = isinstance(error, DeadlineExceeded)
             for action in self.router.suspect(address) if silent else self.router.lost(address):
                 self._probe(action.address)
         else:
-            self._told(address, info, began)
+            if self._clients.get(address) is client:
+                self._told(address, info, began)
 
     def _told(self, address: str, info: InfoResponse, asked_at: float) -> None:
         self.problems.pop(address, None)
@@ -163,14 +204,15 @@ class Replicas:
         self._on_info(address, info, asked_at)
 
     def _probe(self, address: str) -> None:
-        if address not in self._probes and not self._closed:
+        if address in self._clients and address not in self._probes and not self._closed:
             self._probes[address] = task = asyncio.create_task(self._until_it_answers(address))
             INDEX_SERVERS_SILENT.inc()
-            task.add_done_callback(lambda _: self._forget_probe(address))
+            task.add_done_callback(lambda _: self._forget_probe(address, task))
 
-    def _forget_probe(self, address: str) -> None:
+    def _forget_probe(self, address: str, task: "asyncio.Task[None]") -> None:
         INDEX_SERVERS_SILENT.dec()
-        del self._probes[address]
+        if self._probes.get(address) is task:  # and not that of one who joined anew
+            del self._probes[address]
 
     async def _until_it_answers(self, address: str) -> None:
         client = self._clients[address]

@@ -7,7 +7,7 @@ share: the health and load of every replica, usual latencies, and the budget.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from math import inf
@@ -79,6 +79,7 @@ class Health(IntEnum):
     ALIVE = 0
     SUSPECT = 1  # silent; being probed, its calls still wait
     DEAD = 2  # lost its connection or did not answer a probe
+    LEFT = 3  # listed no more: nobody asks it, and nobody waits for it
 
 
 @dataclass(slots=True)
@@ -131,7 +132,16 @@ class Router:
 
     def is_gone(self, addresses: Sequence[str]) -> bool:
         """Whether nobody is there to ask, as far as is known."""
-        return all(self.health(address) is Health.DEAD for address in addresses)
+        return all(self.health(address) >= Health.DEAD for address in addresses)
+
+    def joined(self, address: str) -> None:
+        """A server is listed, again perhaps: what is known of who was there before does not count."""
+        replica = self.replica(address)
+        replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, -inf
+
+    def left(self, address: str) -> None:
+        """A server is listed no more. Calls that it has may end there."""
+        self.replica(address).health = Health.LEFT
 
     def replica(self, address: str) -> _Replica:
         return self._replicas.setdefault(address, _Replica())
@@ -148,19 +158,21 @@ class Router:
         """A replica cannot be reached."""
         replica = self.replica(address)
         was_alive = replica.health is Health.ALIVE
-        if replica.health is not Health.DEAD:
+        if replica.health < Health.DEAD:
             replica.health, replica.n_failed_probes = Health.DEAD, 1
         return [Probe(address)] if was_alive else []
 
     def spoke(self, address: str, now: float) -> None:
         """A replica answered something: it lives."""
         replica = self.replica(address)
-        replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
+        if replica.health is not Health.LEFT:
+            replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
 
     def unanswered(self, address: str) -> None:
         """A probe came to nothing."""
         replica = self.replica(address)
-        replica.health, replica.n_failed_probes = Health.DEAD, replica.n_failed_probes + 1
+        if replica.health is not Health.LEFT:
+            replica.health, replica.n_failed_probes = Health.DEAD, replica.n_failed_probes + 1
 
     def probe_delay_s(self, address: str) -> float:
         """How long to wait before the next probe: nothing for a suspect, ever longer for the dead."""
@@ -221,8 +233,10 @@ class Race:
 
     def start(self, now: float) -> list[Action]:
         """Begin."""
+        if not (listed := self._listed(self._addresses)):
+            return [GiveUp(late=False)]
         self._router.count_call()
-        return [self._ask(self._router.pick(self._addresses), now)]
+        return [self._ask(self._router.pick(listed), now)]
 
     def answered(self, address: str, now: float) -> list[Action]:
         """A replica answered: the race is over."""
@@ -300,8 +314,11 @@ class Race:
         """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""
         if self._running:
             return []
-        others = [address for address in self._addresses if address not in self._asked]
+        others = self._listed(address for address in self._addresses if address not in self._asked)
         if self._retried or not others or now >= self._due:
             return [GiveUp(late=now >= self._due)]
         self._retried = True
         return [self._ask(self._router.pick(others), now)]
+
+    def _listed(self, addresses: Iterable[str]) -> list[str]:
+        return [address for address in addresses if self._router.health(address) is not Health.LEFT]

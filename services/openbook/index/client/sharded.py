@@ -19,6 +19,7 @@ from openbook.core.topk import check_coverage, check_search, merge
 from openbook.core.types import Coverage, Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch, UnknownPassage
 from openbook.index.client.client import IndexClient, channel_credentials
+from openbook.index.client.discovery import Change, Followed, Listed, Source, source_of
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import HEDGE_BUDGET, Router
 from openbook.index.client.tier import ShardServers, Tier, check_complete, no_server
@@ -39,10 +40,10 @@ class ShardedIndex:
     Several servers may hold one shard (see `routing` for who is asked when). A search and its fetches keep to one
     snapshot: the one published last that all shards can serve. Every reply names the latest publication: a search that
     hears of one it did not know is made again (see `told`). A server that was dead is used again soon after its return:
-    nothing needs a restart. To be used within one event loop.
+    nothing needs a restart. With a source, servers come and go as its list says. To be used within one event loop.
 
     Raises:
-        InvalidConfig: there are no addresses, or a file for TLS cannot be read.
+        InvalidConfig: there are neither addresses nor a source, or a file for TLS cannot be read.
     """
 
     def __init__(
@@ -51,10 +52,15 @@ class ShardedIndex:
         timeout_s: float,
         hedge_budget: float = HEDGE_BUDGET,
         tls: ClientTls | None = None,
+        source: Source | None = None,
+        server_name: str | None = None,
     ) -> None:
-        if not addresses:
-            raise InvalidConfig("index.addresses must name at least one server, got none")
-        self._addresses = tuple(dict.fromkeys(addresses))
+        if not addresses and source is None:
+            raise InvalidConfig("index.addresses or index.discover must name at least one server, got none")
+        self._listed = Listed(tuple(dict.fromkeys(addresses)))
+        self._source = source
+        self._server_name = server_name or (source.server_name if source else None)
+        self._followed: Followed | None = None
         self._timeout_s = timeout_s
         self._hedge_budget = hedge_budget
         self._credentials = channel_credentials(tls)
@@ -66,9 +72,12 @@ class ShardedIndex:
         self._something_said = asyncio.Event()  # another one each time
 
     @classmethod
-    def of(cls, settings: IndexClientSettings) -> "ShardedIndex":
-        """As the settings say."""
-        return cls(settings.addresses, settings.timeout_s, settings.hedge_budget, settings.tls)
+    def of(cls, settings: IndexClientSettings, source: Source | None = None) -> "ShardedIndex":
+        """As the settings say; the source is theirs unless it is given."""
+        source = source or source_of(settings)
+        return cls(
+            settings.addresses, settings.timeout_s, settings.hedge_budget, settings.tls, source, settings.server_name
+        )
 
     async def connect(self) -> None:
         """Ask every server what it holds. Searches do this by themselves when they must.
@@ -85,6 +94,16 @@ class ShardedIndex:
         for shard in tier.shards:
             if self._connected().router.is_gone(shard.addresses):
                 raise ShardUnavailable(f"shard {shard.number} does not answer: {'; '.join(failures)}")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the servers that are listed by now."""
+        return self._listed.addresses
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All addresses that an error may name: also of servers that left lately."""
+        return (*self._listed.addresses, *self._listed.former)
 
     @property
     def snapshot_id(self) -> str:
@@ -157,6 +176,9 @@ class ShardedIndex:
 
     async def close(self) -> None:
         """Let go of all connections and of what runs in the background."""
+        if self._followed is not None:
+            followed, self._followed = self._followed, None
+            await followed.close()
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -168,7 +190,7 @@ class ShardedIndex:
     def servers(self) -> Iterator[tuple[str, bool]]:
         """Of each server its shard, "" if it never answered, and whether it answers as far as is known."""
         infos, replicas = self._told.infos, self._replicas
-        for address in self._addresses:
+        for address in self._listed.addresses:
             is_gone = replicas is None or replicas.router.is_gone([address])
             yield str(infos[address].shard) if address in infos else "", address in infos and not is_gone
 
@@ -292,6 +314,9 @@ class ShardedIndex:
         return self._asking
 
     async def _ask(self) -> None:
+        if self._source is not None:
+            self._followed = self._followed or Followed(self._source, self._listed, self._changed)
+            await self._followed.begin()
         began = monotonic()
         await self._connected().info_of_all(self._timeout_s)
         self._told.all_asked_at, self._is_latest = began, False
@@ -313,13 +338,21 @@ class ShardedIndex:
 
     def _failures(self) -> list[str]:
         problems = self._connected().problems
-        return [str(problems[address]) for address in self._addresses if address in problems]
+        of_the_list = ["the list of index servers cannot be read"] if self._listed.problem else []  # the log says more
+        return of_the_list + [str(problems[address]) for address in self._listed.addresses if address in problems]
 
     def _connected(self) -> Replicas:
         if self._replicas is None:
             router = Router(self._timeout_s, self._hedge_budget)
-            self._replicas = Replicas(self._addresses, self._credentials, router, self._on_info)
+            self._replicas = Replicas(self.addresses, self._credentials, router, self._on_info, self._server_name)
         return self._replicas
+
+    def _changed(self, change: Change) -> None:
+        """Servers joined the list, or left it."""
+        for address in change.left:
+            self._told.forget(address)
+        self._is_latest = False
+        self._connected().change(change.joined, change.left, self._timeout_s)
 
     def _on_info(self, address: str, info: InfoResponse, asked_at: float) -> None:
         self._told.info(address, info, asked_at)
@@ -350,7 +383,7 @@ class ShardedIndex:
 
     def _known(self) -> Tier:
         if self._tier is None:
-            raise ShardUnavailable(f"index servers {', '.join(self._addresses)} were not asked yet what they hold")
+            raise ShardUnavailable(f"index servers {', '.join(self.addresses)} were not asked yet what they hold")
         return self._tier
 
 

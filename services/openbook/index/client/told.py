@@ -39,6 +39,12 @@ class Told:
         if current > self._newest:
             self._newest, self.outdated_before = current, asked_at
 
+    def forget(self, address: str) -> None:
+        """A server is listed no more: what it said does not count any more."""
+        for known in (self.infos, self._asked_at, self._named):
+            known.pop(address, None)
+        self.tiers = Tier.all_of(self.infos)
+
     def reply(self, address: str, sequence: int, now: float) -> bool:
         """A server has named its latest publication in a reply; whether that is news."""
         if sequence <= self._named.get(address, 0):

@@ -37,6 +37,7 @@ class AnswerService:
         settings: Settings,
         check_ready: Callable[[], Awaitable[None]],
         quotas: Quotas | None = None,
+        index_servers: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.settings = settings
         self._pipeline = pipeline
@@ -51,8 +52,7 @@ class AnswerService:
         ):
             gauge.set_function(partial(getattr, self._admission, name))
         self._check_ready = check_ready
-        names = ((address, f"index server {n}") for n, address in enumerate(settings.index.addresses))
-        self._index_servers = sorted(names, key=lambda named: -len(named[0]))  # one may be the beginning of another
+        self._index_servers = index_servers or (lambda: settings.index.addresses)
 
     async def check_ready(self) -> None:
         """Raises the OpenbookError that keeps us from answering, if one does."""
@@ -163,7 +163,8 @@ class AnswerService:
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""
         message = str(error)
-        for address, name in self._index_servers:
+        names = ((address, f"index server {n}") for n, address in enumerate(self._index_servers()))
+        for address, name in sorted(names, key=lambda named: -len(named[0])):  # one may be the beginning of another
             message = message.replace(address, name)
         told = copy(error)  # with all that it carries
         told.args = (message,)

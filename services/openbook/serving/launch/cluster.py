@@ -1,29 +1,33 @@
-"""Deploy on a Ray cluster: find the index servers by what their nodes advertise, fill in a Serve config, hand it in.
+"""Deploy on a Ray cluster: start index servers and Redis, fill in where they are, hand in a Serve config.
 
-    openbook deploy deploy/serve.yaml --index-nodes 2 --shards 4
+    openbook deploy serve deploy/serve.yaml --index-nodes 2 --shards 4 --snapshot ~/snapshot
 
 Index servers are plain processes on the nodes with the resource `index`, shard s on port 7000 + s of each node. Their
-addresses are known only once the cluster stands, so the config on disk names none.
+addresses are known only once the cluster stands, and change with its nodes, so the config on disk names none.
 """
 
 import asyncio
+import hashlib
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from openbook import config, local_ray
+from openbook.config import IndexClientSettings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
+from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
 from openbook.serving.access.exposure import check_exposure
+from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
+from openbook.serving.nodes import hosts_with, source_on_ray
 
 log = logging.getLogger(__name__)
 
-INDEX_RESOURCE = "index"
-INDEX_PORT = 7000
-REDIS_PORT = 6380  # 6379 is Ray's own
-KEYS_PORT = 6381  # of a Redis that forgets nothing
+KEYS_FOLDER = "~/openbook-keys"
+DEFAULT_PORTS = ClusterPorts()
 DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
 
@@ -59,9 +63,10 @@ def complete(
     nodes: Sequence[Mapping[str, Any]],
     head_ip: str,
     n_shards: int,
-    first_port: int = INDEX_PORT,
-) -> tuple[dict[str, Any], list[str]]:
-    """The config with the addresses that only a standing cluster knows, and those of the index servers among them.
+    ports: ClusterPorts = DEFAULT_PORTS,
+    password: str = "",
+) -> tuple[dict[str, Any], IndexClientSettings]:
+    """The config with the addresses that only a standing cluster knows, and how its index servers are reached by now.
 
     Args:
         values: a Serve config with one application.
@@ -69,18 +74,53 @@ def complete(
         head_ip: where the Redis of the cache runs, unless `cache.url` names another, and that of the keys, unless
             `access.url` does.
         n_shards: index servers on each index node.
-        first_port: that of shard 0; the others follow.
+        ports: of index servers and Redis.
+        password: of the Redis on the head; "" for none.
     """
-    hosts = sorted(n["NodeManagerAddress"] for n in nodes if n["Alive"] and n["Resources"].get(INDEX_RESOURCE))
-    addresses = [f"{host}:{first_port + shard}" for host in hosts for shard in range(n_shards)]
+    of_shards = range(ports.index, ports.index + n_shards)
     (application,) = values["applications"]
     args = application.get("args", {})
-    cache = {"url": f"redis://{head_ip}:{REDIS_PORT}/0", **args.get("cache", {})}
-    index = {**args.get("index", {}), "addresses": addresses}
+    redis = f"redis://{f':{password}@' if password else ''}{head_ip}"
+    cache = {"url": f"{redis}:{ports.redis}/0", **args.get("cache", {})}
+    index = {"discover": f"ray://{INDEX_RESOURCE}:{of_shards[0]}-{of_shards[-1]}", **args.get("index", {})}
+    if index.get("addresses"):
+        del index["discover"]
     filled = {**args, "index": index, "cache": cache}
-    if "access" in args and args["access"].get("keys") == "redis":
-        filled["access"] = {"url": f"redis://{head_ip}:{KEYS_PORT}/0", **args["access"]}
-    return {**values, "applications": [{**application, "args": filled}]}, addresses
+    if needs_keys(values):
+        filled["access"] = {"url": f"{redis}:{ports.keys}/0", **args["access"]}
+    settings = config.parse({"index": index}).index
+    if source_on_ray(settings):
+        settings = settings.at(tuple(combined(hosts_with(nodes, INDEX_RESOURCE), of_shards)))
+    return {**values, "applications": [{**application, "args": filled}]}, settings
+
+
+def password() -> str:
+    """Of the cluster's Redis: who has Ray's token knows it. "" for a Ray without one. Raises InvalidConfig."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return ""
+    return password_of(Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"))
+
+
+def password_of(token: Path) -> str:
+    """As `password`, by the file of Ray's token."""
+    try:
+        text = token.expanduser().read_text().strip()
+    except OSError as error:
+        raise InvalidConfig(f"{token}: Ray's token cannot be read: {error.strerror}") from None
+    return hashlib.sha256(b"openbook's Redis: " + text.encode()).hexdigest()
+
+
+def needs_cache(values: Mapping[str, Any]) -> bool:
+    """Whether the application names no Redis for its cache."""
+    (application,) = values["applications"]
+    return "url" not in application.get("args", {}).get("cache", {})
+
+
+def needs_keys(values: Mapping[str, Any]) -> bool:
+    """Whether the application takes its keys from a Redis, and names none."""
+    (application,) = values["applications"]
+    access = application.get("args", {}).get("access", {})
+    return access.get("keys") == "redis" and "url" not in access
 
 
 def deploy(
@@ -88,11 +128,22 @@ def deploy(
     n_nodes: int,
     n_shards: int,
     timeout_s: float,
-    first_port: int = INDEX_PORT,
+    ports: ClusterPorts = DEFAULT_PORTS,
     ray_address: str = "auto",
     dashboard: str = DASHBOARD,
+    snapshot: str | None = None,
 ) -> None:
     """Wait for the index tier, then deploy. Run it on the head node.
+
+    Args:
+        path: of the Serve config.
+        n_nodes: with index servers, to wait for.
+        n_shards: on each of them.
+        timeout_s: to wait so long.
+        ports: of index servers and Redis.
+        ray_address: of the cluster.
+        dashboard: that takes the config.
+        snapshot: its folder on the index nodes, whose servers are started with Redis, see `fleet`; None: they run.
 
     Raises:
         InvalidConfig: as `load`.
@@ -103,10 +154,18 @@ def deploy(
 
     values = load(path)
     give_up = time.monotonic() + timeout_s
+    known = ""
     with local_ray.joined(ray_address):
+        if snapshot is not None:
+            from openbook.serving.launch import fleet
+
+            known = password()
+            keys_folder = KEYS_FOLDER if needs_keys(values) else ""
+            fleet.keep(fleet.Wanted(snapshot, n_shards, ports, needs_cache(values), keys_folder, known), timeout_s)
         while True:
-            completed, addresses = complete(values, ray.nodes(), ray.util.get_node_ip_address(), n_shards, first_port)
-            missing = _what_is_missing(addresses, n_nodes * n_shards)
+            here = ray.util.get_node_ip_address()
+            completed, index = complete(values, ray.nodes(), here, n_shards, ports, known)
+            missing = _what_is_missing(index, n_nodes * n_shards)
             if not missing:
                 break
             if time.monotonic() > give_up:
@@ -114,21 +173,21 @@ def deploy(
             log.info("waiting for the index tier: %s", missing)
             time.sleep(POLL_S)
     ServeSubmissionClient(dashboard).deploy_applications(completed)
-    log.info("deployed %s with index servers %s", path, ", ".join(addresses))
+    log.info("deployed %s with index servers %s", path, ", ".join(index.addresses))
 
 
-def _what_is_missing(addresses: Sequence[str], n_wanted: int) -> str:
-    if len(addresses) < n_wanted:
-        return f"{len(addresses)} of {n_wanted} servers"
+def _what_is_missing(index: IndexClientSettings, n_wanted: int) -> str:
+    if not index.discover and len(index.addresses) < n_wanted:
+        return f"{len(index.addresses)} of {n_wanted} servers"
     try:
-        asyncio.run(_connect(addresses))
+        asyncio.run(_connect(index))
     except OpenbookError as error:
         return str(error)
     return ""
 
 
-async def _connect(addresses: Sequence[str]) -> None:
-    index = ShardedIndex(addresses, timeout_s=5.0)
+async def _connect(settings: IndexClientSettings) -> None:
+    index = ShardedIndex.of(settings)
     try:
         await index.connect()
     finally:

@@ -38,14 +38,23 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class IndexProcess:
-    """One index server in a process of its own, on a port of loopback that stays the same. Fits `supervise.Service`."""
+    """One index server in a process of its own, on a port that stays the same: of loopback, and a free one, unless it
+    is said otherwise. Fits `supervise.Service`.
+    """
 
-    def __init__(self, snapshot: Path, shard: int, metrics_port: int | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Path,
+        shard: int,
+        metrics_port: int | None = None,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
         self.shard = shard
         # Not one of those that the system hands out: while the server is down, it might become somebody's.
-        port = free_port()
+        port = port or free_port()
         self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
-        self._command += ["--shard", str(shard), "--port", str(port)]
+        self._command += ["--shard", str(shard), "--host", host, "--port", str(port)]
         if metrics_port is not None:
             self._command += ["--metrics-port", str(metrics_port)]
         self._address = ""
@@ -116,7 +125,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
     """
     index, cache = settings.index, settings.cache
     with ExitStack() as stack:
-        if not index.addresses:
+        if not index.names_servers:
             if snapshot is None:
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
             servers: list[Supervised] = []
@@ -124,7 +133,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
                 begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port)
                 servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
-            index = index.model_copy(update={"addresses": tuple(server.address() for server in servers)})
+            index = index.at(tuple(server.address() for server in servers))
         if cache.url is None:
             redis = Supervised("Redis", RedisServer)
             stack.callback(redis.stop)
@@ -189,7 +198,7 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
             raise InvalidConfig(f"serving.{name} cannot change from {now} to {then} while the system runs")
     return wanted.model_copy(
         update={
-            "index": wanted.index.model_copy(update={"addresses": wanted.index.addresses or settings.index.addresses}),
+            "index": wanted.index if wanted.index.names_servers else wanted.index.at(settings.index.addresses),
             "cache": wanted.cache.model_copy(update={"url": wanted.cache.url or settings.cache.url}),
         }
     )

@@ -1,0 +1,1 @@
+"""From one topology file everything that puts openbook on machines."""

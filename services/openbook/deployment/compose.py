@@ -1,0 +1,105 @@
+"""For one machine with containers: a Compose file."""
+
+from typing import Any
+
+from openbook.deployment.files import to_yaml
+from openbook.deployment.topology import Kubernetes, Topology
+
+GUARDED = {
+    "read_only": True,
+    "user": "10001:10001",
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "tmpfs": ["/tmp"],
+    "restart": "unless-stopped",
+}
+TLS = "/etc/openbook/tls"
+EVICTS = ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
+KEEPS = ["--appendonly", "yes", "--appendfsync", "always"]
+
+
+def compose(topology: Topology, images: Kubernetes) -> str:
+    """Every shard in a container, behind one name on the network; Redis twice; the endpoint."""
+    ports, index = topology.ports, topology.index
+    serves = {
+        f"index-{shard}": {
+            "image": images.index_image,
+            "command": topology.index_server(shard),
+            **GUARDED,
+            "environment": {
+                "OPENBOOK_INDEX_SERVER__TLS": f"{{certificate: {TLS}/cert.pem, key: {TLS}/key.pem}}",
+                "OPENBOOK_INDEX__TLS": f"{{ca: {TLS}/ca.pem}}",
+                "OPENBOOK_INDEX__SERVER_NAME": topology.secrets.server_name,
+                "OMP_WAIT_POLICY": "PASSIVE",
+            },
+            "volumes": ["${OPENBOOK_SNAPSHOT:?the folder of a snapshot}:/snapshot:ro", f"./secrets:{TLS}:ro"],
+            "networks": {"inside": {"aliases": ["openbook-index"]}},
+            "mem_limit": f"{index.memory_gb}g",
+            "healthcheck": _check(["openbook", "index", "check", f"localhost:{ports.index}"]),
+        }
+        for shard in range(index.shards)
+    }
+    endpoint = {
+        "image": images.image,
+        "command": ["up", "--config", "/etc/openbook/openbook.yaml"],
+        **GUARDED,
+        "tmpfs": ["/tmp", "/home/openbook:uid=10001,gid=10001"],
+        "shm_size": "1g",
+        "volumes": ["./compose-openbook.yaml:/etc/openbook/openbook.yaml:ro", f"./secrets:{TLS}:ro"],
+        "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],
+        "networks": ["inside", "outside"],
+        "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, "cache", "keys"]},
+        "healthcheck": _check(["curl", "-fsS", "--cacert", f"{TLS}/ca.pem", f"https://localhost:{ports.http}/readyz"]),
+    }
+    config = {
+        "name": topology.name,
+        "services": {
+            **serves,
+            "cache": {**_redis(images, ports.redis, EVICTS), "tmpfs": ["/data"]},
+            "keys": {**_redis(images, ports.keys, KEEPS), "volumes": ["keys:/data"]},
+            "endpoint": endpoint,
+        },
+        "networks": {"inside": {"internal": True}, "outside": {}},
+        "volumes": {"keys": {}},
+    }
+    about = "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh`."
+    return to_yaml(config, about=about)
+
+
+def settings(topology: Topology) -> str:
+    """The settings file of the endpoint among these containers."""
+    ports = topology.ports
+    found = topology.settings(
+        False,
+        index={
+            "discover": f"dns://openbook-index:{ports.index}",
+            "tls": {"ca": f"{TLS}/ca.pem"},
+            "server_name": topology.secrets.server_name,
+        },
+        cache={"url": f"redis://cache:{ports.redis}/0"},
+        serving={
+            "host": "0.0.0.0",
+            "http_port": ports.http,
+            "grpc_port": ports.grpc,
+            "tls": {"certificate": f"{TLS}/cert.pem", "key": f"{TLS}/key.pem"},
+        },
+    )
+    if found.get("access", {}).get("keys") == "redis":
+        found["access"]["url"] = f"redis://keys:{ports.keys}/0"
+    return to_yaml(found)
+
+
+def _redis(images: Kubernetes, port: int, options: list[str]) -> dict[str, Any]:
+    return {
+        "image": images.redis_image,
+        "command": ["redis-server", "--port", str(port), "--save", "", "--dir", "/data", *options],
+        **GUARDED,
+        "user": "redis",
+        "tmpfs": [],
+        "networks": ["inside"],
+        "healthcheck": _check(["redis-cli", "-p", str(port), "ping"]),
+    }
+
+
+def _check(command: list[str]) -> dict[str, Any]:
+    return {"test": ["CMD", *command], "interval": "15s", "timeout": "8s", "start_period": "30m", "retries": 3}

@@ -1,0 +1,166 @@
+"""For Kubernetes: StatefulSets of index servers behind one headless service, Redis, a RayService of KubeRay, and who
+may speak to whom; a base, and overlays with GPUs and without.
+"""
+
+from typing import Any
+
+from openbook.deployment.files import Lines, to_yaml
+from openbook.deployment.kubernetes_common import TLS, env, guarded, index_name, labels_of, meta, pod_security
+from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
+from openbook.deployment.kubernetes_policies import policies
+from openbook.deployment.topology import Kubernetes, Topology
+from openbook.serving.launch.run import GUARDS
+
+BASE, OVERLAYS = "deploy/kubernetes/base", "deploy/kubernetes/overlays"
+
+
+def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
+    """Texts by path."""
+    index = [
+        headless(topology, cluster),
+        *(shard_set(topology, cluster, shard) for shard in range(topology.index.shards)),
+    ]
+    index += [budget(cluster, shard) for shard in range(topology.index.shards)]
+    redis = [each for name in ("cache", "keys") for each in redis_and_service(topology, cluster, name)]
+    name = f"openbook-index.{cluster.namespace}.svc"
+    parts = {
+        "namespace.yaml": to_yaml({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}),
+        "index.yaml": to_yaml(*index, about=f"Index servers. The certificate in secret openbook-tls is of {name}."),
+        "redis.yaml": to_yaml(*redis, about="The cache, which forgets, and the keys, which it does not."),
+        "rayservice.yaml": to_yaml(_ray_service(topology, cluster), about="The endpoint, by KubeRay from 1.5 on."),
+        "network-policies.yaml": to_yaml(*policies(topology, cluster), about="Who may speak to whom; nobody else may."),
+    }
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(parts),
+    }
+    files = {f"{BASE}/{name}": text for name, text in parts.items()}
+    files[f"{BASE}/kustomization.yaml"] = to_yaml(kustomization)
+    for name, has_gpus in (("cpu", False), ("gpu", True)):
+        files[f"{OVERLAYS}/{name}/kustomization.yaml"] = to_yaml(_overlay(topology, cluster, has_gpus))
+    return files
+
+
+def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str:
+    """What KubeRay hands to Serve."""
+    ports = topology.ports
+    settings = topology.settings(
+        has_gpus,
+        index={"discover": f"dns://{index_name(cluster)}:{ports.index}", "tls": {"ca": f"{TLS}/ca.crt"}},
+        cache={"url": f"redis://openbook-cache.{cluster.namespace}.svc:{ports.redis}/0"},
+        serving={"metrics_port": ports.metrics, "host": "0.0.0.0"},
+    )
+    if settings.get("access", {}).get("keys") == "redis":
+        settings["access"]["url"] = f"redis://openbook-keys.{cluster.namespace}.svc:{ports.keys}/0"
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": ports.http},
+        "grpc_options": {
+            "port": ports.grpc,
+            "grpc_servicer_functions": ["openbook.serving.endpoint.ingress.add_services"],
+        },
+        "applications": [
+            {"name": "openbook", "route_prefix": "/", "import_path": "openbook.serving.app:build", "args": settings}
+        ],
+    }
+    return to_yaml(config).partition("\n")[2]
+
+
+def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
+    endpoint = topology.endpoint
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": meta(cluster, "openbook", "endpoint"),
+        "spec": {
+            "serveConfigV2": Lines(serve_config(topology, cluster, has_gpus=False)),
+            "rayClusterConfig": {
+                "rayVersion": cluster.ray_version,
+                "authOptions": {"mode": "token"},  # KubeRay makes the token
+                "enableInTreeAutoscaling": True,
+                "headGroupSpec": {
+                    "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0"},
+                    "template": _ray_pod(topology, cluster, "ray-head", "2", "8Gi", is_head=True),
+                },
+                "workerGroupSpecs": [
+                    {
+                        "groupName": "models",
+                        "replicas": endpoint.min_workers,
+                        "minReplicas": endpoint.min_workers,
+                        "maxReplicas": endpoint.max_workers,
+                        "rayStartParams": {},
+                        "template": _ray_pod(topology, cluster, "ray-worker", "4", "16Gi", is_head=False),
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _ray_pod(
+    topology: Topology, cluster: Kubernetes, name: str, cpu: str, memory: str, is_head: bool
+) -> dict[str, Any]:
+    ports = topology.ports
+    # KubeRay looks for these names; without them the gRPC port would not be Serve's.
+    named = {"serve": ports.http, "serve-grpc": ports.grpc, "metrics": ports.metrics}
+    if is_head:
+        named |= {"gcs-server": ports.ray, "dashboard": 8265, "client": 10001}
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": "/opt/openbook/bin/openbook-haproxy",
+        **GUARDS,
+        "OPENBOOK_TLS_CERTIFICATE": f"{TLS}/tls.crt",
+        "OPENBOOK_TLS_KEY": f"{TLS}/tls.key",
+    }
+    container = {
+        "name": name,
+        "image": cluster.image,
+        "ports": [{"name": each, "containerPort": port} for each, port in named.items()],
+        "env": [env(key, value) for key, value in environment.items()],
+        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}},
+        "securityContext": guarded(),
+        "volumeMounts": [
+            {"name": "tls", "mountPath": TLS, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "home", "mountPath": "/home/openbook"},
+        ],
+    }
+    return {
+        "metadata": {"labels": labels_of("endpoint")},
+        "spec": {
+            "securityContext": pod_security(),
+            "containers": [container],
+            "volumes": [
+                {"name": "tls", "secret": {"secretName": "openbook-tls"}},
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "home", "emptyDir": {}},
+            ],
+        },
+    }
+
+
+def _overlay(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> dict[str, Any]:
+    patches = [{"op": "replace", "path": "/spec/serveConfigV2", "value": serve_config(topology, cluster, has_gpus)}]
+    if has_gpus:
+        worker = "/spec/rayClusterConfig/workerGroupSpecs/0/template/spec/containers/0/resources"
+        patches += [
+            {"op": "add", "path": f"{worker}/{kind}/nvidia.com~1gpu", "value": "1"} for kind in ("requests", "limits")
+        ]
+        image = f"{cluster.image}-gpu"
+        patches += [
+            {
+                "op": "replace",
+                "path": f"/spec/rayClusterConfig/{where}/template/spec/containers/0/image",
+                "value": image,
+            }
+            for where in ("headGroupSpec", "workerGroupSpecs/0")
+        ]
+    target = {"group": "ray.io", "version": "v1", "kind": "RayService", "name": "openbook"}
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../../base"],
+        "patches": [{"target": target, "patch": Lines(to_yaml(patches).partition("\n")[2])}],
+    }

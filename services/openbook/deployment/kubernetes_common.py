@@ -1,0 +1,48 @@
+"""What all our resources of Kubernetes share."""
+
+from typing import Any
+
+from openbook.deployment.topology import Kubernetes
+
+TLS, UID = "/etc/openbook/tls", 10001
+PART = "app.kubernetes.io/component"
+
+
+def meta(cluster: Kubernetes, name: str, part: str) -> dict[str, Any]:
+    """Of one of our resources."""
+    return {"name": name, "namespace": cluster.namespace, "labels": labels_of(part)}
+
+
+def labels_of(part: str) -> dict[str, str]:
+    """That all of a part have, and are selected by."""
+    return {"app.kubernetes.io/name": "openbook", PART: part}
+
+
+def guarded(read_only: bool = True) -> dict[str, Any]:
+    """Of every container."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": read_only,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    """Of every pod: nobody in particular."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": UID,
+        "runAsGroup": UID,
+        "fsGroup": UID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def index_name(cluster: Kubernetes) -> str:
+    """The name of the index servers' headless service."""
+    return f"openbook-index.{cluster.namespace}.svc"
+
+
+def env(name: str, value: str) -> dict[str, str]:
+    """A variable of a container."""
+    return {"name": name, "value": value}

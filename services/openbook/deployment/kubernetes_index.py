@@ -1,0 +1,140 @@
+"""Index servers and Redis on Kubernetes."""
+
+from typing import Any
+
+from openbook.deployment.kubernetes_common import TLS, env, guarded, index_name, labels_of, meta, pod_security
+from openbook.deployment.topology import Kubernetes, Topology
+
+
+def headless(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
+    """All index servers under one name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta(cluster, "openbook-index", "index"),
+        "spec": {
+            "clusterIP": "None",
+            "selector": labels_of("index"),
+            "ports": [{"name": "grpc", "port": topology.ports.index}],
+        },
+    }
+
+
+def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, Any]:
+    """The index servers of one shard."""
+    name, port, metrics = f"openbook-index-{shard}", topology.ports.index, topology.ports.metrics
+    labels = {**labels_of("index"), "openbook/shard": str(shard)}
+    check = ["openbook", "index", "check", f"localhost:{port}"]
+    container = {
+        "name": "index",
+        "image": cluster.index_image,
+        "args": topology.index_server(shard),
+        "env": [
+            env("OPENBOOK_INDEX_SERVER__TLS", f"{{certificate: {TLS}/tls.crt, key: {TLS}/tls.key}}"),
+            env("OPENBOOK_INDEX__TLS", f"{{ca: {TLS}/ca.crt}}"),
+            env("OPENBOOK_INDEX__SERVER_NAME", index_name(cluster)),
+            env("OMP_WAIT_POLICY", "PASSIVE"),
+        ],
+        "ports": [{"name": "grpc", "containerPort": port}, {"name": "metrics", "containerPort": metrics}],
+        "startupProbe": {"exec": {"command": check}, "periodSeconds": 10, "timeoutSeconds": 8, "failureThreshold": 180},
+        "readinessProbe": {"exec": {"command": check}, "periodSeconds": 15, "timeoutSeconds": 8},
+        "livenessProbe": {"exec": {"command": check}, "periodSeconds": 30, "timeoutSeconds": 8},
+        "resources": {
+            "requests": {"cpu": str(topology.index.threads), "memory": f"{topology.index.memory_gb}Gi"},
+            "limits": {"memory": f"{topology.index.memory_gb}Gi"},
+        },
+        "securityContext": guarded(),
+        "volumeMounts": [
+            {"name": "snapshot", "mountPath": "/snapshot", "readOnly": True},
+            {"name": "tls", "mountPath": TLS, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    pod = {
+        "automountServiceAccountToken": False,
+        "securityContext": pod_security(),
+        "terminationGracePeriodSeconds": 60,
+        # A lost node never takes both replicas of a shard.
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "containers": [container],
+        "volumes": [
+            {"name": "snapshot", "persistentVolumeClaim": {"claimName": cluster.claim, "readOnly": True}},
+            {"name": "tls", "secret": {"secretName": "openbook-tls"}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {**meta(cluster, name, "index"), "labels": labels},
+        "spec": {
+            "serviceName": "openbook-index",
+            "replicas": topology.index.replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def budget(cluster: Kubernetes, shard: int) -> dict[str, Any]:
+    """Whoever drains nodes takes one replica of a shard at a time."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": meta(cluster, f"openbook-index-{shard}", "index"),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": {**labels_of("index"), "openbook/shard": str(shard)}},
+        },
+    }
+
+
+def redis_and_service(topology: Topology, cluster: Kubernetes, name: str) -> list[dict[str, Any]]:
+    """The Redis of the cache or of the keys, and its service."""
+    keeps = name == "keys"
+    port = topology.ports.keys if keeps else topology.ports.redis
+    args = ["--port", str(port), "--save", "", "--dir", "/data"]
+    args += ["--appendonly", "yes", "--appendfsync", "always"] if keeps else []
+    args += [] if keeps else ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
+    labels = labels_of(name)
+    container = {
+        "name": "redis",
+        "image": cluster.redis_image,
+        "args": ["redis-server", *args],
+        "ports": [{"name": "redis", "containerPort": port}],
+        "readinessProbe": {"exec": {"command": ["redis-cli", "-p", str(port), "ping"]}, "timeoutSeconds": 5},
+        "resources": {"requests": {"cpu": "250m", "memory": "1200Mi"}, "limits": {"memory": "1200Mi"}},
+        "securityContext": guarded(),
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "securityContext": pod_security(),
+        "containers": [container],
+    }
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    if not keeps:
+        pod["volumes"] = [{"name": "data", "emptyDir": {}}]
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta(cluster, f"openbook-{name}", name),
+        "spec": {"selector": labels, "ports": [{"name": "redis", "port": port}]},
+    }
+    stateful = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": meta(cluster, f"openbook-{name}", name),
+        "spec": {
+            "serviceName": f"openbook-{name}",
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+            **({"volumeClaimTemplates": [claim]} if keeps else {}),
+        },
+    }
+    return [service, stateful]

@@ -1,0 +1,52 @@
+"""Who may speak to whom on Kubernetes."""
+
+from typing import Any
+
+from openbook.deployment.kubernetes_common import labels_of, meta
+from openbook.deployment.topology import Kubernetes, Topology
+
+
+def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
+    """What comes in; what goes out is the other side's coming in, and names."""
+    ports = topology.ports
+    endpoint = {"podSelector": {"matchLabels": labels_of("endpoint")}}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+    def policy(part: str, *rules: tuple[list[dict[str, Any]] | None, list[int]]) -> dict[str, Any]:
+        ingress = [
+            {**({"from": sources} if sources is not None else {}), "ports": [{"port": each} for each in numbers]}
+            if numbers
+            else {"from": sources}
+            for sources, numbers in rules
+        ]
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": meta(cluster, f"openbook-{part}", part),
+            "spec": {
+                "podSelector": {"matchLabels": labels_of(part)},
+                "policyTypes": ["Ingress"],
+                "ingress": ingress,
+            },
+        }
+
+    nothing = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta(cluster, "openbook-nothing-else", "all"),
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+    }
+    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
+    return [
+        nothing,
+        policy("index", ([endpoint], [ports.index]), ([monitoring], [ports.metrics])),
+        policy("cache", ([endpoint], [ports.redis])),
+        policy("keys", ([endpoint], [ports.keys])),
+        policy(
+            "endpoint",
+            (None, [ports.http, ports.grpc]),  # callers, who show keys
+            ([endpoint], []),  # Ray among itself
+            ([operator], [8265, ports.http]),
+            ([monitoring], [ports.metrics]),
+        ),
+    ]

@@ -1,0 +1,253 @@
+"""For `ray up`: the cluster of a cloud, and of machines that stand; and the Serve config."""
+
+import shlex
+from typing import Any
+
+from openbook.deployment.files import Lines, to_yaml
+from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
+from openbook.serving.launch.ports import INDEX_RESOURCE
+from openbook.serving.launch.run import GUARDS
+
+BIN = "~/openbook/bin"
+SECRETS = "openbook-secrets"
+"""In the home of the user on every machine."""
+
+UP = "`ray up {path}`, ask at ports {http} (HTTP) and {grpc} (gRPC) of the head, `ray down {path}`."
+NODES = """
+  head    Ray, Redis, HAProxy, one replica of the endpoint
+  index   every shard of the snapshot, each in a process of its own: {replicas} nodes, {replicas} replicas of each shard
+  worker  encoder and generator; the autoscaler adds nodes as replicas ask for {what}
+
+Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
+
+
+def serve(topology: Topology, has_gpus: bool) -> str:
+    """The Serve config."""
+    index = {"tls": {"ca": f"~/{SECRETS}/ca.pem"}, "server_name": topology.secrets.server_name}
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": topology.ports.http},
+        "grpc_options": {
+            "port": topology.ports.grpc,
+            "grpc_servicer_functions": ["openbook.serving.endpoint.ingress.add_services"],
+        },
+        "applications": [
+            {
+                "name": "openbook",
+                "route_prefix": "/",
+                "import_path": "openbook.serving.app:build",
+                "args": topology.settings(
+                    has_gpus, index=index, serving={"metrics_port": topology.ports.metrics, "host": "0.0.0.0"}
+                ),
+            }
+        ],
+    }
+    about = """
+The serving tier for `openbook deploy serve`, which fills in where index servers and Redis are; or for `serve deploy`,
+once you have. `args` are the sections of openbook.config.Settings; a misspelt one stops the start."""
+    return to_yaml(config, about=about.strip())
+
+
+def aws(topology: Topology, cloud: Aws, has_gpus: bool, path: str) -> str:
+    """A cluster on AWS."""
+
+    def node(kind: str, disk_gb: int) -> dict[str, Any]:
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": disk_gb, "VolumeType": "gp3"}}
+        return {
+            "InstanceType": kind,
+            "IamInstanceProfile": {"Name": cloud.profile},
+            "BlockDeviceMappings": [disk],
+        }
+
+    types = {
+        "head": {"resources": {}, "node_config": node(cloud.head, 100)},
+        "index": {**_index(topology), "node_config": node(cloud.index, topology.index.disk_gb)},
+        "worker": {**_workers(topology), "node_config": node(cloud.gpu if has_gpus else cloud.cpu, 100)},
+    }
+    provider = {
+        "type": "aws",
+        "region": cloud.region,
+        "availability_zone": cloud.zone,
+        "cache_stopped_nodes": False,
+    }
+    return _of_a_cloud(topology, cloud, provider, types, has_gpus, path)
+
+
+def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
+    """A cluster on GCP, which tells Ray nothing of what its machines have."""
+
+    def node(kind: str, disk_gb: int) -> dict[str, Any]:
+        initial = {"diskSizeGb": disk_gb, "sourceImage": cloud.image}
+        return {
+            "machineType": kind,
+            "disks": [{"boot": True, "autoDelete": True, "type": "PERSISTENT", "initializeParams": initial}],
+        }
+
+    gpu: dict[str, Any] = {}
+    if has_gpus:
+        where = f"projects/{cloud.project}/zones/{cloud.zone}/acceleratorTypes/{cloud.accelerator}"
+        gpu = {
+            "guestAccelerators": [{"acceleratorType": where, "acceleratorCount": 1}],
+            "scheduling": [{"onHostMaintenance": "TERMINATE"}],
+        }
+    types = {
+        "head": {"resources": {"CPU": _cpus(cloud.head)}, "node_config": node(cloud.head, 100)},
+        "index": {**_index(topology), "node_config": node(cloud.index, topology.index.disk_gb)},
+        "worker": {
+            **_workers(topology),
+            "resources": {"CPU": _cpus(cloud.gpu if has_gpus else cloud.cpu), **({"GPU": 1} if has_gpus else {})},
+            "node_config": {**node(cloud.gpu if has_gpus else cloud.cpu, 100), **gpu},
+        },
+    }
+    provider = {
+        "type": "gcp",
+        "region": cloud.region,
+        "availability_zone": cloud.zone,
+        "project_id": cloud.project,
+    }
+    return _of_a_cloud(topology, cloud, provider, types, has_gpus, path)
+
+
+def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
+    """Machines that stand: Ray knows them by their addresses, and gives all of them the same commands."""
+    home = _home(hosts.ssh_user)
+    resources = shlex.quote(f'{{"{INDEX_RESOURCE}": 1}}')
+    cpus = f" --num-cpus={hosts.worker_cpus}" if hosts.worker_cpus else ""
+    config = {
+        "cluster_name": topology.name,
+        "min_workers": len(hosts.workers),
+        "max_workers": len(hosts.workers),
+        "idle_timeout_minutes": 10,
+        "provider": {"type": "local", "head_ip": hosts.head, "worker_ips": list(hosts.workers)},
+        "auth": {"ssh_user": hosts.ssh_user, "ssh_private_key": hosts.ssh_key},
+        "file_mounts": _mounts(topology, home, hosts.has_gpus),
+        "setup_commands": [hosts.install, _ON_PATH],
+        "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
+        "head_start_ray_commands": _head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
+        "worker_start_ray_commands": [*_worker(topology, home, f" --resources={resources}{cpus}"), Lines(_CLEAN_UP)],
+    }
+    about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
+    about += f"""
+
+  {hosts.head:<15} the head: Ray, Redis, HAProxy, replicas of the endpoint
+  {hosts.workers[0]:<15} and the other workers: every shard of the snapshot, each in a process of its own; models
+
+Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
+    return to_yaml(config, about=about)
+
+
+_OLD_AUTOSCALER = {"RAY_enable_autoscaler_v2": "0"}
+"""The newer one starts one worker too few of machines that stand."""
+_CLEAN_UP = f"""\
+raylet=$(pgrep -nx raylet)
+setsid nohup sh -c "while kill -0 $raylet; do sleep 5; done; sleep 30; pgrep -x raylet || {BIN}/ray stop" \\
+  >/dev/null 2>&1 </dev/null &
+"""
+"""`ray down` tells the head alone. Without it Ray ends after a minute, but leaves its log monitor and HAProxy."""
+_ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/bin:$PATH' >> ~/.bashrc"
+"""`ray down` looks for `ray` there."""
+
+
+def _of_a_cloud(
+    topology: Topology, cloud: Cloud, provider: dict[str, Any], types: dict[str, Any], has_gpus: bool, path: str
+) -> str:
+    home = _home(cloud.ssh_user)
+    if topology.index.fetch:  # a node's own list replaces the common one
+        types["index"]["worker_setup_commands"] = [cloud.install, _ON_PATH, topology.index.fetch]
+    config = {
+        "cluster_name": topology.name,
+        "max_workers": topology.endpoint.max_workers + topology.index.replicas,
+        "idle_timeout_minutes": 10,
+        "provider": provider,
+        "auth": {"ssh_user": cloud.ssh_user},
+        "file_mounts": _mounts(topology, home, has_gpus),
+        "setup_commands": [cloud.install, _ON_PATH],
+        "head_node_type": "head",
+        "available_node_types": types,
+        "head_setup_commands": [
+            "sudo apt-get update -q && sudo apt-get install -yq redis-server && "
+            "sudo systemctl disable --now redis-server"
+        ],
+        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}),
+        "worker_start_ray_commands": _worker(topology, home, ""),
+    }
+    about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
+    about += "\n" + NODES.format(replicas=topology.index.replicas, what="GPUs" if has_gpus else "CPUs")
+    return to_yaml(config, about=about)
+
+
+def _index(topology: Topology) -> dict[str, Any]:
+    """Serve places nothing on these nodes: they offer no CPUs."""
+    n = topology.index.replicas
+    return {"min_workers": n, "max_workers": n, "resources": {"CPU": 0, INDEX_RESOURCE: 1}}
+
+
+def _workers(topology: Topology) -> dict[str, Any]:
+    endpoint = topology.endpoint
+    return {"min_workers": endpoint.min_workers, "max_workers": endpoint.max_workers, "resources": {}}
+
+
+def _cpus(machine_type: str) -> int:
+    """As the name of a GCP machine type ends."""
+    return int(machine_type.rpartition("-")[2])
+
+
+def _home(user: str) -> str:
+    return "/root" if user == "root" else f"/home/{user}"
+
+
+def _mounts(topology: Topology, home: str, has_gpus: bool) -> dict[str, str]:
+    config = "deploy/serve.yaml" if has_gpus else "deploy/serve-cpu.yaml"
+    return {f"{home}/{SECRETS}": str(topology.secrets.folder), f"{home}/openbook-serve.yaml": config}
+
+
+def environment(topology: Topology, home: str) -> dict[str, str]:
+    """Of every process of Ray's, and of what it starts."""
+    secrets = f"{home}/{SECRETS}"
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{secrets}/ray-token",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": f"{home}/openbook/bin/openbook-haproxy",
+        **GUARDS,
+        "OPENBOOK_TLS_CERTIFICATE": f"{secrets}/cert.pem",
+        "OPENBOOK_TLS_KEY": f"{secrets}/key.pem",
+        "OPENBOOK_INDEX_SERVER__TLS": f"{{certificate: {secrets}/cert.pem, key: {secrets}/key.pem}}",
+        "OPENBOOK_INDEX_SERVER__N_THREADS": str(topology.index.threads),
+        "OPENBOOK_INDEX_SERVER__METRICS_PORT": str(topology.ports.metrics),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
+    values = {**environment(topology, home), **more}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
+
+
+def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:
+    """Ray is left alone where it runs, so that `ray up` may be said twice. Then the deployment waits for the index
+    nodes, in the background.
+    """
+    exports, ports, index = _exports(topology, home, more), topology.ports, topology.index
+    serve = (
+        f"{BIN}/openbook deploy serve {home}/openbook-serve.yaml --index-nodes {n_index} --shards {index.shards} "
+        f"--index-port {ports.index} --redis-port {ports.redis} --keys-port {ports.keys} --snapshot {index.snapshot}"
+    )
+    return [
+        Lines(
+            f"{exports}\n"
+            f"here=$(hostname -I | cut -d' ' -f1)\n"
+            f"if ! (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; then\n"
+            f"  {BIN}/ray stop; ulimit -n 65536\n"
+            f"  {BIN}/ray start --head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml\n"
+            "fi\n"
+        ),
+        Lines(f"{exports}\nsetsid nohup {serve} >~/openbook-deploy.log 2>&1 </dev/null &\n"),
+    ]
+
+
+def _worker(topology: Topology, home: str, options: str) -> list[str]:
+    exports = _exports(topology, home, {})
+    start = f"{BIN}/ray start --address=$RAY_HEAD_IP:{topology.ports.ray}{options}"
+    return [Lines(f"{exports}\n{BIN}/ray stop; ulimit -n 65536\n{start}\n")]

@@ -1,0 +1,149 @@
+"""The topology file: what runs where, said once. `openbook deploy render` makes all the rest from it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from openbook.config import Port, Positive, Section, parse
+from openbook.errors import InvalidConfig
+from openbook.serving.launch import ports
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
+Overrides = dict[str, dict[str, Any]]
+"""Sections of `Settings`, as a Serve config's `args`."""
+
+
+class Ports(Section):
+    """Where processes listen, on every kind of machine."""
+
+    index: Port = ports.ClusterPorts.index  # of shard 0 where one machine serves several; the others follow
+    ray: Port = ports.RAY_PORT  # of Ray's head
+    redis: Port = ports.ClusterPorts.redis  # of the cache
+    keys: Port = ports.ClusterPorts.keys  # of the Redis that has the keys
+    http: Port = ports.HTTP_PORT  # of the endpoint
+    grpc: Port = ports.GRPC_PORT  # of the endpoint
+    metrics: Port = ports.METRICS_PORT  # of each process: the first free one of 32 from here
+
+
+class Index(Section):
+    """The index tier."""
+
+    shards: Positive  # of the snapshot
+    replicas: Positive = 2  # of each shard, each on a machine of its own
+    threads: Positive = 2  # of FAISS, of each server
+    memory_gb: Positive = 8  # of each server, page cache included
+    disk_gb: Positive = 100  # of each machine
+    snapshot: str = "~/snapshot"  # its folder on the machines
+    fetch: str | None = None  # a shell command that brings it there; with none, it lies there
+
+
+class Endpoint(Section):
+    """The serving tier."""
+
+    settings: Overrides = Field(default_factory=dict)  # the sections of a settings file, for every kind of machine
+    gpu: Overrides = Field(default_factory=dict)  # over them where generators have GPUs
+    cpu: Overrides = Field(default_factory=dict)  # over them where they have none
+    min_workers: Annotated[int, Field(ge=0)] = 1  # machines with models
+    max_workers: Positive = 4  # to which the autoscaler goes
+
+
+class Secrets(Section):
+    """Files that `deploy/secrets.sh` makes: Ray's token, a CA, a certificate and its key."""
+
+    folder: Path = Path("deploy/secrets")  # on the machine that deploys
+    server_name: Name = "openbook"  # in the certificate, besides the addresses of the endpoint
+
+
+class Cloud(Section):
+    """What both clouds need."""
+
+    region: str
+    zone: str
+    head: str  # the kind of machine
+    index: str
+    gpu: str  # with one GPU
+    cpu: str  # where there are no GPUs
+    install: str  # a shell command after which ~/openbook/bin/openbook is there
+    ssh_user: str = "ubuntu"
+
+
+class Aws(Cloud):
+    """Amazon's machines."""
+
+    profile: str = "openbook"  # of the machines: may read wheel and snapshot
+
+
+class Gcp(Cloud):
+    """Google's machines."""
+
+    project: str
+    image: str = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
+    accelerator: str = "nvidia-l4"
+
+
+class OnPremise(Section):
+    """Machines that stand. Every worker serves the index, and models as far as it has cores."""
+
+    head: str  # address
+    workers: Annotated[tuple[str, ...], Field(min_length=1)]  # addresses
+    ssh_user: str = "openbook"
+    ssh_key: str = "~/.ssh/id_ed25519"  # on the machine that deploys
+    install: str  # as for a cloud
+    has_gpus: bool = False
+    worker_cpus: Positive | None = None  # that Ray may give away on each; with none, all
+
+
+class Kubernetes(Section):
+    """A cluster with KubeRay."""
+
+    namespace: Name = "openbook"
+    image: str  # of the serving tier
+    index_image: str  # of the index tier
+    redis_image: str = "docker.io/library/redis:7.4-alpine"
+    ray_version: str  # in the image
+    claim: Name = "openbook-snapshot"  # a volume that many read, with the snapshot in it
+
+
+class Topology(Section):
+    """All of it."""
+
+    name: Name = "openbook"
+    index: Index
+    endpoint: Endpoint = Endpoint()
+    ports: Ports = Ports()
+    secrets: Secrets = Secrets()
+    aws: Aws | None = None
+    gcp: Gcp | None = None
+    on_premise: OnPremise | None = None
+    kubernetes: Kubernetes | None = None
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> "Topology":
+        if not set(self.ports.model_dump().values()).isdisjoint(self.index_ports[1:]):
+            raise ValueError(f"ports: {self.index_ports[0]}..{self.index_ports[-1]} are the index servers'")
+        for has_gpus in (True, False):
+            try:
+                parse(self.settings(has_gpus), "endpoint")
+            except InvalidConfig as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def index_ports(self) -> range:
+        """Of a machine that serves every shard."""
+        return range(self.ports.index, self.ports.index + self.index.shards)
+
+    def index_server(self, shard: int) -> list[str]:
+        """Arguments of the program of a container that serves a shard, of the snapshot in /snapshot."""
+        port, metrics = self.ports.index, self.ports.metrics
+        where = ["--shard", str(shard), "--host", "0.0.0.0", "--port", str(port), "--metrics-port", str(metrics)]
+        return ["index", "serve", "/snapshot", *where, "--threads", str(self.index.threads)]
+
+    def settings(self, has_gpus: bool, **more: dict[str, Any]) -> Overrides:
+        """The `args` of the Serve config: what holds everywhere, then what holds here."""
+        found: Overrides = {}
+        for layer in (self.endpoint.settings, self.endpoint.gpu if has_gpus else self.endpoint.cpu, more):
+            for section, values in layer.items():
+                found[section] = {**found.get(section, {}), **values}
+        return found

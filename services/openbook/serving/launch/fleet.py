@@ -1,0 +1,199 @@
+"""Index servers and Redis as processes under Ray: on the nodes that are there for them, started again, gone with Ray.
+
+A node with the resource `index` serves every shard of the snapshot that lies on it, shard s on port 7000 + s: so a
+lost node never takes the only replica of a shard, where there are two such nodes. The head runs a Redis for the cache,
+and one that forgets nothing for the keys. A keeper on the head looks every two seconds which nodes lack what.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from openbook.cache.server import RedisServer
+from openbook.logs import setup_logging
+from openbook.serving.launch.local import IndexProcess
+from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
+from openbook.serving.launch.supervise import Supervised
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "openbook"
+KEEPER = "keeper"
+HEAD_RESOURCE = "node:__internal_head__"
+EVERYWHERE = "0.0.0.0"
+LOOK_EVERY_S = 2.0
+SMALL = 0.001
+CACHE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to run on the cluster."""
+
+    snapshot: str  # its folder on the index nodes
+    n_shards: int
+    ports: ClusterPorts
+    has_cache: bool  # or nobody needs that Redis
+    keys_folder: str  # on the head; "" for no Redis for keys
+    password: str  # of both Redis; "" for none
+
+
+def lacking(nodes: Iterable[Mapping[str, Any]], served: Collection[str]) -> tuple[list[str], list[str]]:
+    """Ids of the nodes whose index servers are to be started, and of those that are gone.
+
+    Args:
+        nodes: as `ray.nodes()` tells them.
+        served: those that have them.
+    """
+    there = [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get(INDEX_RESOURCE)]
+    return [each for each in there if each not in served], [each for each in served if each not in there]
+
+
+class IndexNode:
+    """The index servers of one node: an actor there."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        setup_logging("index-node")
+        self._servers = [
+            Supervised(
+                f"the index server of shard {shard}",
+                partial(
+                    IndexProcess,
+                    Path(wanted.snapshot).expanduser(),
+                    shard,
+                    host=EVERYWHERE,
+                    port=wanted.ports.index + shard,
+                ),
+            )
+            for shard in range(wanted.n_shards)
+        ]
+
+    def serve(self) -> None:
+        """Returns once all of them answered for the first time. Raises StartupError."""
+        for server in self._servers:
+            server.address()
+
+    def stop(self) -> None:
+        """Let them finish what they do, then end them."""
+        for server in self._servers:
+            server.stop()
+
+
+class Keeper:
+    """Sees to it that what is wanted runs: an actor on the head."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        setup_logging("keeper")
+        self._wanted = wanted
+        self._redis = self._start_redis()
+        self._nodes: dict[str, Any] = {}
+        self._starting: dict[Any, str] = {}
+        threading.Thread(target=self._go_on, daemon=True).start()
+
+    def wanted(self) -> Wanted:
+        """What it was told."""
+        return self._wanted
+
+    def serve(self) -> None:
+        """Returns once Redis answers. Raises StartupError."""
+        for redis in self._redis:
+            redis.address()
+
+    def stop(self) -> None:
+        """End all of it."""
+        for redis in self._redis:
+            redis.stop()
+        for node in self._nodes.values():
+            ray.kill(node)
+
+    def _start_redis(self) -> list[Supervised]:
+        redis = partial(RedisServer, host=EVERYWHERE, password=self._wanted.password)
+        begins = []
+        if self._wanted.has_cache:
+            cache = partial(redis, port=self._wanted.ports.redis, max_memory_bytes=CACHE_BYTES)
+            begins.append(("the cache's Redis", cache))
+        if self._wanted.keys_folder:
+            folder = Path(self._wanted.keys_folder).expanduser()
+            begins.append(("the keys' Redis", partial(redis, port=self._wanted.ports.keys, keeps_in=folder)))
+        return [Supervised(name, begin) for name, begin in begins]
+
+    def _go_on(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self._look()
+            except ray.exceptions.RayError as error:
+                log.warning("the cluster cannot be looked at: %s", error)
+            pause.wait(LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        for ref in _done(list(self._starting)):
+            node = self._starting.pop(ref)
+            try:
+                ray.get(ref)
+                log.info("node %s serves its index", node)
+            except ray.exceptions.RayError as error:
+                log.warning("node %s does not serve its index, and is asked again: %s", node, error)
+                if actor := self._nodes.pop(node, None):
+                    ray.kill(actor)
+        missing, gone = lacking(ray.nodes(), self._nodes)
+        for node in gone:
+            del self._nodes[node]
+            log.warning("index node %s is gone", node)
+        for node in missing:
+            actor = self._nodes[node] = (
+                ray.remote(IndexNode)
+                .options(
+                    name=f"index-{node}",
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    max_restarts=-1,
+                    num_cpus=0,
+                    resources={INDEX_RESOURCE: SMALL},
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                .remote(self._wanted)
+            )
+            self._starting[actor.serve.remote()] = node
+
+
+def _done(refs: list[Any]) -> list[Any]:
+    return list(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else []
+
+
+def keep(wanted: Wanted, timeout_s: float) -> None:
+    """Have what is wanted run from now on; nothing if it does already. This process has joined the cluster.
+
+    Raises:
+        ray.exceptions.RayError: the keeper does not start.
+    """
+    try:
+        keeper = ray.get_actor(KEEPER, NAMESPACE)
+        if ray.get(keeper.wanted.remote(), timeout=timeout_s) == wanted:
+            return
+        ray.get(keeper.stop.remote(), timeout=timeout_s)
+        ray.kill(keeper)
+    except ValueError:  # there is none
+        pass
+    keeper = (
+        ray.remote(Keeper)
+        .options(
+            name=KEEPER,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            max_concurrency=4,
+            resources={HEAD_RESOURCE: SMALL},
+        )
+        .remote(wanted)
+    )
+    ray.get(keeper.serve.remote(), timeout=timeout_s)

@@ -1,0 +1,18 @@
+"""Where the processes of a cluster listen, unless somebody says otherwise, and what its index nodes are known by."""
+
+from dataclasses import dataclass
+
+INDEX_RESOURCE = "index"
+RAY_PORT = 6379
+HTTP_PORT = 8000
+GRPC_PORT = 9000
+METRICS_PORT = 9110  # 9101 is HAProxy's
+
+
+@dataclass(frozen=True)
+class ClusterPorts:
+    """Of what runs under Ray beside Serve."""
+
+    index: int = 7000  # of shard 0; the others follow
+    redis: int = 6380  # of the cache; 6379 is Ray's own
+    keys: int = 6381  # of a Redis that forgets nothing

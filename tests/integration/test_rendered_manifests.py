@@ -1,0 +1,175 @@
+"""What is rendered for Kubernetes, Compose and systemd, under their own schemas, and all of it against each other."""
+
+import importlib.resources
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from openbook import config
+from openbook.cli import app
+from openbook.deployment import render
+from openbook.errors import InvalidConfig
+
+ROOT = Path(__file__).parents[2]
+TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
+RENDERED = render.render(TOPOLOGY)
+BASE = [path for path in RENDERED if path.startswith("deploy/kubernetes/base/")]
+OVERLAYS = [Path(path).parent for path in RENDERED if "/overlays/" in path]
+
+
+def documents(path: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(RENDERED[path]))
+
+
+def of_kind(*kinds: str) -> list[dict[str, Any]]:
+    return [each for path in BASE for each in documents(path) if each["kind"] in kinds]
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_kubernetes_accepts_it(path: str) -> None:
+    for each in documents(path):
+        if each["kind"] == "RayService":  # its CRD is in no package: its pods are what Kubernetes knows
+            spec = each["spec"]["rayClusterConfig"]
+            groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+            for pod in (group["template"] for group in groups):
+                named = {"metadata": {"name": "ray", **pod["metadata"]}, "spec": pod["spec"]}
+                kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **named}, "1.31", strict=True)
+        elif each["kind"] != "Kustomization":
+            kubernetes_validate.validate(each, "1.31", strict=True)
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda overlay: overlay.name)
+def test_kustomize_builds_every_overlay(overlay: Path) -> None:
+    done = subprocess.run(["kubectl", "kustomize", str(ROOT / overlay)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (service,) = (each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "RayService")
+    args = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
+    (worker,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    gpus = worker["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", "0")
+    assert config.parse(args).generator.num_gpus == int(gpus) == (overlay.name == "gpu")
+
+
+def test_every_container_is_guarded() -> None:
+    pods = [each["spec"]["template"]["spec"] for each in of_kind("StatefulSet")]
+    (service,) = of_kind("RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    pods += [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> None:
+    (service,) = (each for each in of_kind("Service") if each["metadata"]["name"] == "openbook-index")
+    (ray,) = of_kind("RayService")
+    settings = config.parse(yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"])
+    (port,) = (each["port"] for each in service["spec"]["ports"])
+    assert service["spec"]["clusterIP"] == "None"
+    assert settings.index.discover == f"dns://openbook-index.{service['metadata']['namespace']}.svc:{port}"
+    sets = [each for each in of_kind("StatefulSet") if each["spec"]["serviceName"] == "openbook-index"]
+    assert len(sets) == TOPOLOGY.index.shards
+    for shard, each in enumerate(sets):
+        assert each["spec"]["replicas"] == TOPOLOGY.index.replicas
+        assert service["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        asked = serves(container["args"])
+        assert (asked["shard"], asked["port"], asked["threads"]) == (shard, port, TOPOLOGY.index.threads)
+        environment = {each["name"]: each["value"] for each in container["env"]}
+        assert config.load_index_server(None, environment, snapshot=asked["snapshot"]).tls
+
+
+def test_policies_allow_what_is_there_and_nothing_else() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
+    assert policies["openbook-nothing-else"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    listens = {}
+    for each in of_kind("StatefulSet"):
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        listens[labels["app.kubernetes.io/component"]] = {port["containerPort"] for port in container["ports"]}
+    for part, ports in listens.items():
+        spec = policies[f"openbook-{part}"]
+        assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} == ports
+        assert all("from" in rule for rule in spec["ingress"]), "not from everywhere"
+    everywhere = [rule for rule in policies["openbook-endpoint"]["ingress"] if "from" not in rule]
+    (callers,) = ([port["port"] for port in rule["ports"]] for rule in everywhere)
+    assert callers == [TOPOLOGY.ports.http, TOPOLOGY.ports.grpc]
+
+
+def test_compose_accepts_it_and_settings_are_ours() -> None:
+    schemas = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    (compose,) = documents("deploy/compose.yaml")
+    jsonschema.validate(compose, schema)
+    services = compose["services"]
+    for shard in range(TOPOLOGY.index.shards):
+        assert serves(services[f"index-{shard}"]["command"])["shard"] == shard
+    for each in services.values():
+        assert each["read_only"]
+        assert each["cap_drop"] == ["ALL"]
+    settings = config.parse(yaml.safe_load(RENDERED["deploy/compose-openbook.yaml"]))
+    assert settings.index.discover == f"dns://openbook-index:{TOPOLOGY.ports.index}"
+    assert settings.serving.tls
+    assert settings.access.is_guarded
+
+
+def serves(args: list[str]) -> dict[str, Any]:
+    """As `openbook index serve` itself reads its arguments."""
+    assert args[:2] == ["index", "serve"]
+    command: Any = typer.main.get_command(app)
+    return dict(command.commands["index"].commands["serve"].make_context("serve", args[2:]).params)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
+def test_systemd_accepts_its_units(tmp_path: Path) -> None:
+    units = []
+    for path, text in RENDERED.items():
+        if path.startswith("deploy/systemd/"):
+            unit = tmp_path / Path(path).name.replace("@.", "@0.")
+            unit.write_text(text.replace("/opt/openbook/bin/openbook", "/bin/true"))  # it looks for programs
+            units.append(str(unit))
+    assert len(units) == 2
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.index"])
+def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    if not hadolint.exists():
+        pytest.skip("no hadolint for this machine")
+    done = subprocess.run([str(hadolint), str(ROOT / "deploy" / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shards: 4", "shards: 0", r"index\.shards"),
+        ("replicas: 2\n", "replica: 2\n", r"index\.replica: .*not permitted"),
+        ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
+        ("workers: [10.0.0.2, 10.0.0.3]", "workers: []", r"on_premise\.workers"),
+        ("name: openbook", "name: open book", r"name = 'open book'"),
+        ("shards: 4", "shards: 3000", r"ports: 7000\.\.9999 are the index servers'"),
+    ],
+)
+def test_a_typo_in_the_topology_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "topology.yaml").read_text()
+    assert old in text
+    path = tmp_path / "topology.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InvalidConfig, match=message):
+        render.load(path)

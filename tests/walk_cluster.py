@@ -1,0 +1,305 @@
+"""`ray up` walked: three machines that stand, from nothing to an answered question, and back to nothing.
+
+    make walk-cluster
+
+A machine is a namespace of its own (network, mounts, processes, name) with its own sshd on a bridge; its disk is this
+machine's as it stands, and what it writes stays its own, in memory. Needs root on Linux, openssh-server, rsync,
+openssl, iproute2. Ends everything that it starts, however it ends. What it says is the transcript in docs/deploy.md.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WALK = Path("/var/tmp/openbook-walk")
+HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
+HOSTS = (HEAD, *WORKERS)
+OPERATOR = "10.77.0.254"
+QUESTION = "Who invented the telephone?"
+BEGAN = time.monotonic()
+WITHIN_S = 600.0
+OURS = ("sshd", "/usr/sbin/sshd", "ps -eo", "bash -c ps")
+
+INSTALL = """\
+set -eu
+if ! test -x ~/openbook/bin/openbook; then
+  {python} -m venv --without-pip ~/openbook
+  into=$(ls -d ~/openbook/lib/python*/site-packages)
+  {python} -m zipfile -e {wheel} $into
+  echo {site} >$into/needs.pth
+  for each in ray:ray.scripts.scripts openbook-haproxy:openbook.serving.launch.haproxy openbook:openbook.cli; do
+    printf '#!%s\\nfrom %s import main\\nmain()\\n' ~/openbook/bin/python ${{each#*:}} >~/openbook/bin/${{each%%:*}}
+    chmod +x ~/openbook/bin/${{each%%:*}}
+  done
+fi
+"""
+
+HOST = """
+set -eu
+here=$1
+mount --make-rprivate /
+mount -t tmpfs -o size=4g tmpfs "$here"
+mkdir "$here/up" "$here/work" "$here/root"
+mount -t overlay overlay -o lowerdir=/,upperdir="$here/up",workdir="$here/work" "$here/root"
+root=$here/root
+mount --rbind /dev "$root/dev"
+mount -t tmpfs -o size=2g tmpfs "$root/dev/shm"
+mount -t sysfs sysfs "$root/sys" || mount --rbind /sys "$root/sys"
+mount -t proc proc "$root/proc"
+for each in tmp run; do mount -t tmpfs -o mode=1777 tmpfs "$root/$each"; done
+mkdir -p "$root/run/sshd" "$root/root/.ssh"
+touch "$root/run/began"
+cp "$2/id.pub" "$root/root/.ssh/authorized_keys"
+chmod 700 "$root/root/.ssh"
+chmod 600 "$root/root/.ssh/authorized_keys"
+hostname "$3"
+echo "$4 $3" >>"$root/etc/hosts"
+ip link set lo up
+read -r _  # the operator has put our end of the cable here
+ip addr add "$4/24" dev eth0
+ip link set eth0 up
+exec chroot "$root" /usr/sbin/sshd -D -e -o HostKey="$2/host" -o PermitRootLogin=prohibit-password -o UsePAM=no \
+  -o StrictModes=no -o PidFile=none
+"""
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:6.1f} s] {text}", flush=True)
+
+
+def run(*command: str, **options: object) -> str:
+    """What it said. Ends the walk if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}")
+    return str(done.stdout)
+
+
+def openbook(*arguments: str) -> str:
+    return run(sys.executable, "-m", "openbook.cli", *arguments)
+
+
+def ray(*arguments: str) -> str:
+    say(f"$ ray {shlex.join(arguments)}")
+    return run(sys.executable, "-m", "ray.scripts.scripts", *arguments, cwd=WALK, stdin=subprocess.DEVNULL)
+
+
+class Host:
+    """A machine."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.name = f"host{address.rpartition('.')[2]}"
+        self.folder = WALK / self.name
+        self.folder.mkdir()
+        self.start()
+
+    def start(self) -> None:
+        log = (WALK / f"{self.name}.log").open("ab")
+        command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
+        command += ["sh", "-c", HOST, "sh", str(self.folder), str(WALK), self.name, self.address]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        here = f"v{self.name}"
+        while os.readlink(f"/proc/{self.process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            time.sleep(0.05)
+        run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", str(self.process.pid))
+        run("ip", "link", "set", here, "master", "bridge0", "up")
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        """As if somebody pulled the plug."""
+        self.process.kill()
+        self.process.wait()
+
+    def ssh(self, command: str) -> str:
+        return run(
+            *("ssh", "-i", f"{WALK}/id", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
+            *("-o", "LogLevel=ERROR", f"root@{self.address}", command),
+        )
+
+    def listens(self) -> bool:
+        """Whether its sshd does."""
+        try:
+            socket.create_connection((self.address, 22), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def processes(self) -> dict[int, str]:
+        """Of this machine, its sshd and what we ask it with apart."""
+        rows = self.ssh("ps -eo pid=,args=").splitlines()
+        found = {int(row.split()[0]): " ".join(row.split()[1:]) for row in rows}
+        return {pid: args for pid, args in found.items() if not args.startswith(OURS)}
+
+    def files(self) -> list[str]:
+        """What it wrote below its home and /tmp."""
+        found = self.ssh("find /root /tmp -mindepth 1 -maxdepth 1 -newer /run/began").split()
+        return sorted(path for path in found if path != "/root/.ssh")
+
+
+@contextmanager
+def hosts() -> Iterator[list[Host]]:
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "bridge0", "type", "bridge")
+    run("ip", "addr", "add", f"{OPERATOR}/24", "dev", "bridge0")
+    run("ip", "link", "set", "bridge0", "up")
+    for name in ("id", "host"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(WALK / name))
+    made = [Host(address) for address in HOSTS]
+    try:
+        yield made
+    finally:
+        for host in made:
+            host.kill()
+
+
+def topology(wheel: Path) -> dict[str, object]:
+    """What a user writes. `install` takes what openbook needs from this machine's environment, to download nothing."""
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    (WALK / "install.sh").write_text(INSTALL.format(python=sys.executable, wheel=wheel, site=site))
+    return {
+        "name": "walk",
+        "index": {
+            "shards": 2,
+            "replicas": 2,
+            "threads": 1,
+            "fetch": f"test -e ~/snapshot || cp -r {WALK}/snapshot ~/snapshot",
+        },
+        "endpoint": {"settings": {"access": {"keys": "redis"}, "serving": {"n_replicas": 2}}},
+        "on_premise": {
+            "head": HEAD,
+            "workers": list(WORKERS),
+            "ssh_user": "root",
+            "ssh_key": f"{WALK}/id",
+            "install": f"sh {WALK}/install.sh",
+            "worker_cpus": 1,
+        },
+    }
+
+
+def answered(key: str) -> str:
+    """The answer, or nothing."""
+    from openbook.client import Client
+    from openbook.errors import OpenbookError
+
+    try:
+        with Client(f"{HEAD}:9000", 10, key, tls_ca=str(WALK / "deploy/secrets/ca.pem")) as client:
+            return client.answer(QUESTION).text
+    except OpenbookError as error:
+        (WALK / "last-failure").write_text(f"{type(error).__name__}: {error}")
+        return ""
+
+
+def until(what: str, holds: "object", within_s: float = WITHIN_S) -> None:
+    give_up = time.monotonic() + within_s
+    while not holds():  # type: ignore[operator]
+        if time.monotonic() > give_up:
+            raise SystemExit(f"not within {within_s:.0f} s: {what}")
+        time.sleep(1)
+    say(what)
+
+
+def walk() -> None:
+    say("three machines with sshd and nothing else; here a wheel of openbook and a snapshot of two shards")
+    wheel = next(WALK.glob("*.whl"))
+    (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(wheel), sort_keys=False))
+    with hosts() as made:
+        head = made[0]
+        for host in made:
+            until(f"{host.name} lets us in", host.listens, 60)
+        say("$ openbook deploy render topology.yaml; sh deploy/secrets.sh 10.77.0.1")
+        openbook("deploy", "render", str(WALK / "topology.yaml"), "--out", str(WALK))
+        run("sh", str(ROOT / "deploy/secrets.sh"), HEAD, env={**os.environ, "SECRETS": str(WALK / "deploy/secrets")})
+        begun = time.monotonic()
+        (WALK / "up.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
+        say("`ray up` has returned")
+        until("the Redis of the keys answers", lambda: "openbook-keys" in head.ssh("ls /root"))
+        settings = "OPENBOOK_ACCESS__KEYS=redis OPENBOOK_ACCESS__URL=$(~/openbook/bin/openbook deploy keys-url)"
+        add = f"{settings} ~/openbook/bin/openbook keys add walker"
+        say("$ ssh head: openbook keys add walker")
+        key = head.ssh(f"{add} 2>/dev/null").strip()
+        until("a question is answered", lambda: answered(key))
+        say(f"{QUESTION} {answered(key)}")
+        say(f"from nothing to an answer: {time.monotonic() - begun:.0f} s")
+        until(
+            "both workers serve both shards",
+            lambda: all("--shard 1" in str(host.processes()) for host in made[1:]),
+            120,
+        )
+
+        before = [host.processes() for host in made]
+        (WALK / "again.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
+        until("the second deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
+        for host, was in zip(made, before, strict=True):
+            now = host.processes()
+            gone = sorted(args for pid, args in was.items() if pid not in now and "ray::IDLE" not in args)
+            say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
+            assert not gone
+        assert answered(key)
+
+        say("host3 loses its power while a question is asked again and again")
+        made[2].kill()
+        failed = sum(not answered(key) for _ in range(10))
+        say(f"10 questions after that, {failed} failed")
+
+        (WALK / "down.log").write_text(ray("down", "-y", "deploy/ray/on-premise.yaml"))
+        say("`ray down` has returned")
+        for host in made[:2]:
+            try:
+                until(f"{host.name}: no process left", lambda host=host: not host.processes(), 180)
+            except SystemExit:
+                say(f"{host.name}: {host.processes()}")
+                raise
+            say(f"{host.name}: files left: {' '.join(host.files())}")
+
+
+def main() -> None:
+    if os.environ.get("OPENBOOK_WALKING") != "1":
+        shutil.rmtree(WALK, ignore_errors=True)
+        WALK.mkdir(mode=0o755)
+        (WALK / "tmp").mkdir()
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(WALK), str(ROOT))
+        documents = "\n".join(json.dumps(each) for each in DOCUMENTS)
+        (WALK / "documents.jsonl").write_text(documents)
+        openbook("build", str(WALK / "documents.jsonl"), "--out", str(WALK / "snapshot"), "--shards", "2")
+        environment = {
+            **os.environ,
+            "OPENBOOK_WALKING": "1",
+            "RAY_TMPDIR": str(WALK / "tmp"),
+            "TMPDIR": str(WALK / "tmp"),
+        }
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+        apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        walking = subprocess.Popen([*apart, sys.executable, __file__], env=environment)
+        try:
+            code = walking.wait()
+        except KeyboardInterrupt:
+            walking.send_signal(signal.SIGKILL)
+            code = walking.wait()
+        sys.exit(code)
+    walk()
+
+
+DOCUMENTS = [
+    {"id": "bell", "title": "Telephone", "text": "The telephone was invented by Alexander Graham Bell in 1876."},
+    {"id": "curie", "title": "Marie Curie", "text": "Marie Curie was born in Warsaw in 1867."},
+    {"id": "everest", "title": "Mount Everest", "text": "Mount Everest is the highest mountain on Earth."},
+    {"id": "nile", "title": "Nile", "text": "The Nile is a river in Africa, and the longest of all."},
+]
+
+if __name__ == "__main__":
+    main()
