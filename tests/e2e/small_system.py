@@ -10,7 +10,9 @@ from typing import Any
 
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.deadline import Check
+from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
+from openbook.core.origin import Origin
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidRequest
 from openbook.index.building.build import build_snapshot
@@ -19,11 +21,15 @@ from openbook.serving.launch import run
 from openbook.serving.launch.local import local_tiers
 from openbook.testing import HashEncoder, word_tokens
 
+TEXTS = [
+    ("bell", "Telephone", "Bell patented the telephone in 1876"),
+    ("curie", "Marie Curie", "Curie was born in Warsaw"),
+    ("moon", "Moon", "the Moon goes around the Earth"),
+    ("zurich", "Zürich", "Zürich liegt an der Limmat, 苏黎世"),
+]
 PASSAGES = [
-    Passage(0, "bell", "Telephone", "Bell patented the telephone in 1876"),
-    Passage(1, "curie", "Marie Curie", "Curie was born in Warsaw"),
-    Passage(2, "moon", "Moon", "the Moon goes around the Earth"),
-    Passage(3, "zurich", "Zürich", "Zürich liegt an der Limmat, 苏黎世"),
+    Passage(i, *each, Origin(document_digest=text_digest(each[2]), start=0, end=len(each[2]), path=f"{each[0]}.md"))
+    for i, each in enumerate(TEXTS)
 ]
 DIMENSION = 64
 QUESTION = "who patented the telephone"
@@ -111,7 +117,7 @@ def write_snapshot(folder: Path) -> Path:
     """Two shards of PASSAGES."""
     encoder = HashEncoder(DIMENSION)
     vectors = encoder.encode_passages(PASSAGES)
-    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint)
+    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, fields=())
     return folder
 
 

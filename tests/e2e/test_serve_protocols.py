@@ -55,6 +55,7 @@ from openbook.errors import (
     ShardUnavailable,
     SnapshotMismatch,
     Unauthenticated,
+    UnknownPassage,
 )
 from openbook.processes import free_ports, is_loopback
 from openbook.serving.access.key_file import KeyFileBook
@@ -162,6 +163,10 @@ def test_both_protocols_give_the_same(channel: grpc.Channel, http: httpx.Client,
     )
     for evidence in over_grpc["evidence"]:
         evidence["passage"]["id"] = int(evidence["passage"]["id"])  # protobuf writes 64 bits as text
+        origin = evidence["passage"].setdefault("origin", None)
+        assert bool(origin) == (evidence["passage"]["id"] >= 0)
+        if origin:
+            origin.setdefault("page", None)
     for name in ("n_searched", "n_total"):
         over_grpc["coverage"][name] = int(over_grpc["coverage"][name])
     for name in ("formulation", "decoding"):
@@ -170,6 +175,16 @@ def test_both_protocols_give_the_same(channel: grpc.Channel, http: httpx.Client,
     assert comparable(over_http) == comparable(over_grpc)
     assert bool(over_http["tokens"] or over_http["answers"]) == ("tokens" in options)
     assert ("Meucci" in over_http["answer"]) == ("passages" in options)
+
+
+def test_a_passage_is_found_by_its_lasting_id_over_both_protocols(client: Client, http: httpx.Client) -> None:
+    wanted = PASSAGES[3]
+    assert client.passage(wanted.lasting_id, around=2).passage == wanted
+    found = http.get(f"/v1/passages/{wanted.lasting_id}", params={"around": 2}).json()
+    assert (found["passage"]["id"], found["passage"]["origin"]["path"], found["before"]) == (3, "zurich.md", [])
+    with pytest.raises(UnknownPassage, match="has the lasting id"):
+        client.passage("0" * 32)
+    assert http.get("/v1/passages/4").status_code == 404
 
 
 def test_a_question_in_any_language_finds_its_passage(client: Client, http: httpx.Client) -> None:

@@ -201,6 +201,18 @@ def test_every_way_in_gives_the_same_answer_with_the_same_evidence(
     assert f"{evidence(over_http)[0][1]:.4f}" in asked.stdout
 
 
+def test_evidence_is_found_where_it_comes_from(system: System) -> None:
+    _, answer = post(system, question=QUESTION, k=1)
+    (evidence,) = answer["evidence"]  # type: ignore[misc, attr-defined]
+    (document,) = (text for title, text in DOCUMENTS if title == evidence["passage"]["title"])
+    origin = evidence["passage"]["origin"]
+    assert document[origin["start"] : origin["end"]] == evidence["passage"]["text"]
+    command = [*OPENBOOK, "passages", "get", system.grpc, evidence["passage"]["lasting_id"], "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["origin"] == {**origin, "fields": {}}
+
+
 @pytest.mark.parametrize("formulation", ["sequence", "token"])
 def test_every_word_has_its_passages_to_the_bit_whichever_the_way_in(system: System, formulation: str) -> None:
     how = {"formulation": formulation, "n_beams": 1, "tokens": True}

@@ -6,12 +6,14 @@ import pytest
 from rich.console import Console
 
 from openbook import terminal
+from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Decoding, Formulation, Passage
 from openbook.index.client.publish import Listed
 from openbook.rag.answer import Answer, Evidence
 
 RECALL = {1: 1.0, 5: 0.974, 10: 0.97, 100: 0.933}
 ID = "b38af0116e6486da5fcc9138ad098c59"
+ORIGIN = Origin(document_digest="0" * 64, start=0, end=499, path="handbook.pdf", section="Life", page=3)
 STAGES = ("cache", "encode", "search", "fetch", "generate", "total")
 
 
@@ -43,7 +45,7 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
     response = Answer(
         text="Alexander Graham Bell",
         log_likelihood=-12.345,
-        evidence=(Evidence(Passage(1, "", "Telephone", "word " * 100), -12.3456, 0.0, 0.0),),
+        evidence=(Evidence(Passage(1, "", "Telephone", "word " * 100, ORIGIN), -12.3456, 0.0, 0.0),),
         formulation=Formulation.SEQUENCE,
         decoding=Decoding.THOROUGH,
         snapshot_id=ID,
@@ -56,10 +58,11 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
         timings=dict.fromkeys(STAGES, 0.999),
     )
     terminal.print_answer("who invented the telephone?", response)
-    below = [line.strip("│ ") for line in screen.export_text().splitlines()][-5:-1]
+    below = [line.strip("│ ") for line in screen.export_text(clear=False).splitlines()][-5:-1]
     assert below[:3] == [
         "  ".join(f"{stage} 999" for stage in STAGES) + " ms",
         "RAG-Sequence  log p(y|x) -12.345  embedding from cache",
         f"snapshot {ID[:12]}  generator {ID[:12]}",
     ]
     assert below[3].startswith("PARTIAL")
+    assert "handbook.pdf · Life · page 3" in screen.export_text(clear=False)

@@ -41,6 +41,7 @@ COLUMN: dict[FieldType, np.dtype[Any]] = {
     FieldType.FLOAT: np.dtype("<f8"),
     FieldType.BOOL: np.dtype("i1"),
 }
+# What stands where a document has none; of texts that is the empty one.
 MISSING: dict[FieldType, Any] = {FieldType.INT: -(1 << 63), FieldType.FLOAT: np.nan, FieldType.BOOL: -1}
 MOST = (1 << 31) - 1
 REMEMBERED = 1 << 16
@@ -129,10 +130,10 @@ class OriginsWriter:
         self._dates.append(self._number(origin.date))
         for field, column in zip(self._fields, self._columns, strict=True):
             value = origin.fields.get(field.name)
-            if COLUMN[field.type] is NUMBER:
-                column.append(self._number(str(value or "")))
-            else:
+            if field.type in MISSING:
                 column.append(MISSING[field.type] if value is None else value)
+            else:
+                column.append(self._number(str(value or "")))
 
     def _number(self, text: str) -> int:
         if (number := self._numbers.get(text)) is not None:
@@ -172,20 +173,24 @@ class Origins:
         return len(self._places)
 
     def __getitem__(self, position: int) -> Origin:
-        row, start, end, section, page = self._places[position].item()
-        document, string = self._documents[row], self._strings.__getitem__
+        row, start, end, section, page = self._places.item(position)
+        digest, path, url = self._documents.item(row)
+        string = self._string
         return Origin(
-            document_digest=document["digest"].tobytes().hex(),
+            document_digest=digest.hex(),
             start=start,
             end=end,
-            path=string(int(document["path"])),
-            url=string(int(document["url"])),
+            path=string(path),
+            url=string(url),
             section=string(section),
             page=page or None,
-            language=string(int(self._languages[row])),
-            date=string(int(self._dates[row])),
-            fields=dict(self._values(row)),
+            language=string(self._languages.item(row)),
+            date=string(self._dates.item(row)),
+            fields=self._values(row),
         )
+
+    def _string(self, number: int) -> str:
+        return self._strings[number] if number else ""
 
     def candidates(self, lasting_id: str) -> list[int]:
         """The positions of the passages whose lasting id begins like this one: hardly ever more than one."""
@@ -193,18 +198,15 @@ class Origins:
         first, end = (int(np.searchsorted(self._lasting, key, side)) for side in ("left", "right"))
         return [int(position) for position in self._positions[first:end]]
 
-    def _values(self, row: int) -> "list[tuple[str, FieldValue]]":
-        found = []
+    def _values(self, row: int) -> dict[str, FieldValue]:
+        found: dict[str, FieldValue] = {}
         for field, column in zip(self._fields, self._columns, strict=True):
-            value: Any = column[row].item()
-            if COLUMN[field.type] is NUMBER:
-                value = self._strings[value] or None
-            elif value == MISSING[field.type] or value != value:
-                value = None
-            elif field.type is FieldType.BOOL:
-                value = bool(value)
-            if value is not None:
-                found.append((field.name, value))
+            value: Any = column.item(row)
+            if field.type in MISSING:
+                if value != MISSING[field.type] and value == value:  # which NaN is not
+                    found[field.name] = bool(value) if field.type is FieldType.BOOL else value
+            elif value:
+                found[field.name] = self._strings[value]
         return found
 
 
@@ -230,10 +232,10 @@ def check_origins(folder: Path, fields: Sequence[Field], n_passages: int) -> Non
     ]
     names = [LANGUAGES, DATES]
     for number, field in enumerate(fields):
-        if COLUMN[field.type] is NUMBER:
-            names.append(field_file(number))
-        else:
+        if field.type in MISSING:
             read_array(folder / field_file(number), COLUMN[field.type], (len(documents),))
+        else:
+            names.append(field_file(number))
     columns += [(name, read_array(folder / name, NUMBER, (len(documents),)), n_strings) for name in names]
     for name, column, limit in columns:
         if len(column) and not (column.min() >= 0 and column.max() < limit):

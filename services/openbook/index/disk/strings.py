@@ -49,7 +49,7 @@ class Strings:
         return len(self._offsets) - 1
 
     def __getitem__(self, position: int) -> str:
-        return self.some(position, 1)[0]
+        return self._texts[self._offsets.item(position) : self._offsets.item(position + 1)].decode()
 
     def some(self, first: int, n: int) -> list[str]:
         """As many from a position on. Raises UnicodeDecodeError."""
