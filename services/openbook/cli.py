@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from openbook.core.types import Decoding, Formulation
+from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.keys import keys_app
@@ -59,6 +59,7 @@ def build(
     former: Annotated[
         Path | None, typer.Option("--from", help="A former snapshot: only what is not in it is encoded.")
     ] = None,
+    bm25: Annotated[bool, typer.Option(help="Index the words too, for the retrievers bm25 and hybrid.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
     fields: Annotated[
         list[str] | None,
@@ -95,6 +96,7 @@ def build(
             exact_dtype=cast("ExactDtype", exact_dtype),
             vectors=vectors,
             former=former,
+            bm25=bm25,
             on_progress=on_progress,
             on_failure=raise_it if strict else failures.append,
             fields=tuple(map(Field.parse, fields or ())),
@@ -153,6 +155,15 @@ def index_root(
 
     Root.create(folder, snapshot)
     print(f"{folder}: serves {snapshot}")
+
+
+@index_app.command("bm25")
+def index_bm25(snapshot: Annotated[Path, typer.Argument(help="The folder of a snapshot.")]) -> None:
+    """Index the words of a snapshot built without them. Servers find it at their next question."""
+    from openbook.index.building.build import add_bm25
+
+    n_passages = add_bm25(snapshot)
+    print(f"{snapshot}: words of {n_passages} passages indexed")
 
 
 Servers = Annotated[list[str] | None, typer.Option("--index", help="host:port of every index server.")]
@@ -257,6 +268,12 @@ def ask(
     nprobe: Annotated[int | None, typer.Option(help="IVF: cells looked at.")] = None,
     ef_search: Annotated[int | None, typer.Option(help="HNSW: candidates kept.")] = None,
     rerank_factor: Annotated[int | None, typer.Option(help="Candidates per hit scored exactly.")] = None,
+    retriever: Annotated[
+        RetrieverKind | None, typer.Option(help="Who finds passages: the query, the question's words, or both.")
+    ] = None,
+    bm25_weight: Annotated[
+        float | None, typer.Option(help="Hybrid: dense + so much of BM25's; if not given, ranks decide.")
+    ] = None,
     without: Annotated[
         list[int] | None, typer.Option("--without", help="Id of a passage that is no evidence; each its --without.")
     ] = None,
@@ -341,6 +358,8 @@ def evaluate(
     ] = False,
     passages: Annotated[int, typer.Option(help="Passages to search with --retrieve.")] = 100,
     split: Annotated[str, typer.Option(help="Of BEIR's qrels.")] = "test",
+    retriever: Annotated[RetrieverKind, typer.Option(help="Who finds passages with --retrieve.")] = RetrieverKind.DENSE,
+    bm25_weight: Annotated[float | None, typer.Option(help="Hybrid: as for `openbook ask`.")] = None,
     pages: Annotated[str, typer.Option(help="KILT's pages are documents of this 'id', or of this 'title'.")] = "id",
     k: Annotated[int, typer.Option(help="Passages to read.")] = 5,
     formulation: Annotated[list[Formulation] | None, typer.Option(help="Sequence if not given; or both.")] = None,
@@ -378,6 +397,7 @@ def evaluate(
     with build_progress() as on_progress:
         if retrieve:
             ranked = {"split": split, "pages": pages, "n_passages": passages}
+            ranked |= {"retriever": retriever, "bm25_weight": bm25_weight}
             evaluate_retrieval(section(RankingSettings, "openbook evaluate", **asked, **ranked), on_progress)
         else:
             settings = section(

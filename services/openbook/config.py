@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from openbook.core.types import Decoding, Formulation, GenerationSettings, RetrievalSettings
+from openbook.core.types import (
+    MAX_BM25_WEIGHT,
+    Decoding,
+    Formulation,
+    GenerationSettings,
+    RetrievalSettings,
+    RetrieverKind,
+)
 from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.secret import SecretRedisUrl, SecretText, told
 
@@ -187,6 +194,10 @@ class AnswerDefaults(Section):
     length_penalty: float = 1.0  # above 0 longer answers are preferred
     timeout_s: Seconds = 30.0  # time from arrival within which an answer is worth having
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 1.0  # answer if this share of the passages was searched
+    # who finds the passages: the query, the question's words (the snapshot needs a BM25 index), or both
+    retriever: RetrieverKind = RetrieverKind.DENSE
+    # hybrid: the score is dense + so much of BM25's; with none, the ranks of both decide
+    bm25_weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] | None = None
     max_k: Positive = 100  # more are refused
     max_work: Positive = 100_000  # k x (300 + n_beams x max_new_tokens); more is refused, which bounds memory
     max_question_chars: Positive = 2000  # longer questions are refused
@@ -207,7 +218,9 @@ class AnswerDefaults(Section):
 
     def retrieval(self) -> RetrievalSettings:
         """What a request that asks for nothing special retrieves."""
-        return RetrievalSettings(k=self.k, min_coverage=self.min_coverage)
+        return RetrievalSettings(
+            k=self.k, min_coverage=self.min_coverage, retriever=self.retriever, bm25_weight=self.bm25_weight
+        )
 
     def generation(self) -> GenerationSettings:
         """The decoding settings of a request that asks for nothing special."""

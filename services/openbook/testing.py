@@ -13,8 +13,9 @@ from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
 from openbook.core.marginal import label_log_marginal, log_prior
 from openbook.core.origin import Located, is_lasting_id, position_of
-from openbook.core.topk import canonical_scores, check_coverage, check_search, top_k
+from openbook.core.topk import canonical_scores, check_coverage, check_questions, check_search, top_k
 from openbook.core.types import (
+    Candidates,
     Classification,
     Coverage,
     Float32,
@@ -23,6 +24,7 @@ from openbook.core.types import (
     Generation,
     GenerationSettings,
     Hits,
+    Int64,
     Passage,
     RetrievalSettings,
     Retrieved,
@@ -158,11 +160,36 @@ class ExactIndex:
     async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         context.deadline.check("search")
         queries = check_search(queries, settings.k, self.dimension, max_k=1000, max_rows=1024)
+        searched, coverage = self._searched(settings)
+        scores = np.stack([canonical_scores(query, self._vectors[searched]) for query in queries])
+        return Hits(*top_k(np.tile(searched, (len(queries), 1)), scores, settings.k), self.snapshot_id, coverage)
+
+    async def candidates(
+        self, questions: Sequence[str], queries: Float32 | None, settings: RetrievalSettings, context: Context
+    ) -> Candidates:
+        """All passages that can be searched, and their scores by bm25s itself: who ranks them sees the best."""
+        import bm25s
+
+        context.deadline.check("candidates")
+        check_questions(questions, settings.k, max_k=1000, max_rows=1024)
+        searched, coverage = self._searched(settings)
+        texts = [f"{passage.title}. {passage.text}" for passage in self._passages]
+        passages = bm25s.tokenize(texts, stopwords="en", return_ids=False, show_progress=False)
+        index = bm25s.BM25()
+        index.index(passages, show_progress=False)
+        asked = bm25s.tokenize(list(questions), stopwords="en", return_ids=False, show_progress=False)
+        bm25 = np.stack([index.get_scores_from_ids(index.get_tokens_ids(words)) for words in asked])[:, searched]
+        dense = np.zeros_like(bm25)
+        if queries is not None:
+            queries = check_search(queries, settings.k, self.dimension, max_k=1000, max_rows=1024)
+            dense = np.stack([canonical_scores(query, self._vectors[searched]) for query in queries])
+        return Candidates(np.tile(searched, (len(questions), 1)), dense, bm25, self.snapshot_id, coverage)
+
+    def _searched(self, settings: RetrievalSettings) -> tuple[Int64, Coverage]:
         searched = np.flatnonzero(~np.isin(self._shards, list(self.missing_shards)))
         coverage = Coverage(len(searched), self.n_passages, tuple(sorted(self.missing_shards)))
         check_coverage(coverage, settings.min_coverage)
-        scores = np.stack([canonical_scores(query, self._vectors[searched]) for query in queries])
-        return Hits(*top_k(np.tile(searched, (len(queries), 1)), scores, settings.k), self.snapshot_id, coverage)
+        return searched, coverage
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
         context.deadline.check("fetch")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from openbook.core.context import NEVER, Context, is_harmless
 from openbook.core.deadline import Deadline
 from openbook.core.origin import FieldValue, Origin
-from openbook.core.types import Float32, Hits, Passage, SearchParameters
+from openbook.core.types import Candidates, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
 from openbook.v1 import common_pb2, index_pb2
 
@@ -109,6 +109,25 @@ def hits_from_wire(response: index_pb2.SearchResponse) -> Hits:
         scores=_array("scores", response.scores, response.rows, response.k, FLOAT32),
         snapshot_id=response.snapshot_id,
     )
+
+
+def candidates_to_wire(candidates: Candidates) -> index_pb2.SearchResponse:
+    """From (n, m) candidates."""
+    hits = Hits(candidates.ids, candidates.dense, candidates.snapshot_id)
+    response = hits_to_wire(hits)
+    response.bm25 = candidates.bm25.astype(FLOAT32, copy=False).tobytes()
+    return response
+
+
+def candidates_from_wire(response: index_pb2.SearchResponse) -> Candidates:
+    """To (n, m) candidates, read-only and without a copy.
+
+    Raises:
+        InvalidRequest: ids or scores are not rows * k numbers long.
+    """
+    hits = hits_from_wire(response)
+    bm25 = _array("bm25", response.bm25, response.rows, response.k, FLOAT32)
+    return Candidates(hits.ids, hits.scores, bm25, hits.snapshot_id)
 
 
 def passage_to_wire(passage: Passage) -> common_pb2.Passage:

@@ -186,6 +186,29 @@ def test_the_command_searches_servers_and_prints_the_table(data: Path, tmp_path:
     assert isinstance(refused.exception, InvalidRequest)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--retriever", "bm25"], "by bm25."),
+        (["--retriever", "hybrid"], "by hybrid."),
+        (["--retriever", "hybrid", "--bm25-weight", "0.5"], "by hybrid with 0.5 of BM25."),
+    ],
+)
+def test_other_retrievers_rank_in_their_own_order(data: Path, tmp_path: Path, asked: list[str], told: str) -> None:
+    out = tmp_path / "out"
+    options = ["--retrieve", "--threads", "1", "--out", str(out), "--snapshot", str(data / "snapshot"), *asked]
+    done = CliRunner().invoke(app, ["evaluate", str(data / "beir"), str(data / "answers.jsonl"), *options])
+    assert done.exit_code == 0, done.output
+    assert f"100 passages are searched for each, {told}" in done.stdout
+    by_id = {ranking.id: ranking for ranking in rankings(out)}
+    assert by_id["a2"].worth["has_answer@1"] == 1.0
+    assert by_id["q3"].found[0] == "curie"
+    run = [line.split() for line in (out / "beir.trec").read_text().splitlines() if line.startswith("q3 ")]
+    assert [row[2] for row in run] == list(by_id["q3"].found)
+    scores = [float(row[4]) for row in run]
+    assert scores == sorted(scores, reverse=True)
+
+
 def test_what_cannot_be_searched_for_is_named(data: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "long.jsonl", [{"id": "q9", "question": "why " * 600, "answers": ["so"]}])
     with pytest.raises(InvalidRequest, match="long, between questions q9 and q9: question has 602 tokens"):

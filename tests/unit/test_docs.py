@@ -139,7 +139,11 @@ def test_a_page_of_one_command_names_its_options(page: str, command: str) -> Non
 
 
 def options(command: str) -> set[str]:
-    return {option for parameter in find(command.split())[0].params for option in parameter.opts}
+    return {
+        option
+        for parameter in find(command.split())[0].params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def test_what_make_is_told_is_a_target() -> None:

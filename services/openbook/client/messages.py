@@ -7,13 +7,17 @@ from typing import Any, TypedDict, TypeVar
 import grpc
 
 from openbook import wire
-from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, Token
+from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, RetrieverKind, Token
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded, from_grpc_code
 from openbook.rag.answer import Alternative, Answer, Event, Evidence, Excerpt, Label, Retrieval
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, PassageRequest, RetrieveRequest
 
-ENUMS = {"formulation": answer_pb2.Formulation, "decoding": answer_pb2.Decoding}
+ENUMS: dict[str, Any] = {
+    "formulation": answer_pb2.Formulation,
+    "decoding": answer_pb2.Decoding,
+    "retriever": answer_pb2.Retriever,
+}
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -27,6 +31,8 @@ class RetrieveOptions(TypedDict, total=False):
     ef_search: int | None
     rerank_factor: int | None
     without: Sequence[int] | None
+    retriever: RetrieverKind | None
+    bm25_weight: float | None
     passages: Sequence[OwnPassage] | None
     request_id: str | None
 
@@ -58,7 +64,7 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     """
     message = kind(question=question, timeout_s=timeout_s)
     for name, value in options.items():
-        if isinstance(value, Formulation | Decoding):
+        if isinstance(value, Formulation | Decoding | RetrieverKind):
             value = ENUMS[name].Value(f"{name.upper()}_{value.name}")
         if name == "passages" and value is not None:
             value = [answer_pb2.OwnPassage(**asdict(each)) for each in value]

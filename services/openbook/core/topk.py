@@ -86,6 +86,14 @@ def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[s
         )
 
 
+def check_questions(questions: Sequence[str], k: int, max_k: int, max_rows: int) -> None:
+    """Raises InvalidRequest where the best k cannot be searched for by the words of so many questions."""
+    if not 1 <= k <= max_k:
+        raise InvalidRequest(f"k must be 1..{max_k}, got {k}")
+    if not 1 <= len(questions) <= max_rows:
+        raise InvalidRequest(f"questions must be 1..{max_rows}, got {len(questions)}")
+
+
 def check_search(
     queries: NDArray[np.generic], k: int, dimension: int, max_k: int, max_rows: int, max_norm: float = math.inf
 ) -> Float32:

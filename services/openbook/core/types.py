@@ -19,6 +19,8 @@ NO_HIT = -1
 """The id of an empty slot; its score is -inf."""
 MAX_SEARCH_PARAMETER = 1 << 20
 """Beyond any index's cells; keeps numbers from the wire far from what overflows in FAISS."""
+MAX_BM25_WEIGHT = 1000.0
+"""BM25's scores are several times larger than inner products of unit vectors: useful weights are below 1."""
 MAX_WITHOUT = 100
 """Passages that can be left out of an answer."""
 MAX_LABELS = 256
@@ -41,6 +43,14 @@ class Decoding(StrEnum):
 
     THOROUGH = "thorough"
     FAST = "fast"
+
+
+class RetrieverKind(StrEnum):
+    """Who finds the passages, and by what the prior judges them: see `openbook.core.fusion`."""
+
+    DENSE = "dense"
+    BM25 = "bm25"
+    HYBRID = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,8 @@ class RetrievalSettings(SearchParameters):
     k: int = 5  # 0: none but the caller's own
     min_coverage: float = 1.0  # answer if this share of all passages can be searched; 1: of all or not at all
     without: tuple[int, ...] = ()  # ids of passages to be left out, as if the index had none such
+    retriever: RetrieverKind = RetrieverKind.DENSE
+    bm25_weight: float | None = None  # hybrid: the score is dense + so much of BM25's; None fuses by rank
 
     def __post_init__(self) -> None:
         SearchParameters.__post_init__(self)  # `super()` would look for the class as it was before it got slots
@@ -111,6 +123,8 @@ class RetrievalSettings(SearchParameters):
         _check_range("passages of without", len(self.without), 0, MAX_WITHOUT)
         for passage_id in self.without:
             _check_range("without", passage_id, 0, 2**63 - 1)
+        if self.bm25_weight is not None:
+            _check_range("bm25_weight", self.bm25_weight, 0.0, MAX_BM25_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,20 @@ class Hits:
 
     ids: Int64  # (n, k)
     scores: Float32  # (n, k)
+    snapshot_id: str
+    coverage: Coverage = UNKNOWN_COVERAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """For each question the passages that are among the best by its query or by its words, with both scores of each.
+
+    In no order; empty slots, id NO_HIT, may be anywhere.
+    """
+
+    ids: Int64  # (n, m)
+    dense: Float32  # (n, m) inner products; 0 where nobody asked for them
+    bm25: Float32  # (n, m) 0 where a passage has no word of the question
     snapshot_id: str
     coverage: Coverage = UNKNOWN_COVERAGE
 

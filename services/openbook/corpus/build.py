@@ -82,12 +82,13 @@ def build_corpus(
     exact_dtype: ExactDtype = "float32",
     vectors: Path | None = None,
     former: Path | None = None,
+    bm25: bool = True,
     on_progress: OnProgress = lambda stage, done, total: None,
     on_failure: OnFailure = raise_it,
     fields: tuple[Field, ...] = (),
     on_changes: Callable[[Changes], None] = lambda changes: None,
 ) -> Manifest:
-    """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype` as for `index.building.build`.
+    """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25` as for `index.building.build`.
 
     What cannot be read is left out and told to `on_failure`, also where a build goes on that left it out before;
     if nobody is there to be told, the first ends the build.
@@ -166,6 +167,7 @@ def build_corpus(
             fields=fields,
             exact_dtype=exact_dtype,
             embedded_by=None if vectors else model.embeds_passages_by,
+            bm25=bm25,
         )
         shutil.rmtree(work)
     return manifest

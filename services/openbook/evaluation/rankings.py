@@ -58,7 +58,7 @@ def as_markdown(plan: Mapping[str, Any], results: Sequence[RankingResult]) -> st
     text = [
         "# Retrieval\n",
         "Per cent, with 95 % bootstrap intervals over the questions. "
-        f"{plan['n_passages']} passages are searched for each.",
+        f"{plan['n_passages']} passages are searched for each, by {_retriever(plan)}.",
     ]
     for kind, columns in COLUMNS.items():
         if of_kind := [result for result in results if result.judged_by == kind]:
@@ -76,6 +76,11 @@ def as_markdown(plan: Mapping[str, Any], results: Sequence[RankingResult]) -> st
                 for each in of_kind
             ]
     return "\n".join([*text, ""])
+
+
+def _retriever(plan: Mapping[str, Any]) -> str:
+    weight = plan["bm25_weight"]
+    return f"{plan['retriever']}{'' if weight is None else f' with {weight} of BM25'}"
 
 
 def as_trec(rankings: Sequence[Ranking]) -> Iterator[str]:

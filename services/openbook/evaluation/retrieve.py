@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openbook.core.types import Retrieved
+from openbook.core.types import RetrievalSettings, Retrieved
 from openbook.errors import InvalidRequest
 from openbook.evaluation.judged import Judged, read_judged
 from openbook.evaluation.rankings import RANKINGS, Ranking, RankingResult, as_markdown, as_trec, summarise
@@ -68,6 +68,8 @@ async def _search(
             "seed": settings.seed,
             "pages": settings.pages,
             "n_passages": settings.n_passages,
+            "retriever": settings.retriever,
+            "bm25_weight": settings.bm25_weight,
             "index": library.description,
             "encoder": settings.encoder.model,
             "encoder_fingerprint": library.encoder.fingerprint,
@@ -76,15 +78,15 @@ async def _search(
         log = RecordLog(settings.out, plan, Ranking, RANKINGS)
         for batch in batches[log.keep([len(batch.judged) for batch in batches]) :]:
             on_progress(batch.file, batch.n_before, batch.n_of_file)
-            log.append(await _rank(library, batch, settings.n_passages))
+            log.append(await _rank(library, batch, settings.retrieval))
             on_progress(batch.file, batch.n_before + len(batch.judged), batch.n_of_file)
         return plan, log.read()
 
 
-async def _rank(library: Library, batch: _Batch, n_passages: int) -> list[Ranking]:
+async def _rank(library: Library, batch: _Batch, retrieval: RetrievalSettings) -> list[Ranking]:
     questions = [each.question for each in batch.judged]
     try:
-        found = await library.find(questions, n_passages)
+        found = await library.find(questions, retrieval)
     except InvalidRequest as error:
         first, last = questions[0].id, questions[-1].id
         raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None

@@ -8,7 +8,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, Positive, Section
-from openbook.core.types import Decoding, Formulation, GenerationSettings
+from openbook.core.types import (
+    MAX_BM25_WEIGHT,
+    Decoding,
+    Formulation,
+    GenerationSettings,
+    RetrievalSettings,
+    RetrieverKind,
+)
 from openbook.errors import InvalidRequest
 
 N_SEARCHED = 20
@@ -62,6 +69,8 @@ class RankingSettings(SearchSettings):
     split: str = "test"  # of a folder in BEIR's layout: which file of qrels
     pages: Literal["id", "title"] = "id"  # KILT's pages are a snapshot's documents of this id, or of this title
     n_passages: Annotated[int, Field(ge=N_RANKED, le=1000)] = N_RANKED  # searched; documents have several of them
+    retriever: RetrieverKind = RetrieverKind.DENSE
+    bm25_weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] | None = None  # see `RetrievalSettings`
     batch: Annotated[int, Field(ge=1, le=1024)] = 64  # questions encoded and searched together
 
     @model_validator(mode="after")
@@ -69,6 +78,11 @@ class RankingSettings(SearchSettings):
         if self.n_sources != 1:
             raise ValueError("name a snapshot or index servers, one of them")
         return self
+
+    @property
+    def retrieval(self) -> RetrievalSettings:
+        """What is searched for."""
+        return RetrievalSettings(k=self.n_passages, retriever=self.retriever, bm25_weight=self.bm25_weight)
 
 
 class EvaluationSettings(SearchSettings):

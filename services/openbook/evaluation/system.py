@@ -23,6 +23,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
+from openbook.rag.retrieving import find, needs_queries
 
 PATIENCE_S = 60.0
 """For a server in this process, which shares its cores with the models."""
@@ -37,15 +38,16 @@ class Library:
     snapshot_id: str  # when the evaluation began
     description: dict[str, Any]
 
-    async def find(self, questions: Sequence[Question], n: int) -> list[Retrieved]:
-        """The best n passages of each.
+    async def find(self, questions: Sequence[Question], retrieval: RetrievalSettings) -> list[Retrieved]:
+        """The best k passages of each, best first.
 
         Raises:
             SnapshotMismatch: another snapshot was published since the evaluation began.
             InvalidRequest: a question has more tokens than the encoder can read.
         """
-        queries = await asyncio.to_thread(self.encoder.encode_questions, [question.text for question in questions])
-        hits = await self.index.search(queries, RetrievalSettings(k=n), Context())
+        texts = [question.text for question in questions]
+        queries = await asyncio.to_thread(self.encoder.encode_questions, texts) if needs_queries(retrieval) else None
+        hits = await find(self.index, texts, queries, retrieval, Context())
         if hits.snapshot_id != self.snapshot_id:
             raise SnapshotMismatch(f"evaluated is snapshot {self.snapshot_id}, and now {hits.snapshot_id} is published")
         rows = zip(hits.ids, hits.scores, strict=True)
@@ -85,7 +87,7 @@ class System:
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
         """At least as many passages as are read, best first. Raises as `Library.find`."""
         if self.library:
-            return await self.library.find(questions, max(self.settings.k, N_SEARCHED))
+            return await self.library.find(questions, RetrievalSettings(k=max(self.settings.k, N_SEARCHED)))
         own = [Passage(0, question.id, question.title, question.context) for question in questions]
         return [Retrieved((passage,), np.zeros(1, np.float32), "") for passage in own]
 

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from openbook.core.types import (
     GenerationSettings,
     Hits,
     OwnPassage,
-    Passage,
     ReplySettings,
     RetrievalSettings,
     Retrieved,
@@ -31,7 +29,9 @@ from openbook.errors import InvalidRequest, ShardUnavailable
 from openbook.rag.answer import Answer, Excerpt, Retrieval, alternative, evidence_of, labels_of
 from openbook.rag.cached import Generations, Queries
 from openbook.rag.excerpt import excerpt
+from openbook.rag.own import as_passage, check_retriever, check_text, joined
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
+from openbook.rag.retrieving import find, needs_queries
 from openbook.rag.stopwatch import Stopwatch
 
 BARE = ReplySettings()
@@ -168,50 +168,49 @@ class Pipeline:
         watch: Stopwatch,
     ) -> tuple[str, Retrieved, bool]:
         question = check_text("question", question, self._limits.max_question_chars)
-        passages = [self._passage(number, each) for number, each in enumerate(own)]
-        query, cached = await self._query(question, context, watch)
-        retrieved = NOTHING if settings.k == 0 else await self._retrieve(query, settings, context, watch)
+        passages = [as_passage(number, each, self._limits.max_passage_chars) for number, each in enumerate(own)]
         if passages:
+            check_retriever(settings)
+        query, cached = None, False
+        if needs_queries(settings):
+            query, cached = await self._query(question, context, watch)
+        retrieved = NOTHING if settings.k == 0 else await self._retrieve(question, query, settings, context, watch)
+        if query is not None and passages:
             with watch.stage("encode passages", context) as inner:
                 vectors = await self._encoder.encode_own(passages, inner)
-            retrieved = _joined(retrieved, passages, canonical_scores(query, vectors))
+            retrieved = joined(retrieved, passages, canonical_scores(query, vectors))
         if not retrieved.passages:
-            raise InvalidRequest(
-                f"there must be a passage to answer from: without leaves out {len(settings.without)}, all of them"
-            )
+            raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
         return question, retrieved, cached
 
-    def _passage(self, number: int, own: OwnPassage) -> Passage:
-        """One of the caller's own, under an id that no passage of an index has."""
-        limit = self._limits.max_passage_chars
-        text = check_text(f"passages[{number}].text", own.text, limit)
-        title, document_id = (
-            own_text and check_text(f"passages[{number}].{name}", own_text, limit)
-            for name, own_text in (("title", own.title), ("document_id", own.document_id))
-        )
-        return Passage(-1 - number, document_id, title, text)
-
     async def _retrieve(
-        self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch
+        self,
+        question: str,
+        query: Float32 | None,
+        settings: RetrievalSettings,
+        context: Context,
+        watch: Stopwatch,
     ) -> Retrieved:
-        hits = await self._search(query, settings, context, watch)
+        hits = await self._search(question, query, settings, context, watch)
         try:
             return await self._fetch(hits, context, watch)
         except ShardUnavailable:
             if settings.min_coverage == 1.0:
                 raise
             # A shard that took part in the search is gone by now: do without it.
-            return await self._fetch(await self._search(query, settings, context, watch), context, watch)
+            return await self._fetch(await self._search(question, query, settings, context, watch), context, watch)
 
-    async def _search(self, query: Float32, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Hits:
-        wider = replace(settings, k=settings.k + len(set(settings.without)), without=())
-        with watch.stage("search", context, k=wider.k) as inner:
-            hits = await self._retriever.search(query[None, :], wider, inner)
-        if not settings.without:
-            return hits
-        kept = ~np.isin(hits.ids[0], settings.without)
-        best = np.flatnonzero(kept)[: settings.k]
-        return replace(hits, ids=hits.ids[:, best], scores=hits.scores[:, best])
+    async def _search(
+        self,
+        question: str,
+        query: Float32 | None,
+        settings: RetrievalSettings,
+        context: Context,
+        watch: Stopwatch,
+    ) -> Hits:
+        queries = None if query is None else query[None, :]
+        with watch.stage("search", context, k=settings.k, retriever=settings.retriever) as inner:
+            return await find(self._retriever, [question], queries, settings, inner)
 
     async def _fetch(self, hits: Hits, context: Context, watch: Stopwatch) -> Retrieved:
         found = hits.ids[0] != NO_HIT
@@ -271,27 +270,7 @@ class Pipeline:
         )
 
 
-def check_text(name: str, text: str, max_chars: int) -> str:
-    """The text without surrounding white space.
-
-    Raises:
-        InvalidRequest: it is empty, longer than `max_chars` or not encodable as UTF-8.
-    """
-    text = text.strip()
-    if not text:
-        raise InvalidRequest(f"{name} must have 1..{max_chars} characters, got none")
-    if len(text) > max_chars:
-        raise InvalidRequest(f"{name} must have 1..{max_chars} characters, got {len(text)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{name} must be UTF-8 text, got {error.object[error.start]!a} at {error.start}") from None
-    return text
-
-
-def _joined(retrieved: Retrieved, passages: Sequence[Passage], scores: Float32) -> Retrieved:
-    """What was found and these, by (score descending, id ascending) as an index that held them all would give them."""
-    of_all = (*retrieved.passages, *passages)
-    all_scores = np.concatenate([retrieved.scores, scores])
-    order = np.lexsort((np.array([passage.id for passage in of_all]), -all_scores))
-    return replace(retrieved, passages=tuple(of_all[i] for i in order), scores=all_scores[order])
+def _why_none(settings: RetrievalSettings) -> str:
+    if settings.without:
+        return f"without leaves out {len(settings.without)}, all of them"
+    return "none has a word of the question, and retriever bm25 looks for nothing else"

@@ -6,6 +6,7 @@ from typing import Protocol
 from openbook.core.context import Context
 from openbook.core.origin import Located
 from openbook.core.types import (
+    Candidates,
     Float32,
     Generation,
     GenerationSettings,
@@ -78,7 +79,7 @@ class Retriever(Protocol):
     """The index tier: all shards as one."""
 
     async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
-        """The top k of each of the (n, d) queries over all shards, from one snapshot.
+        """The top k of each of the (n, d) queries over all shards, from one snapshot, by query alone.
 
         Where shards are gone and at least `min_coverage` of all passages can be searched, the top k of those, and
         within the deadline. The hits' coverage says what was searched.
@@ -89,6 +90,19 @@ class Retriever(Protocol):
             ShardUnavailable: a shard has no replica that answers, and the others cover too little.
             SnapshotMismatch: the shards serve different snapshots.
             DeadlineExceeded: not in time.
+        """
+        ...
+
+    async def candidates(
+        self, questions: Sequence[str], queries: Float32 | None, settings: RetrievalSettings, context: Context
+    ) -> Candidates:
+        """What `openbook.core.fusion.fuse` ranks: of each question the best by BM25, whose statistics are those of the
+        whole snapshot, and with queries also the best by query; as many as `fusion.depth` says, with both scores of
+        each. All from one snapshot, also when another one is published meanwhile.
+
+        Raises:
+            InvalidRequest: as `search`; the snapshot has no words to search for.
+            ShardUnavailable, SnapshotMismatch, DeadlineExceeded: as `search`.
         """
         ...
 

@@ -1,13 +1,13 @@
 """BM25 in the dense retriever's place (section 4.5): its scores are the logits of the prior."""
 
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-import bm25s
 import numpy as np
 
-from openbook.core.topk import top_k
-from openbook.core.types import Float32, Int64
+from openbook.core.types import NO_HIT, Float32, Int64
+from openbook.index.disk.bm25 import Bm25Index, has_bm25, write_bm25
 from openbook.training.data import Example
 from openbook.training.retrieval import Found, SnapshotTexts
 
@@ -17,30 +17,27 @@ class Bm25:
 
     def __init__(self, snapshot: Path) -> None:
         self._texts = SnapshotTexts(snapshot)
-        self.identity = {"snapshot": self._texts.snapshot.manifest.snapshot_id, "bm25": bm25s.__version__}
-        passages = (self._texts[i] for i in range(len(self._texts)))
-        self._index = bm25s.BM25()
-        self._index.index(_words(f"{p.title}. {p.text}" for p in passages), show_progress=False)
+        snapshot_id, n = self._texts.snapshot.manifest.snapshot_id, len(self._texts)
+        if has_bm25(snapshot):
+            self._index = Bm25Index(snapshot, snapshot_id, 0, n)
+        else:
+            with tempfile.TemporaryDirectory() as folder:  # what is mapped stays until it is let go of
+                write_bm25(Path(folder), (self._texts[i] for i in range(n)), snapshot_id)
+                self._index = Bm25Index(Path(folder), snapshot_id, 0, n)
+        self.identity = {"snapshot": snapshot_id, "bm25": self._index.version}
 
     def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
         """Bare. A passage without a word of the question is none; without any, the question is read with the first."""
-        best = [self._best(words, k) for words in _words(example.text for example in examples)]
-        ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
+        best = [self._best(example.text, k) for example in examples]
+        ids, scores = (np.stack(parts) for parts in zip(*best, strict=True))
         return Found(ids, scores, [[self._texts[i] for i in row] for row in ids.tolist()])
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _best(self, words: list[str], k: int) -> tuple[Int64, Float32]:
-        """(1, k) ids and scores, ties by id."""
-        scores: Float32 = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))  # (n_passages,)
-        kth = np.partition(scores, -k)[-k] if k < len(scores) else 0.0
-        candidates = np.flatnonzero(scores >= kth if kth > 0 else scores > 0)
-        if not len(candidates):  # the generator has to read something
-            candidates = np.zeros(1, np.int64)
-        return top_k(candidates[None], scores[None, candidates], k)
-
-
-def _words(texts: Iterable[str]) -> list[list[str]]:
-    words: list[list[str]] = bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
-    return words
+    def _best(self, question: str, k: int) -> tuple[Int64, Float32]:
+        """(k,) ids and scores, ties by id."""
+        ids, scores = self._index.best(self._index.scores(question), k)
+        if ids[0] == NO_HIT:  # the generator has to read something
+            ids[0], scores[0] = 0, 0
+        return ids, scores

@@ -63,6 +63,32 @@ DECODING_FAST: Decoding.ValueType  # 2
 """p(y|x,z) = 0 for passages whose own beam did not propose y."""
 Global___Decoding: _TypeAlias = Decoding  # noqa: Y015
 
+class _Retriever:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RetrieverEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Retriever.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RETRIEVER_UNSPECIFIED: _Retriever.ValueType  # 0
+    RETRIEVER_DENSE: _Retriever.ValueType  # 1
+    """The query's embedding; inner products."""
+    RETRIEVER_BM25: _Retriever.ValueType  # 2
+    """The question's words; BM25's scores. The snapshot needs its index of words."""
+    RETRIEVER_HYBRID: _Retriever.ValueType  # 3
+    """Both: see bm25_weight."""
+
+class Retriever(_Retriever, metaclass=_RetrieverEnumTypeWrapper):
+    """Who finds the passages, and what the prior p(z|x) is the softmax of."""
+
+RETRIEVER_UNSPECIFIED: Retriever.ValueType  # 0
+RETRIEVER_DENSE: Retriever.ValueType  # 1
+"""The query's embedding; inner products."""
+RETRIEVER_BM25: Retriever.ValueType  # 2
+"""The question's words; BM25's scores. The snapshot needs its index of words."""
+RETRIEVER_HYBRID: Retriever.ValueType  # 3
+"""Both: see bm25_weight."""
+Global___Retriever: _TypeAlias = Retriever  # noqa: Y015
+
 @_typing.final
 class AnswerRequest(_message.Message):
     """Absent fields take the server's defaults."""
@@ -82,6 +108,8 @@ class AnswerRequest(_message.Message):
     NPROBE_FIELD_NUMBER: _builtins.int
     EF_SEARCH_FIELD_NUMBER: _builtins.int
     RERANK_FACTOR_FIELD_NUMBER: _builtins.int
+    RETRIEVER_FIELD_NUMBER: _builtins.int
+    BM25_WEIGHT_FIELD_NUMBER: _builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
@@ -117,6 +145,11 @@ class AnswerRequest(_message.Message):
     """HNSW: candidates kept."""
     rerank_factor: _builtins.int
     """Candidates per hit whose exact scores are computed."""
+    retriever: Global___Retriever.ValueType
+    bm25_weight: _builtins.float
+    """Hybrid, 0..1000: a passage's score is its inner product + so much of BM25's. Absent: the ranks of both decide
+    (reciprocal rank fusion), and the prior is that of the inner products.
+    """
     min_new_tokens: _builtins.int
     early_stopping: _builtins.bool
     temperature: _builtins.float
@@ -158,6 +191,8 @@ class AnswerRequest(_message.Message):
         nprobe: _builtins.int | None = ...,
         ef_search: _builtins.int | None = ...,
         rerank_factor: _builtins.int | None = ...,
+        retriever: Global___Retriever.ValueType = ...,
+        bm25_weight: _builtins.float | None = ...,
         min_new_tokens: _builtins.int | None = ...,
         early_stopping: _builtins.bool | None = ...,
         temperature: _builtins.float | None = ...,
@@ -170,10 +205,12 @@ class AnswerRequest(_message.Message):
         without: _abc.Iterable[_builtins.int] | None = ...,
         passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bm25_weight: _TypeAlias = _typing.Literal["bm25_weight"]  # noqa: Y015
+    _WhichOneofArgType__bm25_weight: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight"]  # noqa: Y015
     _WhichOneofReturnType__early_stopping: _TypeAlias = _typing.Literal["early_stopping"]  # noqa: Y015
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
     _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
@@ -208,6 +245,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bm25_weight) -> _WhichOneofReturnType__bm25_weight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping) -> _WhichOneofReturnType__early_stopping | None: ...
     @_typing.overload
@@ -315,7 +354,7 @@ class Evidence(_message.Message):
     LOG_PRIOR_FIELD_NUMBER: _builtins.int
     LOG_POSTERIOR_FIELD_NUMBER: _builtins.int
     score: _builtins.float
-    """Inner product of query and passage embedding."""
+    """Inner product of query and passage embedding; retriever bm25: BM25's; hybrid with bm25_weight: the weighted sum."""
     log_prior: _builtins.float
     """log p(z|x)"""
     log_posterior: _builtins.float
@@ -434,7 +473,7 @@ class AnswerResponse(_message.Message):
     """
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evidence]:
-        """By score, highest first."""
+        """By score, highest first; hybrid without bm25_weight: by the ranks of both."""
 
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timing]: ...
@@ -647,6 +686,8 @@ class RetrieveRequest(_message.Message):
     NPROBE_FIELD_NUMBER: _builtins.int
     EF_SEARCH_FIELD_NUMBER: _builtins.int
     RERANK_FACTOR_FIELD_NUMBER: _builtins.int
+    RETRIEVER_FIELD_NUMBER: _builtins.int
+    BM25_WEIGHT_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
     question: _builtins.str
@@ -658,6 +699,8 @@ class RetrieveRequest(_message.Message):
     nprobe: _builtins.int
     ef_search: _builtins.int
     rerank_factor: _builtins.int
+    retriever: Global___Retriever.ValueType
+    bm25_weight: _builtins.float
     @_builtins.property
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -673,13 +716,17 @@ class RetrieveRequest(_message.Message):
         nprobe: _builtins.int | None = ...,
         ef_search: _builtins.int | None = ...,
         rerank_factor: _builtins.int | None = ...,
+        retriever: Global___Retriever.ValueType = ...,
+        bm25_weight: _builtins.float | None = ...,
         without: _abc.Iterable[_builtins.int] | None = ...,
         passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "bm25_weight", b"bm25_weight", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "timeout_s", b"timeout_s", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_ef_search", b"_ef_search", "_k", b"_k", "_min_coverage", b"_min_coverage", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_timeout_s", b"_timeout_s", "bm25_weight", b"bm25_weight", "ef_search", b"ef_search", "k", b"k", "min_coverage", b"min_coverage", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "timeout_s", b"timeout_s", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bm25_weight: _TypeAlias = _typing.Literal["bm25_weight"]  # noqa: Y015
+    _WhichOneofArgType__bm25_weight: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight"]  # noqa: Y015
     _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
     _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
@@ -692,6 +739,8 @@ class RetrieveRequest(_message.Message):
     _WhichOneofArgType__rerank_factor: _TypeAlias = _typing.Literal["_rerank_factor", b"_rerank_factor"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bm25_weight) -> _WhichOneofReturnType__bm25_weight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ef_search) -> _WhichOneofReturnType__ef_search | None: ...
     @_typing.overload

@@ -233,6 +233,8 @@ class SearchRequest(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     snapshot_id: _builtins.str
     """Answer from this snapshot or fail. Empty: from the current one."""
@@ -246,6 +248,17 @@ class SearchRequest(_message.Message):
         type does not know is INVALID_ARGUMENT.
         """
 
+    @_builtins.property
+    def questions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """If any, nothing is searched for by query: of each question the best k by BM25 are named, and those of its row of
+        `also` that this shard holds, with both scores of each; see SearchResponse.bm25. As many as there are queries, or
+        no queries at all, and then dense scores are 0.
+        """
+
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids, row-major, one row a question, all of one length; -1 names none."""
+
     def __init__(
         self,
         *,
@@ -253,10 +266,12 @@ class SearchRequest(_message.Message):
         k: _builtins.int = ...,
         snapshot_id: _builtins.str = ...,
         parameters: Global___SearchParameters | None = ...,
+        questions: _abc.Iterable[_builtins.str] | None = ...,
+        also: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "queries", b"queries"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k", "parameters", b"parameters", "queries", b"queries", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "k", b"k", "parameters", b"parameters", "queries", b"queries", "questions", b"questions", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,6 +331,7 @@ class SearchResponse(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     CURRENT_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     CURRENT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    BM25_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     k: _builtins.int
     ids: _builtins.bytes
@@ -327,6 +343,10 @@ class SearchResponse(_message.Message):
     """What this server would answer from if it were not told: differs from snapshot_id after a publication."""
     current_sequence: _builtins.int
     """Of its publication: above the one that a client knows, something was published since."""
+    bm25: _builtins.bytes
+    """Where questions were asked: rows of ids in no order, empty slots anywhere, k as wide as a row, scores the dense
+    ones, and these BM25's, little-endian float32, rows * k * 4 bytes.
+    """
     def __init__(
         self,
         *,
@@ -337,10 +357,11 @@ class SearchResponse(_message.Message):
         snapshot_id: _builtins.str = ...,
         current_snapshot_id: _builtins.str = ...,
         current_sequence: _builtins.int = ...,
+        bm25: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_sequence", b"current_sequence", "current_snapshot_id", b"current_snapshot_id", "ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bm25", b"bm25", "current_sequence", b"current_sequence", "current_snapshot_id", b"current_snapshot_id", "ids", b"ids", "k", b"k", "rows", b"rows", "scores", b"scores", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

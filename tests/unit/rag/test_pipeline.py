@@ -25,6 +25,7 @@ from openbook.core.types import (
     ReplySettings,
     RetrievalSettings,
     Retrieved,
+    RetrieverKind,
     Token,
 )
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
@@ -480,3 +481,81 @@ def test_without_tenants_the_keys_of_the_caches_are_what_they_were() -> None:
         await rag.aclose()
 
     asyncio.run(scenario())
+
+
+# --- other retrievers
+
+HYBRID, BM25 = RetrieverKind.HYBRID, RetrieverKind.BM25
+TALK = "who patented the telephone in Warsaw"
+
+
+def found_by(question: str = TALK, **settings: Any) -> tuple[Answer, list[str], Float32, Float32]:
+    """The answer, what was encoded, and both scores of every passage by their definitions."""
+
+    async def scenario() -> tuple[Answer, list[str], Float32, Float32]:
+        encoder = CountingEncoder()
+        vectors = encoder.encode_passages(PASSAGES)
+        index = ExactIndex(PASSAGES, vectors, n_shards=3)
+        rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(9), AnswerDefaults(), ManualClock())
+        retrieval = RetrievalSettings(**{"k": 3, **settings})
+        answer = await rag.answer(question, retrieval, GenerationSettings(), Context())
+        query = HashEncoder().encode_questions([question])
+        candidates = await index.candidates([question], query, retrieval, Context())
+        return answer, encoder.asked, candidates.dense[0], candidates.bm25[0]
+
+    return asyncio.run(scenario())
+
+
+def check_prior(found: Answer, scores: Float32) -> None:
+    """Softmax of these passages' scores, over what was found."""
+    kept = np.array([scores[e.passage.id] for e in found.evidence], np.float64)
+    np.testing.assert_allclose([e.score for e in found.evidence], kept, rtol=1e-6)
+    weights = np.exp(kept)
+    np.testing.assert_allclose(np.exp([e.log_prior for e in found.evidence]), weights / weights.sum(), rtol=1e-6)
+
+
+def test_by_words_the_prior_is_that_of_bm25_and_nothing_is_encoded() -> None:
+    found, encoded, _, bm25 = found_by(retriever=BM25)
+    assert (encoded, found.cached) == ([], False)
+    assert [e.passage.id for e in found.evidence] == [0, 1]  # the moon's has no word of it
+    check_prior(found, bm25)
+    assert set(found.timings) == {"search", "fetch", "generate", "total"}
+
+
+def test_by_rank_the_prior_is_that_of_the_dense_scores() -> None:
+    found, encoded, dense, _ = found_by(retriever=HYBRID)
+    assert encoded == [TALK]
+    assert len(found.evidence) == 3
+    check_prior(found, dense)
+
+
+def test_by_weight_the_prior_is_that_of_the_sum() -> None:
+    found, _, dense, bm25 = found_by(retriever=HYBRID, bm25_weight=0.5)
+    check_prior(found, (dense + 0.5 * bm25).astype(np.float32))
+    only_dense, by_query = found_by(retriever=HYBRID, bm25_weight=0.0)[0], found_by()[0]
+    assert rests_on(only_dense) == rests_on(by_query)
+
+
+@pytest.mark.parametrize("how", [{"retriever": BM25}, {"retriever": HYBRID}, {"retriever": HYBRID, "bm25_weight": 1}])
+def test_without_a_passage_others_take_its_place(how: dict[str, Any]) -> None:
+    best = found_by(k=1, **how)[0].evidence[0].passage.id
+    (left,) = found_by(k=1, without=(best,), **how)[0].evidence
+    assert left.passage.id == found_by(k=2, **how)[0].evidence[1].passage.id
+
+
+def test_own_passages_join_those_found_by_rank_and_are_nothing_to_words() -> None:
+    own = [OwnPassage("Meucci invented the telephone")]
+    found = of_index(PASSAGES, RetrievalSettings(k=2, retriever=HYBRID), own)
+    assert sorted(e.passage.id for e in found.evidence)[0] == -1
+    np.testing.assert_allclose(np.exp([e.log_prior for e in found.evidence]).sum(), 1)
+    message = "retriever must be dense, or hybrid without bm25_weight, got "
+    with pytest.raises(InvalidRequest, match=f"{message}bm25"):
+        of_index(PASSAGES, RetrievalSettings(k=2, retriever=BM25), own)
+    with pytest.raises(InvalidRequest, match=f"{message}hybrid with bm25_weight 0.5"):
+        of_index(PASSAGES, RetrievalSettings(k=2, retriever=HYBRID, bm25_weight=0.5), own)
+
+
+def test_a_question_of_no_word_of_the_index_has_no_passage_by_words() -> None:
+    with pytest.raises(InvalidRequest, match="must be a passage to answer from: none has a word of the question"):
+        found_by("xyzzy?", retriever=BM25)
+    assert found_by("xyzzy?", retriever=HYBRID)[0].evidence

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -17,6 +17,7 @@ from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
 from openbook.index.disk.arrays import Exact, row_norms
+from openbook.index.disk.bm25 import write_bm25
 from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
     FILES,
@@ -29,9 +30,10 @@ from openbook.index.disk.snapshot import (
     Manifest,
     OriginsEntry,
     ShardEntry,
+    Snapshot,
     shard_folder,
 )
-from openbook.index.disk.store import write_passages
+from openbook.index.disk.store import PassageReader, write_passages
 from openbook.index.shard.engine import Index, check_installation
 from openbook.index.shard.shard import Shard
 
@@ -61,6 +63,7 @@ def build_snapshot(
     fields: Sequence[Field] | None = None,
     exact_dtype: ExactDtype = "float32",
     embedded_by: str | None = None,
+    bm25: bool = False,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
@@ -74,7 +77,7 @@ def build_snapshot(
         factory: what FAISS builds each shard with, such as "Flat", "HNSW32" or "IVF256,SQ8".
         encoder: name of the passage encoder, for people.
         encoder_fingerprint: of the same, for machines.
-        on_progress: told about the stages "write" and "index".
+        on_progress: told about the stages "write", "index" and "words".
         queries: (n, d) real ones to measure recall with; stored vectors with noise if there are none.
         recall_target: at 10; the search is widened until it is reached, where it can be.
         scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
@@ -82,6 +85,7 @@ def build_snapshot(
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
         exact_dtype: what vectors are rounded to before anything is made of them: they are the truth then.
         embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
+        bm25: whether passages can be found by their words too. See `openbook.index.disk.bm25`.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
@@ -125,9 +129,29 @@ def build_snapshot(
         recall, search = certify(shards, queries, recall_target)
         manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
         _write_manifest(partial, manifest)
+        if bm25:
+            on_progress("words", 0, n_passages)
+            write_bm25(partial, (passages[i] for i in range(n_passages)), manifest.snapshot_id)
+            on_progress("words", n_passages, n_passages)
         files.put(partial, out)
         (out / LOCK).unlink()
     return manifest
+
+
+def add_bm25(snapshot: Path) -> int:
+    """Index the words of a snapshot that was built without them; returns how many passages it has.
+
+    Raises:
+        InvalidConfig: it has such an index already, or another process makes one.
+        InvalidSnapshot: it is no snapshot, or its texts cannot be read.
+    """
+    held = Snapshot.open(snapshot)
+    shards = range(len(held.manifest.shards))
+    readers = [PassageReader(held.shard_folder(i), held.shard(i).first_id) for i in shards]
+    with undisturbed(snapshot):
+        write_bm25(snapshot, chain.from_iterable(readers), held.manifest.snapshot_id)
+    (snapshot / LOCK).unlink()
+    return held.manifest.n_passages
 
 
 @contextmanager

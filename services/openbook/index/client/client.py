@@ -14,7 +14,7 @@ from grpc import StatusCode, aio
 from openbook import wire
 from openbook.config import ClientTls
 from openbook.core.context import Context
-from openbook.core.types import Float32, Hits, Passage, RetrievalSettings
+from openbook.core.types import Candidates, Float32, Hits, Int64, Passage, RetrievalSettings
 from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
 from openbook.index.client.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -115,6 +115,31 @@ class IndexClient:
                 f"got {hits.ids.shape} of {hits.snapshot_id}"
             )
         return hits, response.current_sequence
+
+    async def candidates(
+        self,
+        questions: Sequence[str],
+        queries: Float32 | None,
+        k: int,
+        also: Int64 | None,
+        snapshot_id: str,
+        context: Context,
+        timeout_s: float,
+    ) -> tuple[Candidates, int]:
+        """Of its shard the best k by BM25 for each of n questions, and those of the (n, m) ids `also` that it holds,
+        with both scores of each, the dense ones by (n, d) queries; and the sequence of the server's latest publication.
+        """
+        named = [] if also is None else also.reshape(-1).tolist()
+        request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, questions=questions, also=named)
+        call = index_pb2.Call(search=request, context=wire.context_to_wire(context))
+        response = (await self._ask(call, timeout_s, queries)).search
+        found = self._read(wire.candidates_from_wire, response)
+        if len(found.ids) != len(questions) or (snapshot_id and found.snapshot_id != snapshot_id):
+            raise ShardUnavailable(
+                f"{self.address}: must answer {len(questions)} rows of snapshot {snapshot_id or '(any)'}, "
+                f"got {len(found.ids)} of {found.snapshot_id}"
+            )
+        return found, response.current_sequence
 
     async def fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float

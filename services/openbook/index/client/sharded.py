@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -14,10 +14,18 @@ import numpy as np
 from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.fusion import depth, joined
 from openbook.core.origin import Located, is_lasting_id, position_of
-from openbook.core.topk import check_coverage, check_search, merge
-from openbook.core.types import Coverage, Float32, Hits, Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, SnapshotMismatch, UnknownPassage
+from openbook.core.topk import check_coverage, check_questions, check_search, merge
+from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, RetrievalSettings
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    OpenbookError,
+    ShardUnavailable,
+    SnapshotMismatch,
+    UnknownPassage,
+)
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.discovery import Change, Followed, Listed, Source, source_of
 from openbook.index.client.replicas import Replicas
@@ -132,18 +140,47 @@ class ShardedIndex:
 
     async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         """As `openbook.rag.ports.Retriever.search`."""
-        refused = ""
-        while True:
-            tier = await self._usable(context.deadline, settings.min_coverage)
-            try:
-                return await self._search(tier, queries, settings, context)
-            except _Outdated:
-                continue
-            except SnapshotMismatch:  # published or restarted since the servers were asked
-                if tier.snapshot_id == refused:
-                    raise
-                refused = tier.snapshot_id
-                await self._ask_all(context.deadline)
+
+        async def once(tier: Tier) -> Hits:
+            checked = check_search(queries, settings.k, tier.dimension, tier.max_k, tier.max_rows)
+
+            async def call(client: IndexClient, inner: Context, timeout_s: float) -> Hits:
+                hits, sequence = await client.search(checked, settings, tier.snapshot_id, inner, timeout_s)
+                self._check_latest(tier, client, sequence)
+                return hits
+
+            hits, coverage = await self._of_shards("Search", tier, len(checked), call, settings, context)
+            return merge(hits, settings.k, coverage)
+
+        return await self._on_latest(once, settings, context)
+
+    async def candidates(
+        self, questions: Sequence[str], queries: Float32 | None, settings: RetrievalSettings, context: Context
+    ) -> Candidates:
+        """As `openbook.rag.ports.Retriever.candidates`."""
+
+        async def once(tier: Tier) -> Candidates:
+            check_questions(questions, settings.k, tier.max_k, tier.max_rows)
+            wide = replace(settings, k=depth(settings, tier.max_k))
+            checked = queries
+            if queries is not None:
+                checked = check_search(queries, wide.k, tier.dimension, tier.max_k, tier.max_rows)
+
+            async def call(client: IndexClient, inner: Context, timeout_s: float) -> Candidates:
+                also = None
+                if checked is not None:
+                    hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s)
+                    self._check_latest(tier, client, sequence)
+                    also = hits.ids
+                asked = questions, checked, wide.k, also
+                found, sequence = await client.candidates(*asked, tier.snapshot_id, inner, timeout_s)
+                self._check_latest(tier, client, sequence)
+                return found
+
+            found, coverage = await self._of_shards("Candidates", tier, len(questions), call, settings, context)
+            return replace(joined(found), coverage=coverage)
+
+        return await self._on_latest(once, settings, context)
 
     async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
         """As `openbook.rag.ports.PassageStore.fetch`."""
@@ -199,35 +236,59 @@ class ShardedIndex:
         """Of the publication of the snapshot that is searched; 0 before the servers were asked."""
         return self._tier.sequence if self._tier else 0
 
-    async def _search(self, tier: Tier, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
-        k, min_coverage = settings.k, settings.min_coverage
-        queries = check_search(queries, k, tier.dimension, tier.max_k, tier.max_rows)
+    async def _on_latest(
+        self, once: Callable[[Tier], Awaitable[Result]], settings: RetrievalSettings, context: Context
+    ) -> Result:
+        """What `once` finds in the snapshot published last: all of it in one, for it is made again when another one is
+        published meanwhile.
+        """
+        refused = ""
+        while True:
+            tier = await self._usable(context.deadline, settings.min_coverage)
+            try:
+                return await once(tier)
+            except _Outdated:
+                continue
+            except SnapshotMismatch:  # published or restarted since the servers were asked
+                if tier.snapshot_id == refused:
+                    raise
+                refused = tier.snapshot_id
+                await self._ask_all(context.deadline)
 
-        async def call(client: IndexClient, inner: Context, timeout_s: float) -> Hits:
-            hits, sequence = await client.search(queries, settings, tier.snapshot_id, inner, timeout_s)
-            if sequence > tier.sequence and self._is_outdated(tier, client.address, sequence):
-                raise _Outdated
-            return hits
+    def _check_latest(self, tier: Tier, client: IndexClient, sequence: int) -> None:
+        """Raises _Outdated where a server's reply names a publication after that of the tier."""
+        if sequence > tier.sequence and self._is_outdated(tier, client.address, sequence):
+            raise _Outdated
 
-        replicas = self._connected()
+    async def _of_shards(
+        self,
+        method: str,
+        tier: Tier,
+        n_rows: int,
+        call: Callable[[IndexClient, Context, float], Awaitable[Result]],
+        settings: RetrievalSettings,
+        context: Context,
+    ) -> tuple[list[Result], Coverage]:
+        """What one replica of every shard answers, or of as many as cover enough; and how much they do."""
+        replicas, min_coverage = self._connected(), settings.min_coverage
         if min_coverage == 1.0:
-            searches = [replicas.ask("Search", shard, len(queries), context, call) for shard in tier.shards]
-            return merge(await _all_of(searches), k, Coverage(tier.n_passages, tier.n_passages))
+            searches = [replicas.ask(method, shard, n_rows, context, call) for shard in tier.shards]
+            return await _all_of(searches), Coverage(tier.n_passages, tier.n_passages)
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
 
-        async def search_or_error(shard: ShardServers) -> Hits | ShardUnavailable | DeadlineExceeded:
+        async def ask_or_error(shard: ShardServers) -> Result | OpenbookError:
             try:
-                return await replicas.ask("Search", shard, len(queries), soon, call)
+                return await replicas.ask(method, shard, n_rows, soon, call)
             except (ShardUnavailable, DeadlineExceeded) as error:
                 return error
 
-        found = dict(zip(alive, await _all_of(map(search_or_error, alive)), strict=True))
-        hits = {shard.number: each for shard, each in found.items() if isinstance(each, Hits)}
-        problems = [str(each) for each in found.values() if not isinstance(each, Hits)]
-        coverage = tier.coverage(hits)
+        found = dict(zip(alive, await _all_of(map(ask_or_error, alive)), strict=True))
+        answers = {shard.number: each for shard, each in found.items() if not isinstance(each, OpenbookError)}
+        problems = [str(each) for each in found.values() if isinstance(each, OpenbookError)]
+        coverage = tier.coverage(answers)
         check_coverage(coverage, min_coverage, problems)
-        return merge(list(hits.values()), k, coverage)
+        return list(answers.values()), coverage
 
     async def _fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context

@@ -8,6 +8,7 @@ shard-0000/  index.faiss     what FAISS searches
              codes.npy, scales.npy, centre.npy   the vectors in 8 bits, if they are to be scanned
              places.npy, documents.npy, ...      where the passages come from, if it is known: see `origins`
 shard-0001/  ...
+bm25/        the words of all passages, if they are to be searched for: see `bm25`
 
 Format 2 has added origins, and the declaration of the user's fields in the manifest. A reader of format n reads n - 1.
 """
@@ -27,6 +28,7 @@ from openbook.core.origin import Field as OriginField
 from openbook.errors import InvalidSnapshot
 from openbook.files import read_regular
 from openbook.index.disk.arrays import check_vectors, read_array
+from openbook.index.disk.bm25 import verify_bm25
 from openbook.index.disk.origins import check_origins, is_of_origins, origin_files
 from openbook.index.disk.store import OFFSETS, TEXTS, check_offsets
 
@@ -197,7 +199,7 @@ class Snapshot:
         return shard_folder(self.folder, shard)
 
     def verify(self, shard: int) -> None:
-        """Read every byte of one shard's files and compare.
+        """Read every byte of one shard's files, and of the words of all shards, and compare.
 
         Raises:
             InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
@@ -222,6 +224,7 @@ class Snapshot:
             if sha256 != file.sha256:
                 raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
         self._check_content(self.shard_folder(shard), entry)
+        verify_bm25(self.folder)
 
     def _check_content(self, folder: Path, entry: ShardEntry) -> None:
         """Files as their writer meant them may still hold what no search and no fetch can be right with."""

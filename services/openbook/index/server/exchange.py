@@ -32,7 +32,7 @@ MAX_UNSENT_BYTES = 16 << 20
 """Of these replies together."""
 REFUSED_S = 2e-3
 """In which no more is read of a stream after a call of it had no place: to refuse a flood costs what others need."""
-HIT_BYTES = 12
+HIT_BYTES, CANDIDATE_BYTES = 12, 16
 PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
 MakeReply = Callable[[], index_pb2.Reply]
@@ -252,6 +252,8 @@ class _Room:
 
 def _expected_bytes(call: index_pb2.Call) -> int:
     """Of the reply: of hits exactly, of passages about."""
+    if questions := call.search.questions:
+        return CANDIDATE_BYTES * (len(questions) * call.search.k + len(call.search.also))
     if call.HasField("search"):
         return HIT_BYTES * call.search.queries.rows * call.search.k
     n_passages = len(call.fetch.ids) + len(call.fetch.lasting_ids)
@@ -261,8 +263,8 @@ def _expected_bytes(call: index_pb2.Call) -> int:
 def _asked_for(call: index_pb2.Call) -> dict[str, Value]:
     """What a trace says of a call."""
     if call.HasField("search"):
-        queries = call.search.queries
-        return {"snapshot": call.search.snapshot_id, "k": call.search.k, "rows": queries.rows}
+        rows = len(call.search.questions) or call.search.queries.rows
+        return {"snapshot": call.search.snapshot_id, "k": call.search.k, "rows": rows}
     return {"snapshot": call.fetch.snapshot_id, "ids": len(call.fetch.ids)}
 
 

@@ -12,15 +12,16 @@ from openbook import wire
 from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
 from openbook.core.origin import is_lasting_id
-from openbook.core.types import AS_BUILT, Hits
+from openbook.core.types import AS_BUILT, Candidates, Hits
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, finish
-from openbook.index.server.exchange import Answer, Asked, CallStream, Sender
+from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
 from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
 from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
+from openbook.index.server.words import WordSearches
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import refused, requests
 from openbook.tracing.spans import span_of_call
@@ -42,6 +43,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._held = held
         self._searches = searches
         self._fetches = fetches
+        self._words = WordSearches(held, fetches)
         self._threads = threads
         self._max_streams = max_streams
         self._streams: set[CallStream] = set()
@@ -57,7 +59,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 self._searches.go()
 
             outcome = self._outcome(context, begin)
-            return self._search_response(outcome) if isinstance(outcome, Hits) else outcome
+            return outcome if isinstance(outcome, Failed) else self._search_response(outcome)
 
         return respond("Search", context, search)
 
@@ -157,7 +159,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def found(outcome: Outcome) -> Later:
             if isinstance(outcome, Failed):
                 return answer(outcome.reply, 0, outcome.code)
-            size_bytes = outcome.ids.nbytes + outcome.scores.nbytes
+            size_bytes = (HIT_BYTES if isinstance(outcome, Hits) else CANDIDATE_BYTES) * outcome.ids.size
             return answer(lambda: index_pb2.Reply(search=self._search_response(outcome)), size_bytes, "OK")
 
         reply = index_pb2.Reply()
@@ -182,6 +184,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         ticket: Ticket,
         done: Callable[[Outcome], Later],
     ) -> None:
+        if request.questions:
+            return self._words.begin(request, data, context, ticket, done)
         queries = wire.matrix_from_wire(request.queries, data)
         parameters = wire.parameters_from_wire(request.parameters) if request.HasField("parameters") else AS_BUILT
         context.deadline.check("the search began")
@@ -198,8 +202,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._held.release(snapshot_id)
             raise
 
-    def _search_response(self, hits: Hits) -> index_pb2.SearchResponse:
-        response = wire.hits_to_wire(hits)
+    def _search_response(self, found: Hits | Candidates) -> index_pb2.SearchResponse:
+        response = wire.hits_to_wire(found) if isinstance(found, Hits) else wire.candidates_to_wire(found)
         response.current_snapshot_id, response.current_sequence = self._held.published
         return response
 

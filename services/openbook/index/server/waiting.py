@@ -8,13 +8,13 @@ import numpy as np
 
 from openbook.core.context import Context
 from openbook.core.turns import Turns
-from openbook.core.types import Float32, Hits, SearchParameters
+from openbook.core.types import Candidates, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import refused
 
-Outcome = Hits | Failed
+Outcome = Hits | Candidates | Failed
 Later = Callable[[], None] | None
 """What is still to be done once all of a batch have heard; the same of several of them only once."""
 

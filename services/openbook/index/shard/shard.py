@@ -10,7 +10,16 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
-from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
+from openbook.core.types import (
+    AS_BUILT,
+    NO_HIT,
+    Float32,
+    Float64,
+    Hits,
+    Int64,
+    Passage,
+    SearchParameters,
+)
 from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.disk.arrays import Exact, read_array
 from openbook.index.disk.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
@@ -18,6 +27,7 @@ from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
 from openbook.index.shard.memory import prewarm
+from openbook.index.shard.words import ShardWords
 
 if TYPE_CHECKING:
     from openbook.index.shard.scan import Scan
@@ -98,6 +108,7 @@ class Shard:
         defaults = self.manifest.search or SearchDefaults()
         self._defaults = SearchParameters(**defaults.model_dump())
         self._tuning = _tuning(self._vectors, n_threads, self._scan)
+        self.words = ShardWords(snapshot, shard, self._vectors)
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.

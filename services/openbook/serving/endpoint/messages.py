@@ -13,6 +13,11 @@ from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
 from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, describe
 from openbook.v1 import answer_pb2
 
+ENUMS: dict[str, Any] = {
+    "formulation": answer_pb2.Formulation,
+    "decoding": answer_pb2.Decoding,
+    "retriever": answer_pb2.Retriever,
+}
 R = TypeVar("R", bound=RetrieveRequest)
 P = TypeVar("P", bound=Message)
 
@@ -36,7 +41,7 @@ def request_from_proto(kind: type[R], message: Message) -> R:
         InvalidRequest: an enum has a value of no name here.
     """
     values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
-    for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
+    for name, enum in ENUMS.items():
         if (number := values.get(name)) is not None:
             known = enum.values()
             if number not in known:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openbook.core.types import Decoding, Formulation, Token
+from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
 
 # What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
@@ -42,6 +42,13 @@ class RetrieveRequest(_Request):
     nprobe: Annotated[Whole32 | None, Field(description="IVF: cells looked at.")] = None
     ef_search: Annotated[Whole32 | None, Field(description="HNSW: candidates kept.")] = None
     rerank_factor: Annotated[Whole32 | None, Field(description="Candidates per hit scored exactly.")] = None
+    retriever: Annotated[
+        RetrieverKind | None, Field(description="Who finds the passages: the query, the question's words, or both.")
+    ] = None
+    bm25_weight: Annotated[
+        float | None,
+        Field(description="Hybrid: the score is dense + so much of BM25's; left out, the ranks of both decide."),
+    ] = None
     without: Annotated[
         tuple[Whole64, ...] | None,
         Field(description="Ids of passages that are no evidence, as if there were none such."),

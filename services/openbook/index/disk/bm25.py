@@ -1,0 +1,176 @@
+"""BM25 over all passages of a snapshot: one index beside the shards, so that its statistics are of all of them.
+
+bm25/about.json        whose it is, and the other files with size and digest
+     data.csc.index.npy, indices.csc.index.npy, indptr.csc.index.npy, vocab.index.json, params.index.json
+
+The last five are as bm25s saves them: for every word the passages that have it, and what it adds to their scores. Each
+server maps all of it and reads of every word the part that is of its own shard.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openbook import files
+from openbook.core.fingerprint import file_digest
+from openbook.core.topk import top_k
+from openbook.core.types import Float32, Int64, Passage
+from openbook.errors import InvalidConfig, InvalidSnapshot
+from openbook.index.disk.arrays import read_array
+
+FOLDER = "bm25"
+ABOUT = "about.json"
+DATA, INDICES, INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
+VOCABULARY, PARAMETERS = "vocab.index.json", "params.index.json"
+FILES = (DATA, INDICES, INDPTR, VOCABULARY, PARAMETERS)
+MAX_ABOUT_BYTES = 1 << 16
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _File(_Entry):
+    name: Literal[
+        "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json", "params.index.json"
+    ]
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class About(_Entry):
+    """What the folder holds."""
+
+    format_version: Literal[1] = 1
+    snapshot_id: str  # whose passages these are
+    n_passages: Annotated[int, Field(ge=0)]
+    bm25s: str  # the version that made it
+    files: Annotated[tuple[_File, ...], Field(min_length=len(FILES), max_length=len(FILES))]
+
+
+def words(texts: Iterable[str]) -> list[list[str]]:
+    """Of each text, as passages and questions are read alike: lower-case, two letters or more, no stop words."""
+    import bm25s
+
+    found: list[list[str]] = bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
+    return found
+
+
+def write_bm25(snapshot: Path, passages: Iterable[Passage], snapshot_id: str) -> None:
+    """Put the index of all passages of a snapshot, in the order of their ids, into its folder.
+
+    It appears there when it is complete. Holds all words of all passages in memory: about 1 KB a passage.
+
+    Raises:
+        InvalidConfig: there is one already.
+    """
+    import bm25s
+
+    folder = snapshot / FOLDER
+    if folder.exists():
+        raise InvalidConfig(f"{folder}: exists")
+    index = bm25s.BM25()
+    index.index(words(f"{passage.title}. {passage.text}" for passage in passages), show_progress=False)
+    with files.new_folder(folder) as partial:
+        index.save(partial, show_progress=False)
+        described = [
+            _File.model_validate(
+                {"name": name, "size_bytes": (partial / name).stat().st_size, "sha256": file_digest(partial / name)}
+            )
+            for name in FILES
+        ]
+        about = About(
+            snapshot_id=snapshot_id,
+            n_passages=index.scores["num_docs"],
+            bm25s=bm25s.__version__,
+            files=tuple(described),
+        )
+        (partial / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
+
+
+def has_bm25(snapshot: Path) -> bool:
+    """Whether the snapshot in this folder has an index of words."""
+    return (snapshot / FOLDER / ABOUT).exists()
+
+
+def verify_bm25(snapshot: Path) -> None:
+    """Read every byte, if there is such an index, and compare.
+
+    Raises:
+        InvalidSnapshot: a file is missing, truncated or altered.
+    """
+    if not has_bm25(snapshot):
+        return
+    folder = snapshot / FOLDER
+    for file in _about(folder).files:
+        path = folder / file.name
+        try:
+            found = file_digest(path)
+        except OSError as error:
+            raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
+        if found != file.sha256:
+            raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {found}")
+
+
+class Bm25Index:
+    """BM25 of the passages first_id .. first_id + n_passages - 1, under the statistics of all of the snapshot's.
+
+    May be used from several threads. Scores are those of bm25s, whatever part of the passages this is.
+
+    Raises:
+        InvalidSnapshot: the folder has no such index, that of another snapshot, or a damaged one.
+    """
+
+    def __init__(self, snapshot: Path, snapshot_id: str, first_id: int, n_passages: int) -> None:
+        folder = snapshot / FOLDER
+        about = _about(folder)
+        if about.snapshot_id != snapshot_id:
+            raise InvalidSnapshot(f"{folder}: is of snapshot {about.snapshot_id}, not of {snapshot_id}")
+        if first_id + n_passages > about.n_passages:
+            raise InvalidSnapshot(f"{folder}: has {about.n_passages} passages, must have {first_id + n_passages}")
+        for file in about.files:
+            path = folder / file.name
+            size_bytes = path.stat().st_size if path.is_file() else -1
+            if size_bytes != file.size_bytes:
+                raise InvalidSnapshot(f"{path}: must have {file.size_bytes} bytes, found {size_bytes}")
+        self.version = about.bm25s
+        self._first_id, self._n_passages = first_id, n_passages
+        self._data = read_array(folder / DATA, np.float32, (None,))
+        self._indices = read_array(folder / INDICES, np.int32, (None,))
+        self._indptr = np.load(folder / INDPTR, allow_pickle=False).astype(np.int64)
+        self._vocabulary: dict[str, int] = json.loads((folder / VOCABULARY).read_bytes())
+
+    def scores(self, question: str) -> Float32:
+        """(n_passages,) what the words of a question add up to in each passage; 0 where it has none of them."""
+        scores = np.zeros(self._n_passages, np.float32)
+        for word in words([question])[0]:
+            if (number := self._vocabulary.get(word)) is not None:
+                start, end = int(self._indptr[number]), int(self._indptr[number + 1])
+                of_word = self._indices[start:end]  # ascending
+                first = start + bisect_left(of_word, self._first_id)
+                last = start + bisect_left(of_word, self._first_id + self._n_passages)
+                scores[self._indices[first:last] - self._first_id] += self._data[first:last]
+        return scores
+
+    def best(self, scores: Float32, k: int) -> tuple[Int64, Float32]:
+        """(k,) ids and scores of the best that have a word of the question, ties by id; then empty slots."""
+        kth = np.partition(scores, -k)[-k] if k < len(scores) else np.float32(0)
+        candidates = np.flatnonzero(scores >= kth if kth > 0 else scores > 0)
+        ids, best = top_k(candidates[None] + self._first_id, scores[None, candidates], k)
+        return ids[0], best[0]
+
+
+def _about(folder: Path) -> About:
+    path = folder / ABOUT
+    try:
+        return About.model_validate_json(files.read_regular(path, MAX_ABOUT_BYTES))
+    except OSError as error:
+        raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        raise InvalidSnapshot(f"{path}: {'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}") from None

@@ -1,0 +1,108 @@
+"""Searches by words, in the threads that fetch: they read postings and some vectors, and nothing of FAISS."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from openbook import wire
+from openbook.core.context import Context
+from openbook.core.topk import check_search
+from openbook.core.types import Candidates, Float32, Int64
+from openbook.errors import InvalidRequest, Overloaded
+from openbook.index.server.coalesce import finish
+from openbook.index.server.failed import CANCELLED, explain
+from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.threads import PART_IDS, Fetches
+from openbook.index.server.waiting import Later, Outcome, Ticket
+from openbook.index.shard.shard import Shard
+from openbook.v1 import index_pb2
+
+MAX_CHARS = 1 << 16
+"""Of all questions of one call together."""
+
+
+class WordSearches:
+    """What the snapshots held find by the words of questions: one question after the other, by turns with fetches."""
+
+    def __init__(self, held: HeldSnapshots[Shard], fetches: Fetches) -> None:
+        self._held = held
+        self._fetches = fetches
+
+    def begin(
+        self,
+        request: index_pb2.SearchRequest,
+        data: bytes | memoryview,
+        context: Context,
+        ticket: Ticket,
+        done: Callable[[Outcome], Later],
+    ) -> None:
+        """Have one call done. Raises InvalidRequest, Overloaded, SnapshotMismatch."""
+        context.deadline.check("the search began")
+        snapshot_id, shard = self._held.acquire(request.snapshot_id)
+        over = False
+
+        def end(outcome: Outcome) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._held.release(snapshot_id)
+                finish(done(outcome))
+
+        def parts() -> Iterator[None]:
+            try:
+                rows = []
+                for question, query, also in asked:
+                    context.deadline.check("the search was done")
+                    if ticket.cancelled:
+                        end(CANCELLED)
+                        return
+                    rows.append(shard.words.candidates(question, query, request.k, also))
+                    yield
+                end(_stacked(rows))
+            except Exception as error:
+                end(explain("Search", context.request_id, error))
+
+        def refuse(error: Overloaded) -> None:
+            end(explain("Search", context.request_id, error))
+
+        try:
+            asked = _checked(request, data, shard)
+            # A question takes about as long as a part of a fetch.
+            self._fetches.submit(ticket.caller, PART_IDS * len(asked), parts(), refuse)
+        except BaseException:
+            if not over:
+                self._held.release(snapshot_id)
+            raise
+
+
+def _checked(
+    request: index_pb2.SearchRequest, data: bytes | memoryview, shard: Shard
+) -> list[tuple[str, Float32 | None, Int64]]:
+    """Of each question its text, its (d,) query if it has one, and the ids that are wanted too.
+
+    Raises:
+        InvalidRequest: names what is out of range, its value and its limits.
+    """
+    n = len(request.questions)
+    if not 1 <= request.k <= shard.max_k:
+        raise InvalidRequest(f"k must be 1..{shard.max_k}, got {request.k}")
+    if n > shard.max_rows:
+        raise InvalidRequest(f"questions must be 1..{shard.max_rows}, got {n}")
+    n_chars = sum(map(len, request.questions))
+    if n_chars > MAX_CHARS:
+        raise InvalidRequest(f"questions must have at most {MAX_CHARS} characters together, got {n_chars}")
+    if len(request.also) % n or len(request.also) > n * shard.max_k:
+        raise InvalidRequest(f"also must have 0..{shard.max_k} ids for each of {n} questions, got {len(request.also)}")
+    also = np.array(request.also, np.int64).reshape(n, -1)
+    queries: list[Float32 | None] = [None] * n
+    if request.queries.rows:
+        matrix = wire.matrix_from_wire(request.queries, data)
+        if len(matrix) != n:
+            raise InvalidRequest(f"queries must be as many as questions, {n}, got {len(matrix)}")
+        queries = list(check_search(matrix, request.k, shard.manifest.dimension, shard.max_k, shard.max_rows))
+    return list(zip(request.questions, queries, also, strict=True))
+
+
+def _stacked(rows: list[Candidates]) -> Candidates:
+    ids, dense, bm25 = (np.concatenate([getattr(row, name) for row in rows]) for name in ("ids", "dense", "bm25"))
+    return Candidates(ids, dense, bm25, rows[0].snapshot_id)

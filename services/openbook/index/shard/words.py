@@ -1,0 +1,58 @@
+"""One shard's passages found by the words of a question, with both scores of each."""
+
+import threading
+
+import numpy as np
+
+from openbook.core.topk import canonical_scores
+from openbook.core.types import NO_HIT, Candidates, Float32, Int64
+from openbook.errors import InvalidRequest
+from openbook.index.disk.bm25 import Bm25Index, has_bm25
+from openbook.index.disk.snapshot import Snapshot
+
+
+class ShardWords:
+    """The words of one shard, opened when they are first asked for: until then nobody needs memory for a vocabulary.
+
+    May be used from several threads. `vectors` are the shard's (n_passages, d).
+    """
+
+    def __init__(self, snapshot: Snapshot, shard: int, vectors: Float32) -> None:
+        self._snapshot = snapshot
+        entry = snapshot.shard(shard)
+        self._first_id, self._n_passages = entry.first_id, entry.n_passages
+        self._vectors = vectors
+        self._words: Bm25Index | None = None
+        self._opening = threading.Lock()
+
+    def candidates(self, question: str, query: Float32 | None, k: int, also: Int64) -> Candidates:
+        """Of one question the best k by BM25, and those of the ids `also` that are of this shard, with both scores of
+        each: (1, k + len(also)). Without a (d,) query all dense scores are 0.
+
+        Raises:
+            InvalidRequest: the snapshot has no words to search for.
+            InvalidSnapshot: they cannot be read.
+        """
+        words = self._opened()
+        scores = words.scores(question)
+        best, _ = words.best(scores, k)
+        named = np.concatenate([best, also])
+        ours = np.unique(named[(named >= self._first_id) & (named < self._first_id + self._n_passages)])
+        positions = ours - self._first_id
+        ids, dense, bm25 = np.full(len(named), NO_HIT), *np.zeros((2, len(named)), np.float32)
+        ids[: len(ours)], bm25[: len(ours)] = ours, scores[positions]
+        if query is not None:
+            dense[: len(ours)] = canonical_scores(query, self._vectors[positions])
+        return Candidates(ids[None], dense[None], bm25[None], self._snapshot.manifest.snapshot_id)
+
+    def _opened(self) -> Bm25Index:
+        with self._opening:
+            if self._words is None:
+                folder, snapshot_id = self._snapshot.folder, self._snapshot.manifest.snapshot_id
+                if not has_bm25(folder):
+                    raise InvalidRequest(
+                        f"retriever must be dense for snapshot {snapshot_id}, which has no BM25 index: "
+                        f"`openbook index bm25` makes one"
+                    )
+                self._words = Bm25Index(folder, snapshot_id, self._first_id, self._n_passages)
+        return self._words
