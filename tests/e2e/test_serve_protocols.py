@@ -44,7 +44,7 @@ from openbook.cache.server import RedisServer
 from openbook.client import Answer, Client, Retrieval, Token, messages
 from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings, Limits
 from openbook.core.context import Context
-from openbook.core.types import Formulation, OwnPassage, RetrievalSettings
+from openbook.core.types import Formulation, OwnPassage, RetrievalSettings, RetrieverKind
 from openbook.errors import (
     DeadlineExceeded,
     InvalidModel,
@@ -146,6 +146,8 @@ def test_the_answer_is_that_of_the_pipeline_over_the_exact_index(client: Client)
             "without": [0],
             "passages": [OwnPassage("Meucci who patented the telephone", "Meucci", "mine")],
         },
+        {"retriever": RetrieverKind.BM25},
+        {"retriever": RetrieverKind.HYBRID, "bm25_weight": 0.5},
     ],
 )
 def test_both_protocols_give_the_same(channel: grpc.Channel, http: httpx.Client, options: dict[str, Any]) -> None:
