@@ -11,6 +11,8 @@ import typer
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.errors import InvalidRequest, OpenbookError
+from openbook.experiments.command import experiment_app
+from openbook.explain.command import explain
 from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
 from openbook.passages import passages_app
@@ -32,6 +34,7 @@ app.add_typer(index_app, name="index")
 app.add_typer(keys_app, name="keys")
 app.add_typer(passages_app, name="passages")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(experiment_app, name="experiment")
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 
@@ -451,6 +454,7 @@ def mcp(server: Annotated[str, typer.Option(help="The running endpoint.")] = "ht
     run(server, os.environ.get("OPENBOOK_API_KEY"))
 
 
+app.command()(explain)
 app.command()(loadtest)
 app.command()(loadtest_merge)
 
