@@ -121,7 +121,7 @@ async def _ask_all(
             n_beams=settings.n_beams,
         )
         async with opened(evaluation) as system:
-            asked = []
+            asked: list[Asked] = []
             for name, snapshot in zip(("before", "after", "before, again"), [*snapshots, snapshots[0]], strict=True):
                 if asked:
                     await publish(snapshot, index)
