@@ -88,7 +88,7 @@ def build_corpus(
     fields: tuple[Field, ...] = (),
     on_changes: Callable[[Changes], None] = lambda changes: None,
 ) -> Manifest:
-    """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25` as for `index.building.build`.
+    """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25`: `index.building.build`.
 
     What cannot be read is left out and told to `on_failure`, also where a build goes on that left it out before;
     if nobody is there to be told, the first ends the build.
