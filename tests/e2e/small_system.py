@@ -117,8 +117,7 @@ def write_snapshot(folder: Path) -> Path:
     """Two shards of PASSAGES."""
     encoder = HashEncoder(DIMENSION)
     vectors = encoder.encode_passages(PASSAGES)
-    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, fields=())
-    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, bm25=True)
+    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, fields=(), bm25=True)
     return folder
 
 
