@@ -152,13 +152,7 @@ def test_over_grpc_errors_are_the_same() -> None:
 
 
 def test_evidence_carries_its_origin_over_both_protocols() -> None:
-    async def ask() -> Any:
-        transport = httpx.ASGITransport(build_app(service()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            body = {"question": "who patented the telephone", "k": 1}
-            return (await client.post("/v1/answer", json=body)).json()
-
-    (evidence,) = asyncio.run(ask())["evidence"]
+    (evidence,) = post("/v1/answer", {"question": "who patented the telephone", "k": 1})["evidence"]
     context = GrpcContext()
     request = answer_pb2.AnswerRequest(question="who patented the telephone", k=1)
     reply = asyncio.run(AnswerIngress(service()).Answer(request.SerializeToString(), context))  # type: ignore[arg-type]
@@ -169,6 +163,30 @@ def test_evidence_carries_its_origin_over_both_protocols() -> None:
     assert told["lasting_id"] == evidence["passage"]["lasting_id"] == PASSAGES[0].lasting_id
     assert told["origin"]["fields"] == {"year": {"whole": "1876"}, "open": {"truth": True}}
     assert url_of(found) == "https://example.org/bell"
+
+
+def post(path: str, body: dict[str, Any]) -> Any:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(build_app(service()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(path, json=body, headers={"accept": "application/json, text/event-stream"})
+
+    return asyncio.run(ask()).json()
+
+
+def test_protocols_that_people_speak_carry_it_too() -> None:
+    asked = {"model": "openbook", "messages": [{"role": "user", "content": "who patented the telephone"}]}
+    (cited, *_) = post("/v1/chat/completions", asked)["citations"]
+    assert (cited["url"], cited["origin"]["path"]) == ("https://example.org/bell", "bell.md")
+    assert cited["lasting_id"] == PASSAGES[0].lasting_id
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    told = post("/mcp", {**call, "params": {"name": "fetch", "arguments": {"id": "s1:1"}}})["result"][
+        "structuredContent"
+    ]
+    metadata = {name: told["metadata"][name] for name in ("lasting_id", "path", "section", "page", "fields")}
+    expected = (LASTING, "bell.md", "Life", 2, {"year": 1876, "open": True})
+    assert tuple(metadata.values()) == expected
+    assert "language" not in told["metadata"]
 
 
 # --- on disk, and from the command line

@@ -150,8 +150,9 @@ async def _fetch(service: AnswerService, asked: Fetch, context: Context) -> dict
         raise UnknownPassage(f"id must be one that search gave, got {asked.id[:100]!r}")
     wanted = PassageRequest(id=number, snapshot_id=snapshot_id)
     passage = (await service.excerpt(wanted, context)).passage
-    metadata = {"document_id": passage.document_id, "snapshot_id": snapshot_id, "lasting_id": passage.lasting_id}
+    metadata: dict[str, Any] = {"document_id": passage.document_id, "snapshot_id": snapshot_id}
     if passage.origin:
+        metadata["lasting_id"] = passage.lasting_id
         metadata |= {name: value for name, value in asdict(passage.origin).items() if value not in ("", None, {})}
     return {**_named(passage, snapshot_id), "text": passage.text, "metadata": metadata}
 
