@@ -33,6 +33,7 @@ from rich.table import Table
 
 from openbook.cache.redis import open_embeddings
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
@@ -86,6 +87,7 @@ class NullGenerator:
     """Answers with the first words of the best passage."""
 
     fingerprint = "null"
+    calibration = UNFITTED
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check

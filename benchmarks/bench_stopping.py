@@ -33,6 +33,7 @@ from rich.progress import track
 from rich.table import Table
 
 from openbook.config import AnswerDefaults, GeneratorSettings
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.deadline import Check, Deadline
 from openbook.core.types import (
@@ -64,6 +65,7 @@ class Watched:
 
     model: RagGenerator
     fingerprint: str = ""
+    calibration = UNFITTED
     looked_at: list[float] = field(default_factory=list)
     took_next_at: float = 0.0
 

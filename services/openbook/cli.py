@@ -301,6 +301,7 @@ def ask(
     n_answers: Annotated[int | None, typer.Option(help="At most as many as beams, or so many samples.")] = None,
     tokens: Annotated[bool | None, typer.Option("--tokens", help="Show each token with its passages.")] = None,
     min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
+    min_confidence: Annotated[float | None, typer.Option(help="Hold back answers less surely right.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
     tls_ca: Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")] = None,
@@ -344,6 +345,26 @@ def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is
     from openbook.demo import run
 
     run(folder, begun)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="'embedded', or the generator's folder; confidence.json goes there.")],
+    evaluations: Annotated[list[Path], typer.Argument(help="What `openbook evaluate --out` wrote: to be fitted to.")],
+    on: Annotated[list[Path], typer.Option(help="The same of other questions: to be judged by.")],
+    picture: Annotated[Path | None, typer.Option(help="Before and after, in PNG.")] = None,
+) -> None:
+    """Fit how sure answers are to how often they were right, so that they carry a confidence."""
+    from openbook.evaluation.calibrate import calibrate
+    from openbook.models.embedded import EMBEDDED, reader_folder
+    from openbook.terminal import print_calibration
+
+    judged = calibrate(reader_folder() if model == EMBEDDED else Path(model), evaluations, on)
+    print_calibration(judged)
+    if picture:
+        from openbook.evaluation.pictures import draw_calibration
+
+        draw_calibration(judged, picture)
 
 
 @app.command()

@@ -28,11 +28,14 @@ from rich.text import Text
 
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Passage
+from openbook.core import metrics
+from openbook.core.types import Coverage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
     from openbook.corpus.former import Changes
     from openbook.corpus.sources.limits import Failure
+    from openbook.evaluation.calibrate import Judged
     from openbook.index.client.publish import Listed
     from openbook.serving.access.keys import KeyRecord
 
@@ -67,6 +70,8 @@ def print_answer(question: str, response: Answer) -> None:
         style="dim",
     )
     answer = Text(response.text or ("(held back)" if response.abstained else "(empty)"), style="bold green")
+    if response.confidence is not None:
+        answer.append(f"   right with probability {response.confidence:.2f}", "dim")
     if response.labels:
         shares = ", ".join(f"{label.text} {exp(label.log_probability):.3f}" for label in response.labels)
         answer.append(f"   of {shares}", "dim")
@@ -242,3 +247,17 @@ def training_progress(n_steps: int) -> Iterator[Callable[[int, Mapping[str, floa
                 bars.console.print(f"step {step}: " + "  ".join(f"{name} {v:.3f}" for name, v in measured.items()))
 
         yield on_step
+
+
+def print_calibration(judged: Sequence["Judged"]) -> None:
+    """What a fit of confidence is worth on other questions than its own: calibration error and AUROC."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title in ("", "fitted to", "judged by", "right", "error before", "after", "AUROC before", "after"):
+        table.add_column(title, justify="right" if title else "left")
+    for each in judged:
+        pairs = [(of, each.right) for of in (each.before, each.after)]
+        errors = [f"{metrics.reliability(*pair).expected_error:.3f}" for pair in pairs]
+        areas = [f"{metrics.auroc(*pair):.3f}" for pair in pairs]
+        n, right = str(len(each.right)), f"{each.right.mean():.3f}" if len(each.right) else "-"
+        table.add_row(f"RAG-{each.formulation.title()}", str(each.n_fitted), n, right, *errors, *areas)
+    console.print(table)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
 from openbook.core.marginal import label_log_marginal, log_prior
@@ -93,6 +94,7 @@ class EchoGenerator:
     """Answers with the best passage's text, certain of it, every passage as useful as the retriever thought."""
 
     fingerprint = "echo"
+    calibration = UNFITTED
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

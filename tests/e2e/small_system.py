@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.deadline import Check
 from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
@@ -49,6 +50,7 @@ class EchoModel:
     """Answers with the best passage, except questions about its own misbehaviour."""
 
     fingerprint = "echo"
+    calibration = UNFITTED
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.marginal import answer_log_posterior, log_prior, next_log_marginal, sequence_next_log_marginal
 from openbook.core.types import (
@@ -74,6 +75,7 @@ class Reader:
     """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`."""
 
     fingerprint = "scripted"
+    calibration = UNFITTED
 
     def __init__(self) -> None:
         self.steps: asyncio.Queue[None] = asyncio.Queue()

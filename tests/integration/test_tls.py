@@ -1,5 +1,6 @@
 """TLS at the endpoint: the HAProxy that Serve starts, as we start it, in front of servers of both protocols."""
 
+import asyncio
 import http.server
 import os
 import socket
@@ -19,10 +20,13 @@ import httpx
 import pytest
 import trustme
 from grpc_health.v1 import health, health_pb2_grpc
+from pydantic import ValidationError
 
 from openbook.client import Client
 from openbook.config import ServerTls, ServingSettings
 from openbook.errors import InvalidConfig, ShardUnavailable
+from openbook.loadtest.run import measure
+from openbook.loadtest.settings import LoadSettings
 from openbook.processes import end, free_port, start
 from openbook.serving.launch import run, tls
 from openbook.v1 import answer_pb2, answer_pb2_grpc
@@ -185,6 +189,19 @@ def test_who_trusts_another_authority_is_not_deceived(served: Edge, tmp_path: Pa
         pytest.raises(ShardUnavailable),
     ):
         client.answer("who")
+
+
+def test_the_load_test_trusts_whom_it_is_told_to(served: Edge, tmp_path: Path) -> None:
+    def measured(address: str, ca: Path | None = served.ca) -> dict[str, int]:
+        settings = LoadSettings(address=address, tls_ca=ca, warm_up_s=0, duration_s=0.2, rate=50, connections=1)
+        return {each.status: each.n for each in asyncio.run(measure(settings)).measured.statuses}
+
+    assert measured(f"grpcs://127.0.0.1:{served.grpc}") == {"OK": 10}
+    assert measured(f"https://127.0.0.1:{served.http}") == {"UNIMPLEMENTED": 10}  # what is behind it knows no POST
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    assert measured(f"https://127.0.0.1:{served.http}", tmp_path / "other.pem") == {"UNAVAILABLE": 10}
+    with pytest.raises(ValidationError, match="tls_ca needs a file and an address of grpcs:// or https://, got"):
+        measured(f"127.0.0.1:{served.grpc}")
 
 
 def test_this_machine_sees_whether_it_is_ready_without_a_certificate(

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import EncoderSettings, GeneratorSettings, IndexServerSettings, ServingSettings, parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidConfig, InvalidRequest
@@ -53,6 +54,7 @@ class Generator:
     """As a model."""
 
     fingerprint = "echo"
+    calibration = UNFITTED
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Any

@@ -54,6 +54,7 @@ class AnswerOptions(RetrieveOptions, total=False):
     n_answers: int | None
     tokens: bool | None
     min_probability: float | None
+    min_confidence: float | None
 
 
 def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str, Any]) -> R:
@@ -127,6 +128,7 @@ def answer(message: answer_pb2.AnswerResponse) -> Answer:
             for each in message.answers
         ),
         abstained=message.abstained,
+        confidence=message.confidence if message.HasField("confidence") else None,
         **_found(message),
     )
 

@@ -290,9 +290,16 @@ class ReplySettings:
 
     tokens: bool = False  # each token with its passages, and citations
     min_probability: float = 0.0  # an answer whose p(y|x) is below is held back
+    min_confidence: float = 0.0  # or which is right with less probability
 
     def __post_init__(self) -> None:
         _check_range("min_probability", self.min_probability, 0.0, 1.0)
+        _check_range("min_confidence", self.min_confidence, 0.0, 1.0)
+
+    @property
+    def may_hold_back(self) -> bool:
+        """Whether it takes the whole answer to know whether any of it is told."""
+        return self.min_probability > 0 or self.min_confidence > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from openbook.core import metrics
 from openbook.evaluation.record import Record
 from openbook.evaluation.summary import grouped
+
+if TYPE_CHECKING:
+    from openbook.evaluation.calibrate import Judged
 
 RIGHT, SURE = "#2a6f97", "#c9d6df"
 ROW_INCHES = 4.4
@@ -24,13 +29,27 @@ def draw(records: Sequence[Record], path: Path) -> None:
     rows = figure.subplots(len(groups), 2, squeeze=False)
     for (left, right), ((file, formulation), of_group) in zip(rows, groups.items(), strict=True):
         name = f"{file}, RAG-{formulation.title()}, {len(of_group)} questions"
-        confidence, correct = [r.confidence for r in of_group], [float(r.em) for r in of_group]
+        confidence, correct = [r.probability for r in of_group], [float(r.em) for r in of_group]
         _reliability(left, confidence, correct, name)
         _risk(right, confidence, correct, name)
     figure.savefig(path, dpi=110)
 
 
-def _reliability(axes: Axes, confidence: Sequence[float], correct: Sequence[float], name: str) -> None:
+def draw_calibration(judged: Sequence["Judged"], path: Path) -> None:
+    """A row for each formulation: how often answers are right when they are so probable, and when so confident."""
+    figure = Figure(figsize=(11, ROW_INCHES * len(judged)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = figure.subplots(len(judged), 2, squeeze=False)
+    for (left, right), each in zip(rows, judged, strict=True):
+        name = f"RAG-{each.formulation.title()}, {len(each.right)} questions that nothing was fitted to"
+        _reliability(left, each.before, each.right, name)
+        _reliability(right, each.after, each.right, name, "confidence")
+    figure.savefig(path, dpi=110)
+
+
+def _reliability(
+    axes: Axes, confidence: ArrayLike, correct: ArrayLike, name: str, what: str = "how sure it is: p(y|x)"
+) -> None:
     bins = metrics.reliability(confidence, correct)
     width = bins.edges[1] - bins.edges[0]
     shares = bins.counts / bins.counts.sum()
@@ -42,7 +61,7 @@ def _reliability(axes: Axes, confidence: Sequence[float], correct: Sequence[floa
     axes.set(
         title=f"Is it right as often as it is sure?\n{name}\n"
         f"calibration error {bins.expected_error:.3f}, AUROC {score:.3f}",
-        xlabel="how sure it is: p(y|x)",
+        xlabel=what,
         ylabel="share",
         xlim=(0, 1),
         ylim=(0, 1.02),

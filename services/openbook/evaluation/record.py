@@ -37,9 +37,10 @@ class Record(BaseModel):
     answer_rank: int | None  # of the first passage that holds an answer, from 1; None: none of those searched
     prior_entropy: float  # of p(z|x) over the passages read, in nats
     passage_ids: tuple[int, ...]  # all that were searched for, best first; none of a question's own passage
+    signals: tuple[float, ...] = ()  # `core.confidence.SIGNALS`; none of a label, nor where a former version wrote it
 
     @property
-    def confidence(self) -> float:
+    def probability(self) -> float:
         """p(y|x)"""
         return min(1.0, exp(self.log_likelihood))
 
@@ -59,7 +60,7 @@ class RecordLog(Generic[R]):
         self._kind, self._path = kind, folder / name
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PLAN).exists():
-            if difference := next(_differences(_read(folder / PLAN), json.loads(json.dumps(plan))), None):
+            if difference := next(_differences(read_plan(folder), json.loads(json.dumps(plan))), None):
                 raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
         elif self._path.exists():
             raise InvalidConfig(f"{folder}: holds {name} without a {PLAN}: name another folder")
@@ -111,11 +112,16 @@ def write_json(path: Path, value: Any) -> None:
     files.write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _read(path: Path) -> Any:
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What the evaluation in a folder was made from. Raises InvalidConfig where there is none."""
+    path = folder / PLAN
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(plan, dict):
+            raise ValueError("must map keys to values")
+    except (OSError, ValueError) as error:
         raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error}") from None
+    return plan
 
 
 def _differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:

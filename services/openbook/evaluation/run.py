@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from openbook.core import metrics
+from openbook.core.confidence import signals
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation, Generation, Retrieved
 from openbook.corpus.questions import Question, read_questions
@@ -87,7 +88,7 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
     try:
         found = await system.find(batch.questions)
         return [
-            _record(batch.file, question, each, generation, formulation)
+            _record(batch.file, question, each, generation, formulation, system.settings.k)
             for formulation in system.settings.formulations
             for question, each, generation in zip(
                 batch.questions, found, await system.answer(batch.questions, found, formulation), strict=True
@@ -99,7 +100,7 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
 
 
 def _record(
-    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation
+    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation, k: int
 ) -> Record:
     holding = (rank for rank, each in enumerate(found.passages, start=1) if holds_answer(each.text, question))
     return Record(
@@ -117,6 +118,7 @@ def _record(
         answer_rank=next(holding, None),
         prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
         passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
+        signals=() if generation.classification else signals(generation, found.passages[:k]),
     )
 
 

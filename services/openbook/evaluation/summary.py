@@ -44,7 +44,7 @@ class Group:
 
     n: int
     wrong: float  # share
-    median_confidence_wrong: float  # p(y|x) of the wrong ones
+    median_probability_wrong: float  # p(y|x) of the wrong ones
     surely_wrong: float  # share that is wrong with p(y|x) of at least one half
 
 
@@ -72,9 +72,9 @@ class Result:
     label_accuracy: Mean  # share that is an answer letter for letter
     has_answer: Mapping[int, Mean]  # at k
     prior_entropy: float  # mean, in nats
-    mean_confidence: float  # of p(y|x)
+    mean_probability: float  # of p(y|x)
     calibration_error: float
-    auroc: float  # of confidence, for right against wrong
+    auroc: float  # of p(y|x), for right against wrong
     by_place: Mapping[str, Group]
     cuts: tuple[Cut, ...]
 
@@ -93,7 +93,7 @@ def summarise(records: Sequence[Record], k: int) -> list[Result]:
 
 
 def _result(file: str, formulation: str, records: Sequence[Record], k: int) -> Result:
-    confidence, right = [record.confidence for record in records], [float(record.em) for record in records]
+    probability, right = [record.probability for record in records], [float(record.em) for record in records]
     texts = [record for record in records if record.answers]
     return Result(
         file=file,
@@ -107,9 +107,9 @@ def _result(file: str, formulation: str, records: Sequence[Record], k: int) -> R
         label_accuracy=Mean.of([float(metrics.label_accuracy(r.prediction, r.answers)) for r in texts]),
         has_answer={at: Mean.of([float(record.has_answer_at(at)) for record in records]) for at in HAS_ANSWER_AT},
         prior_entropy=mean([record.prior_entropy for record in records]),
-        mean_confidence=mean(confidence),
-        calibration_error=metrics.reliability(confidence, right).expected_error,
-        auroc=metrics.auroc(confidence, right),
+        mean_probability=mean(probability),
+        calibration_error=metrics.reliability(probability, right).expected_error,
+        auroc=metrics.auroc(probability, right),
         by_place=_by_place(records, k),
         cuts=_cuts(records),
     )
@@ -125,12 +125,12 @@ def _by_place(records: Sequence[Record], k: int) -> dict[str, Group]:
 
 
 def _group(records: Sequence[Record]) -> Group:
-    wrong = [record.confidence for record in records if not record.em]
+    wrong = [record.probability for record in records if not record.em]
     return Group(
         n=len(records),
         wrong=mean([float(not record.em) for record in records]),
-        median_confidence_wrong=float(np.median(wrong)) if wrong else nan,
-        surely_wrong=mean([float(not record.em and record.confidence >= 0.5) for record in records]),
+        median_probability_wrong=float(np.median(wrong)) if wrong else nan,
+        surely_wrong=mean([float(not record.em and record.probability >= 0.5) for record in records]),
     )
 
 

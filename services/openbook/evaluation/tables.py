@@ -10,25 +10,25 @@ Rows = Sequence[Sequence[str]]
 
 
 def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Five tables: how good, how worded, how far to trust its confidence, when it is wrong, what a threshold buys."""
+    """Five tables: how good, how worded, how far to trust p(y|x), when it is wrong, what a threshold buys."""
     return "\n".join(
         [
             "# Evaluation\n",
-            "Per cent, with 95 % bootstrap intervals over the questions. Confidence is p(y|x).\n",
+            "Per cent, with 95 % bootstrap intervals over the questions.\n",
             *_table(["n", "EM", "F1", *(f"answer in top {k}" for k in HAS_ANSWER_AT), "index", "k", "decoding"]),
             *_rows(results, [[_quality(result, plan)] for result in results]),
             "\n## Answers that are sentences, and labels\n",
             *_table(["ROUGE-L", "BLEU-1", "distinct tri-grams", "label accuracy"]),
             *_rows(results, [[_wording(result, plan)] for result in results]),
-            "\n## How far its confidence can be trusted\n",
-            *_table(["mean confidence", "right", "calibration error", "AUROC"]),
+            "\n## How far p(y|x) can be trusted\n",
+            *_table(["mean p(y\\|x)", "right", "calibration error", "AUROC"]),
             *_rows(results, [[_trust(result)] for result in results]),
             "\n## Where the answer was, and how often it was wrong\n",
             "It always answers, also when nothing that it has read holds an answer.\n",
-            *_table(["answer", "n", "wrong", "median confidence of the wrong", "wrong, and at least half sure"]),
+            *_table(["answer", "n", "wrong", "median p(y\\|x) of the wrong", "wrong, and at least half sure"]),
             *_rows(results, [_places(result) for result in results]),
             "\n## Answering only when sure\n",
-            *_table(["log-likelihood at least", "confidence at least", "answered", "right of those"]),
+            *_table(["log-likelihood at least", "p(y\\|x) at least", "answered", "right of those"]),
             *_rows(results, [_cuts(result) for result in results]),
             "",
         ]
@@ -64,12 +64,12 @@ def _wording(result: Result, plan: Mapping[str, Any]) -> list[str]:
 
 
 def _trust(result: Result) -> list[str]:
-    return [_number(x) for x in (result.mean_confidence, result.em.value, result.calibration_error, result.auroc)]
+    return [_number(x) for x in (result.mean_probability, result.em.value, result.calibration_error, result.auroc)]
 
 
 def _places(result: Result) -> Rows:
     return [
-        [place, str(group.n), *map(_number, (group.wrong, group.median_confidence_wrong, group.surely_wrong))]
+        [place, str(group.n), *map(_number, (group.wrong, group.median_probability_wrong, group.surely_wrong))]
         for place, group in result.by_place.items()
     ]
 

@@ -19,7 +19,9 @@ Output = Annotated[Path | None, typer.Option(help="A new folder for figures, his
 
 def loadtest(
     context: typer.Context,
-    address: Annotated[str, typer.Argument(help="host:port speaks gRPC, http://host:port HTTP.")],
+    address: Annotated[
+        str, typer.Argument(help="host:port speaks gRPC, http://host:port HTTP; grpcs:// and https:// with TLS.")
+    ],
     what: Annotated[What, typer.Option(help="Answers, answers token by token, or passages alone.")] = What.ANSWER,
     rate: Annotated[float, typer.Option(help="Questions a second, whatever becomes of them.")] = 1.0,
     duration_s: Annotated[
@@ -46,6 +48,7 @@ def loadtest(
         float, typer.Option("--timeout-s", "--timeout", help="The deadline that each request states.")
     ] = 10.0,
     caller: Annotated[str | None, typer.Option(help="Who asks, as x-caller.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Who signed the endpoint's certificate, in PEM.")] = None,
     k: Annotated[int | None, typer.Option(help="Passages to retrieve.")] = None,
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
     decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,

@@ -35,16 +35,21 @@ OPTIONS = (
 async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["GrpcSender"]:
     """Connected, on all connections. Raises Unreachable."""
     async with AsyncExitStack() as stack:
-        channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(settings.address, OPTIONS))
-            for _ in range(settings.connections)
-        ]
+        channels = [await stack.enter_async_context(_channel(settings)) for _ in range(settings.connections)]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.gather(*(channel.channel_ready() for channel in channels))
         except TimeoutError:
             raise Unreachable(f"{settings.address}: no gRPC server answers within {CONNECT_TIMEOUT_S:g} s") from None
         yield GrpcSender(channels, settings, questions)
+
+
+def _channel(settings: LoadSettings) -> grpc.aio.Channel:
+    address = settings.address.removeprefix("grpcs://")
+    if not settings.is_tls:
+        return grpc.aio.insecure_channel(address, OPTIONS)
+    authority = settings.tls_ca.read_bytes() if settings.tls_ca else None
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), OPTIONS)
 
 
 class GrpcSender:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from math import isnan
@@ -56,7 +57,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
     # By default 100 connections would be a queue of ours, and five minutes the limit of a request.
     async with aiohttp.ClientSession(
         settings.address,
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=settings.tls_ca)),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"content-type": "application/json", **who_asks(settings)},
     ) as session:

@@ -26,7 +26,8 @@ MIN_ON_TIME = 0.99
 class LoadSettings(Section):
     """One run: what is asked of whom, how often, for how long."""
 
-    address: str  # host:port speaks gRPC; http://host:port HTTP
+    address: str  # host:port speaks gRPC; http://host:port HTTP; grpcs://host:port and https://host:port with TLS
+    tls_ca: Path | None = None  # who signed the endpoint's certificate, in PEM; else whom this machine trusts
     what: What = What.ANSWER
     rate: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # questions a second, intended
     closed: Positive | None = None  # in place of a rate: so many callers, each of whom asks again once answered
@@ -59,11 +60,13 @@ class LoadSettings(Section):
     def _is_an_address(cls, address: str) -> str:
         parts = urlsplit(address if "://" in address else f"grpc://{address}")
         try:
-            known = parts.scheme in ("grpc", "http", "https") and bool(parts.hostname and parts.port is not None)
+            known = parts.scheme in ("grpc", "grpcs", "http", "https") and bool(
+                parts.hostname and parts.port is not None
+            )
         except ValueError:  # a port that is no number
             known = False
         if not known or parts.path.strip("/") or parts.query:
-            raise ValueError(f"must be host:port (gRPC) or http://host:port, got {address!r}")
+            raise ValueError(f"must be host:port (gRPC), http://host:port, grpcs:// or https://, got {address!r}")
         return address.removeprefix("grpc://").rstrip("/")
 
     @model_validator(mode="after")
@@ -73,6 +76,8 @@ class LoadSettings(Section):
             raise ValueError(f"a run has at most {MAX_QUESTIONS:,} questions, got {asked}")
         if self.closed is not None and self.processes > self.closed:
             raise ValueError(f"processes must be at most closed = {self.closed}, got {self.processes}")
+        if self.tls_ca is not None and not (self.is_tls and self.tls_ca.is_file()):
+            raise ValueError(f"tls_ca needs a file and an address of grpcs:// or https://, got {self.tls_ca}")
         return self
 
     @property
@@ -83,4 +88,9 @@ class LoadSettings(Section):
     @property
     def is_http(self) -> bool:
         """Whether the address is one of HTTP."""
-        return "://" in self.address
+        return self.address.startswith(("http://", "https://"))
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.address.startswith(("grpcs://", "https://"))

@@ -25,6 +25,7 @@ from openbook.core.types import (
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator, place, use_threads
+from openbook.models.confidence import load_calibration
 from openbook.models.decoding import Decoded, DecodedToken
 from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
@@ -37,6 +38,8 @@ class RagGenerator:
     def __init__(self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings) -> None:
         self.fingerprint = checkpoint.fingerprint
         """Digest of weights, tokenizer and input format; not of dtype or device."""
+        self.calibration = load_calibration(settings.model, checkpoint.fingerprint)
+        """How probable it is that its answers are right, where that was fitted."""
         self.input_format = checkpoint.input_format
         self._checkpoint = checkpoint
         self._model = Seq2Seq(place(checkpoint.model, settings))

@@ -95,7 +95,8 @@ class Answer:
     tokens: tuple[Token, ...] = ()  # if asked for
     citations: tuple[Citation, ...] = ()  # if tokens were asked for
     answers: tuple[Alternative, ...] = ()  # if several were asked for, or it is held back: all, the best first
-    abstained: bool = False  # held back, being less probable than asked for; the text is empty
+    abstained: bool = False  # held back, being less probable or less surely right than asked for; the text is empty
+    confidence: float | None = None  # p(right), where something was fitted to tell it
 
 
 Event = Retrieval | Token | Answer

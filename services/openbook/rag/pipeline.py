@@ -9,6 +9,7 @@ from contextlib import aclosing
 import numpy as np
 
 from openbook.config import AnswerDefaults
+from openbook.core.confidence import confidence
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.marginal import log_prior
@@ -75,11 +76,12 @@ class Pipeline:
 
         Raises:
             InvalidRequest: the question or a passage is empty, too long or no text, k is out of its range, the answer
-                would take too much work, the index knows no such search parameter, or no encoder is there for
-                passages.
+                would take too much work or has no confidence to be held back by, the index knows no such search
+                parameter, or no encoder is there for passages.
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
         self.work(retrieval, generation, len(own))
+        self._check_reply(reply, generation)
         watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         with watch.stage("generate", context) as inner:
@@ -101,6 +103,7 @@ class Pipeline:
         answer that is to be held back if it is not probable enough, which its end alone can tell.
         """
         self.work(retrieval, generation, len(own))
+        self._check_reply(reply, generation)
         watch = Stopwatch(self._clock)
         question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
         yield self._to_retrieval(retrieved, cached, context, watch)
@@ -111,7 +114,7 @@ class Pipeline:
                 async for item in items:
                     if not isinstance(item, Token):
                         generated = item
-                    elif not reply.min_probability:
+                    elif not reply.may_hold_back:
                         n_told += 1
                         yield item
         answer = self._to_answer(generated, retrieved, generation, reply, cached, context, watch)
@@ -153,6 +156,13 @@ class Pipeline:
         if n_own > limits.max_passages:
             raise InvalidRequest(f"passages must be at most {limits.max_passages}, got {n_own}")
         return generation.work(retrieval.k + n_own, limits.max_work) if generation else 0
+
+    def _check_reply(self, reply: ReplySettings, generation: GenerationSettings) -> None:
+        if reply.min_confidence and (generation.labels or generation.formulation not in self._generator.calibration):
+            raise InvalidRequest(
+                f"min_confidence must be 0 where answers have no confidence, got {reply.min_confidence}: labels have "
+                f"none, and this generator's is known for {', '.join(self._generator.calibration) or 'no formulation'}"
+            )
 
     async def aclose(self) -> None:
         """Wait for what is still on its way into the caches."""
@@ -247,7 +257,11 @@ class Pipeline:
         watch: Stopwatch,
     ) -> Answer:
         answers = tuple(alternative(each, reply) for each in generation.several)
-        best, abstained = answers[0], math.exp(generation.log_likelihood) < reply.min_probability
+        best = answers[0]
+        right = confidence(self._generator.calibration, settings.formulation, generation, retrieved.passages)
+        abstained = math.exp(generation.log_likelihood) < reply.min_probability or (
+            right is not None and right < reply.min_confidence
+        )
         return Answer(
             text="" if abstained else best.text,
             log_likelihood=generation.log_likelihood,
@@ -267,6 +281,7 @@ class Pipeline:
             citations=() if abstained else best.citations,
             answers=answers if abstained or settings.n_answers > 1 else (),
             abstained=abstained,
+            confidence=right,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from openbook.core.confidence import Calibration
 from openbook.core.context import Context
 from openbook.core.origin import Located
 from openbook.core.types import (
@@ -137,6 +138,11 @@ class Generator(Protocol):
     @property
     def fingerprint(self) -> str:
         """Digest of weights, tokenizer and input format."""
+        ...
+
+    @property
+    def calibration(self) -> Calibration:
+        """How its answers are judged; empty where nothing was fitted to them."""
         ...
 
     async def generate(

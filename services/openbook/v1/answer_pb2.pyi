@@ -119,6 +119,7 @@ class AnswerRequest(_message.Message):
     N_ANSWERS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
+    MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
     question: _builtins.str
@@ -163,6 +164,8 @@ class AnswerRequest(_message.Message):
     """Report each token with its passages, and the citations made of them."""
     min_probability: _builtins.float
     """0..1. An answer whose p(y|x) is below is held back: see `abstained`."""
+    min_confidence: _builtins.float
+    """0..1. An answer whose `confidence` is below is held back too."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """If any, the answer is the most probable of these texts. Of one token each, end-of-sequence is no part of them."""
@@ -202,12 +205,13 @@ class AnswerRequest(_message.Message):
         n_answers: _builtins.int | None = ...,
         tokens: _builtins.bool | None = ...,
         min_probability: _builtins.float | None = ...,
+        min_confidence: _builtins.float | None = ...,
         without: _abc.Iterable[_builtins.int] | None = ...,
         passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bm25_weight: _TypeAlias = _typing.Literal["bm25_weight"]  # noqa: Y015
     _WhichOneofArgType__bm25_weight: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight"]  # noqa: Y015
@@ -221,6 +225,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_confidence: _TypeAlias = _typing.Literal["min_confidence"]  # noqa: Y015
+    _WhichOneofArgType__min_confidence: _TypeAlias = _typing.Literal["_min_confidence", b"_min_confidence"]  # noqa: Y015
     _WhichOneofReturnType__min_coverage: _TypeAlias = _typing.Literal["min_coverage"]  # noqa: Y015
     _WhichOneofArgType__min_coverage: _TypeAlias = _typing.Literal["_min_coverage", b"_min_coverage"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
@@ -257,6 +263,8 @@ class AnswerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_confidence) -> _WhichOneofReturnType__min_confidence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_coverage) -> _WhichOneofReturnType__min_coverage | None: ...
     @_typing.overload
@@ -453,6 +461,7 @@ class AnswerResponse(_message.Message):
     CITATIONS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     ABSTAINED_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Where the generator's tokens know no capitals, spelled as in the passages."""
     log_likelihood: _builtins.float
@@ -468,8 +477,12 @@ class AnswerResponse(_message.Message):
     """Whether the query's embedding came from the cache."""
     request_id: _builtins.str
     abstained: _builtins.bool
-    """Whether the answer is held back, its probability being below min_probability. `answer` is empty then, and `answers`
-    has what would have been said.
+    """Whether the answer is held back, its probability being below min_probability, or its confidence below
+    min_confidence. `answer` is empty then, and `answers` has what would have been said.
+    """
+    confidence: _builtins.float
+    """How probable it is that the answer is right, as fitted to answers of this generator that were judged. Absent where
+    nothing was fitted.
     """
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evidence]:
@@ -516,12 +529,15 @@ class AnswerResponse(_message.Message):
         citations: _abc.Iterable[Global___Citation] | None = ...,
         answers: _abc.Iterable[Global___Alternative] | None = ...,
         abstained: _builtins.bool = ...,
+        confidence: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "confidence", b"confidence", "coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "answers", b"answers", "cached", b"cached", "citations", b"citations", "complete", b"complete", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "abstained", b"abstained", "answer", b"answer", "answers", b"answers", "cached", b"cached", "citations", b"citations", "complete", b"complete", "confidence", b"confidence", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
+    _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
 
 Global___AnswerResponse: _TypeAlias = AnswerResponse  # noqa: Y015
 

@@ -73,7 +73,7 @@ def test_predictions_of_an_unknown_plan_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_none_is_named(tmp_path: Path) -> None:
-    for content, problem in (("{", r"plan\.json: is not the plan"), ("[]", "plan was")):
+    for content, problem in (("{", r"plan\.json: is not the plan"), ("[]", "must map keys to values")):
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(InvalidConfig, match=problem):
             Log(tmp_path, PLAN)

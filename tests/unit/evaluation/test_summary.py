@@ -44,7 +44,7 @@ def test_numbers_of_one_file() -> None:
     assert result.em.low <= 0.5 <= result.em.high
     assert {k: mean.value for k, mean in result.has_answer.items()} == {1: 0.25, 5: 0.5, 20: 0.75}
     assert result.auroc == 1.0
-    assert result.mean_confidence == pytest.approx(0.625)
+    assert result.mean_probability == pytest.approx(0.625)
     assert result.calibration_error == pytest.approx((0.1 + 0.2 + 0.6 + 0.2) / 4)
     assert result.bleu_1 == pytest.approx(4 / 6 * 2.718281828 ** (1 - 8 / 6))
     assert result.label_accuracy.value == 0.5
@@ -58,8 +58,8 @@ def test_wrong_answers_by_where_the_answer_was() -> None:
         "found, not read": (1, 1.0),
         "not found": (1, 1.0),
     }
-    assert isnan(by_place["read"].median_confidence_wrong)
-    assert by_place["found, not read"].median_confidence_wrong == pytest.approx(0.6)
+    assert isnan(by_place["read"].median_probability_wrong)
+    assert by_place["found, not read"].median_probability_wrong == pytest.approx(0.6)
     assert (by_place["found, not read"].surely_wrong, by_place["not found"].surely_wrong) == (1.0, 0.0)
     assert [group.n for group in summarise(RECORDS, k=7)[0].by_place.values()] == [3, 0, 1]
 
@@ -105,7 +105,8 @@ def test_tables_name_the_conditions_beside_the_numbers() -> None:
     assert cells[-3:] == ["IVF256,SQ8, 9,342 passages, recall@5 0.987", "5", "greedy"]
     for lines in text.split("\n\n"):
         rows = [row for row in lines.splitlines() if row.startswith("|")]
-        assert len({row.count("|") for row in rows}) <= 1, "every row of a table has as many cells"
+        n_cells = {row.replace("\\|", "").count("|") for row in rows}
+        assert len(n_cells) <= 1, "every row of a table has as many cells"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
+from openbook.core.confidence import SIGNALS, Calibration, Curve
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.fingerprint import text_digest
@@ -31,6 +32,7 @@ from openbook.core.types import (
 from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
 from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.pipeline import Pipeline
+from openbook.rag.ports import Generator
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 PASSAGES = [
@@ -410,6 +412,34 @@ def test_an_answer_less_probable_than_asked_for_is_held_back_with_what_would_hav
     assert held.log_likelihood == math.log(0.5)
     with pytest.raises(InvalidRequest, match=r"min_probability must be 0\.0\.\.1\.0, got 1\.5"):
         told(min_probability=1.5)
+
+
+class Judged(EchoGenerator):
+    """Is right in 6 of 10 of its answers."""
+
+    calibration: ClassVar[Calibration] = {Formulation.SEQUENCE: Curve((0.0,) * len(SIGNALS), 0.0, (0.0,), (0.6,))}
+
+
+def test_an_answer_less_surely_right_than_asked_for_is_held_back_where_that_is_known() -> None:
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+
+    def told(generator: Generator, formulation: Formulation, **values: Any) -> Answer:
+        rag = Pipeline(encoder, index, index, generator, MemoryCache(9), AnswerDefaults(), ManualClock())
+        how = GenerationSettings(formulation, labels=tuple(values.pop("labels", ())))
+        return asyncio.run(rag.answer("telephone", asked(2), how, Context(), ReplySettings(**values)))
+
+    assert told(Judged(), Formulation.SEQUENCE, min_confidence=0.6).confidence == 0.6
+    held = told(Judged(), Formulation.SEQUENCE, min_confidence=0.61)
+    assert (held.text, held.abstained, held.confidence, len(held.answers)) == ("", True, 0.6, 1)
+    assert told(Judged(), Formulation.TOKEN).confidence is None
+    for generator, formulation, labels, known in [
+        (Judged(), Formulation.TOKEN, (), "sequence"),
+        (Judged(), Formulation.SEQUENCE, ("a", "b"), "sequence"),
+        (EchoGenerator(), Formulation.SEQUENCE, (), "no formulation"),
+    ]:
+        with pytest.raises(InvalidRequest, match=rf"min_confidence must be 0 .*, got 0\.5: .* is known for {known}"):
+            told(generator, formulation, labels=labels, min_confidence=0.5)
 
 
 @pytest.mark.parametrize("min_probability", [0.0, 0.4, 0.6])

@@ -13,6 +13,7 @@ import pytest
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import EncoderSettings, GeneratorSettings, ServingSettings, parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.types import Float32, GenerationSettings, Passage, Retrieved
 from openbook.errors import InvalidRequest, OpenbookError
@@ -46,6 +47,8 @@ class Quoting(HashEncoder):
 
 class Model(Quoting):
     """Of a replica."""
+
+    calibration = UNFITTED
 
     def padded_length(self, question: str) -> int:
         return 1

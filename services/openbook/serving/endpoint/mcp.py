@@ -78,6 +78,9 @@ class Ask(_Arguments):
     min_probability: Annotated[
         float | None, Field(description="0 to 1: rather no answer than one less probable than this.")
     ] = None
+    min_confidence: Annotated[
+        float | None, Field(description="0 to 1: rather no answer than one that is right with less probability.")
+    ] = None
 
 
 def add_mcp(app: FastAPI, service: AnswerService) -> None:
@@ -163,6 +166,7 @@ async def _answer(service: AnswerService, asked: Ask, context: Context) -> dict[
     return {
         "answer": answer.text,
         "probability": exp(answer.log_likelihood),
+        "confidence": answer.confidence,
         "abstained": answer.abstained,
         "citations": _citations(answer),
         "passages": [

@@ -101,6 +101,7 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
             for each in answer.answers
         ],
         abstained=answer.abstained,
+        confidence=answer.confidence,
         **_found(answer),
     )
 

@@ -78,6 +78,7 @@ class AnswerRequest(RetrieveRequest):
         bool | None, Field(strict=True, description="Report each token with its passages, and citations.")
     ] = None
     min_probability: Annotated[float | None, Field(description="Hold answers below it back.")] = None
+    min_confidence: Annotated[float | None, Field(description="Hold answers of less confidence back.")] = None
 
 
 class PassageRequest(_Request):
@@ -221,7 +222,10 @@ class AnswerResponse(_Response):
     answers: Annotated[
         list[AlternativeOut], Field(description="If several were asked for, or it is held back: all, best first.")
     ]
-    abstained: Annotated[bool, Field(description="Held back: less probable than min_probability.")]
+    abstained: Annotated[
+        bool, Field(description="Held back: less probable than min_probability, or confident than min_confidence.")
+    ]
+    confidence: Annotated[float | None, Field(description="p(right), where something was fitted to tell it.")]
 
 
 def describe(problems: Any) -> str:

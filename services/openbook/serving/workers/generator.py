@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from openbook.config import GeneratorSettings, ServingSettings
+from openbook.core.confidence import Calibration
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
@@ -43,6 +44,8 @@ class GeneratorModel(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def calibration(self) -> Calibration: ...
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check, /
     ) -> list[Generation]:
@@ -75,7 +78,7 @@ class LocalGenerator:
     """A generator in this process: the port `rag.ports.Generator` over batches of equal settings."""
 
     def __init__(self, model: GeneratorModel, settings: GeneratorSettings) -> None:
-        self.fingerprint = model.fingerprint
+        self.fingerprint, self.calibration = model.fingerprint, model.calibration
         self._model = model
         self._batcher: Batcher[_Task, Generation] = Batcher(
             self._generate,
@@ -138,9 +141,9 @@ class GeneratorDeployment:
         self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
         self._generator.warm_up()
 
-    async def describe(self) -> str:
-        """The fingerprint."""
-        return self._generator.fingerprint
+    async def describe(self) -> tuple[str, Calibration]:
+        """Fingerprint and calibration."""
+        return self._generator.fingerprint, self._generator.calibration
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
@@ -167,14 +170,14 @@ class GeneratorDeployment:
 class RemoteGenerator:
     """The generator's deployment as the port `rag.ports.Generator`."""
 
-    def __init__(self, handle: "DeploymentHandle", fingerprint: str) -> None:
+    def __init__(self, handle: "DeploymentHandle", fingerprint: str, calibration: Calibration) -> None:
         self._handle = handle
-        self.fingerprint = fingerprint
+        self.fingerprint, self.calibration = fingerprint, calibration
 
     @classmethod
     async def connect(cls, handle: "DeploymentHandle") -> "RemoteGenerator":
         """Ask a replica what it serves."""
-        return cls(handle, await handle.describe.remote())
+        return cls(handle, *await handle.describe.remote())
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

@@ -28,7 +28,7 @@ from openbook.serving.endpoint.urls import url_of
 
 LOWEST_LOGPROB = -9999.0
 """What OpenAI has for the logarithm of zero."""
-HELD_BACK = "No answer is as probable as min_probability asks."
+HELD_BACK = "No answer is as probable as min_probability asks, or as surely right as min_confidence asks."
 FIRST = Delta(role="assistant", content="")
 
 

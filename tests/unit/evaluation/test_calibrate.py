@@ -1,0 +1,114 @@
+"""Confidence, fitted to evaluations: right as often as it says, on answers that it was not fitted to."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openbook.core import metrics
+from openbook.core.confidence import SIGNALS
+from openbook.core.types import Float64, Formulation
+from openbook.errors import InvalidConfig, InvalidModel
+from openbook.evaluation import calibrate as fitting
+from openbook.evaluation.calibrate import calibrate, fit
+from openbook.evaluation.record import PLAN, PREDICTIONS, Record
+from openbook.models.confidence import CONFIDENCE, load_calibration
+
+FINGERPRINT = "f" * 32
+
+
+def answers(n: int, seed: int) -> tuple[Float64, Float64]:
+    """(n, s) signals, and whether each answer was right: as probable as a bent sum of them says."""
+    random = np.random.default_rng(seed)
+    signals = random.normal(size=(n, len(SIGNALS)))
+    p = 1 / (1 + np.exp(-3 * np.tanh(signals[:, 0] + signals[:, 3] / 2) + 0.5))
+    return signals, (random.random(n) < p).astype(np.float64)
+
+
+def test_answers_are_right_as_often_as_their_confidence_says() -> None:
+    curve = fit(*answers(2000, 0))
+    signals, right = answers(4000, 1)
+    found = [curve.confidence(row) for row in signals.tolist()]
+    assert metrics.reliability(found, right).expected_error < 0.03
+    assert metrics.auroc(found, right) > 0.85
+
+
+def test_what_says_nothing_is_no_reason_to_be_sure() -> None:
+    signals, _ = answers(400, 0)
+    right = (np.random.default_rng(1).random(400) < 0.4).astype(np.float64)
+    curve = fit(signals, right)
+    found = [curve.confidence(row) for row in answers(400, 2)[0].tolist()]
+    assert np.mean(found) == pytest.approx(0.4, abs=0.05)
+    assert max(found) < 0.8
+
+
+@pytest.mark.parametrize(("n", "n_right"), [(99, 50), (200, 9), (200, 191)])
+def test_too_few_answers_of_a_kind_are_refused(n: int, n_right: int) -> None:
+    right = np.array([1.0] * n_right + [0.0] * (n - n_right))
+    with pytest.raises(InvalidConfig, match=rf"sequence needs at least 100 answers.*got {n}, {n_right} of them right"):
+        fit(answers(n, 0)[0], right, "sequence")
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes evaluations of a generator of this fingerprint."""
+
+    class Loaded:
+        fingerprint = FINGERPRINT
+
+    monkeypatch.setattr(fitting, "load_generator", lambda name: Loaded())
+
+    def write(name: str, seed: int, n: int = 300, fingerprint: str = FINGERPRINT, bare: bool = False) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / PLAN).write_text(json.dumps({"generator_fingerprint": fingerprint}))
+        records = [
+            Record(
+                file=name, id=str(i), question=f"{name} {i}", answers=("a",), answer_regex=None,
+                formulation=Formulation.SEQUENCE, prediction="a", em=bool(right), f1=None, rouge_l=None,
+                log_likelihood=-1.0, answer_rank=None, prior_entropy=0.0, passage_ids=(),
+                signals=() if bare else signals,
+            )
+            for i, (signals, right) in enumerate(zip(*map(np.ndarray.tolist, answers(n, seed)), strict=True))
+        ]  # fmt: skip
+        (folder / PREDICTIONS).write_text("".join(f"{record.model_dump_json()}\n" for record in records))
+        return folder
+
+    return write
+
+
+def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path: Path) -> None:
+    (judged,) = calibrate(tmp_path, [write("some", 0), write("more", 1)], [write("others", 2)])
+    assert (judged.formulation, judged.n_fitted, len(judged.right)) == (Formulation.SEQUENCE, 600, 300)
+    errors = [metrics.reliability(each, judged.right).expected_error for each in (judged.before, judged.after)]
+    assert errors[1] < errors[0]
+    curve = load_calibration(str(tmp_path), FINGERPRINT)[Formulation.SEQUENCE]
+    assert [curve.confidence(row) for row in answers(300, 2)[0].tolist()] == judged.after.tolist()
+    with pytest.raises(InvalidModel, match=r"confidence\.json was fitted to generator f{32} by .*, this is other"):
+        load_calibration(str(tmp_path), "other")
+    (tmp_path / CONFIDENCE).write_text('{"generator_fingerprint": "f", "curves": {"sequence": {"weights": [1]}}}')
+    with pytest.raises(InvalidModel, match=r"confidence\.json: "):
+        load_calibration(str(tmp_path), FINGERPRINT)
+
+
+def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) -> None:
+    assert load_calibration(str(tmp_path), FINGERPRINT) == {}
+
+
+def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None:
+    some, other, bare = write("some", 0), write("other", 0, fingerprint="g"), write("bare", 0, bare=True)
+    for fitted, on, message in [
+        ([some], [some], r"300 questions are both fitted to and judged by, such as 'some 0'"),
+        ([some, other], [], r"other: has answers of generator g, not f{32}"),
+        ([other], [some], r"other: has answers of generator g, .* is f{32}"),
+        ([some], [bare], r"bare: question 0 has no signals"),
+        ([tmp_path / "none"], [some], r"none/plan\.json: is not the plan of an evaluation"),
+    ]:
+        with pytest.raises(InvalidConfig, match=message):
+            calibrate(tmp_path, fitted, on)
+    assert not (tmp_path / CONFIDENCE).exists()
