@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from openbook.client import Client
 from openbook.config import ServerTls, ServingSettings
 from openbook.errors import InvalidConfig, ShardUnavailable
+from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.run import measure
 from openbook.loadtest.settings import LoadSettings
 from openbook.processes import end, free_port, start
@@ -193,7 +194,9 @@ def test_who_trusts_another_authority_is_not_deceived(served: Edge, tmp_path: Pa
 
 def test_the_load_test_trusts_whom_it_is_told_to(served: Edge, tmp_path: Path) -> None:
     def measured(address: str, ca: Path | None = served.ca) -> dict[str, int]:
-        settings = LoadSettings(address=address, tls_ca=ca, warm_up_s=0, duration_s=0.2, rate=50, connections=1)
+        settings = LoadSettings(
+            address=address, tls_ca=ca, warm_up_s=0, duration_s=0.2, rate=50, arrivals=Arrivals.CONSTANT
+        )
         return {each.status: each.n for each in asyncio.run(measure(settings)).measured.statuses}
 
     assert measured(f"grpcs://127.0.0.1:{served.grpc}") == {"OK": 10}

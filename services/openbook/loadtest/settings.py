@@ -66,7 +66,9 @@ class LoadSettings(Section):
         except ValueError:  # a port that is no number
             known = False
         if not known or parts.path.strip("/") or parts.query:
-            raise ValueError(f"must be host:port (gRPC), http://host:port, grpcs:// or https://, got {address!r}")
+            raise ValueError(
+                f"must be host:port (gRPC) or http://host:port, with TLS grpcs:// or https://, got {address!r}"
+            )
         return address.removeprefix("grpc://").rstrip("/")
 
     @model_validator(mode="after")
