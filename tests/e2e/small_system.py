@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
-from openbook.core.confidence import UNFITTED
+from openbook.core.confidence import SIGNALS, Calibration, Curve
 from openbook.core.deadline import Check
 from openbook.core.fingerprint import text_digest
 from openbook.core.marginal import log_prior
 from openbook.core.origin import Origin
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
+from openbook.core.types import Formulation, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidRequest
 from openbook.index.building.build import build_snapshot
 from openbook.processes import free_port
@@ -50,7 +50,7 @@ class EchoModel:
     """Answers with the best passage, except questions about its own misbehaviour."""
 
     fingerprint = "echo"
-    calibration = UNFITTED
+    calibration: ClassVar[Calibration] = {Formulation.SEQUENCE: Curve((0.0,) * len(SIGNALS), 0.0, (0.0,), (0.6,))}
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
