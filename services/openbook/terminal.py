@@ -26,10 +26,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from openbook.core import metrics
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Passage
-from openbook.core import metrics
-from openbook.core.types import Coverage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
