@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,10 +104,11 @@ class Host:
         self.address = address
         self.name = f"host{address.rpartition('.')[2]}"
         self.folder = WALK / self.name
-        self.folder.mkdir()
         self.start()
 
     def start(self) -> None:
+        """Switch it on, with an empty disk."""
+        self.folder.mkdir(exist_ok=True)
         log = (WALK / f"{self.name}.log").open("ab")
         command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command += ["sh", "-c", HOST, "sh", str(self.folder), str(WALK), self.name, self.address]
@@ -144,6 +146,14 @@ class Host:
         rows = self.ssh("ps -eo pid=,args=").splitlines()
         found = {int(row.split()[0]): " ".join(row.split()[1:]) for row in rows}
         return {pid: args for pid, args in found.items() if not args.startswith(OURS)}
+
+    def serves_shards(self, n: int) -> bool:
+        """Whether index servers of so many shards run here."""
+        try:
+            found = self.processes().values()
+        except SystemExit:  # its sshd does not answer yet
+            return False
+        return sum("openbook.cli index serve" in args and " -c " not in args for args in found) >= n
 
     def files(self) -> list[str]:
         """What it wrote below its home and /tmp."""
@@ -204,6 +214,30 @@ def answered(key: str) -> str:
         return ""
 
 
+@contextmanager
+def asking(key: str) -> Iterator[None]:
+    """Questions one after the other while something happens; then what became of them."""
+    stopping, took = threading.Event(), list[tuple[float, bool]]()
+
+    def ask() -> None:
+        while not stopping.is_set():
+            begun = time.monotonic()
+            is_answered = bool(answered(key))
+            took.append((time.monotonic() - begun, is_answered))
+            stopping.wait(0.1)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+    failed = sum(not is_answered for _, is_answered in took)
+    slowest = max(seconds for seconds, _ in took)
+    say(f"meanwhile {len(took)} questions, {failed} of them failed; the slowest took {slowest:.1f} s")
+
+
 def until(what: str, holds: "object", within_s: float = WITHIN_S) -> None:
     give_up = time.monotonic() + within_s
     while not holds():  # type: ignore[operator]
@@ -211,6 +245,17 @@ def until(what: str, holds: "object", within_s: float = WITHIN_S) -> None:
             raise SystemExit(f"not within {within_s:.0f} s: {what}")
         time.sleep(1)
     say(what)
+
+
+def settled(made: list[Host]) -> list[dict[int, str]]:
+    """The processes of all, once nothing begins or ends any more: HAProxy is replaced for each replica that joins."""
+    found = [host.processes() for host in made]
+    while True:
+        time.sleep(10)
+        now = [host.processes() for host in made]
+        if [each.keys() for each in now] == [each.keys() for each in found]:
+            return now
+        found = now
 
 
 def walk() -> None:
@@ -241,7 +286,7 @@ def walk() -> None:
             120,
         )
 
-        before = [host.processes() for host in made]
+        before = settled(made)
         (WALK / "again.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
         until("the second deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
         for host, was in zip(made, before, strict=True):
@@ -251,14 +296,29 @@ def walk() -> None:
             assert not gone
         assert answered(key)
 
-        say("host3 loses its power while a question is asked again and again")
-        made[2].kill()
-        failed = sum(not answered(key) for _ in range(10))
-        say(f"10 questions after that, {failed} failed")
+        # A worker without a replica of the endpoint: between the two stand only index servers.
+        far = next((host for host in made[1:] if "ServeReplica" not in str(host.processes())), made[1])
+        say(f"the cable of {far.name}, which has half of the index servers, is out for ten seconds")
+        with asking(key):
+            run("ip", "link", "set", f"v{far.name}", "down")
+            time.sleep(10)
+            run("ip", "link", "set", f"v{far.name}", "up")
+            time.sleep(5)
+
+        lost = made[2]
+        say(f"{lost.name} loses its power, and with it its disk")
+        with asking(key):
+            lost.kill()
+            time.sleep(30)
+        lost.start()
+        say(f"{lost.name} is there again, empty")
+        until(f"{lost.name} serves both shards", lambda: lost.serves_shards(2))
+        with asking(key):
+            time.sleep(10)
 
         (WALK / "down.log").write_text(ray("down", "-y", "deploy/ray/on-premise.yaml"))
         say("`ray down` has returned")
-        for host in made[:2]:
+        for host in made:
             try:
                 until(f"{host.name}: no process left", lambda host=host: not host.processes(), 180)
             except SystemExit:

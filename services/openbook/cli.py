@@ -10,6 +10,7 @@ import typer
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
+from openbook.doctor.command import doctor
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.experiments.command import experiment_app
 from openbook.explain.command import explain
@@ -35,6 +36,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(passages_app, name="passages")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(experiment_app, name="experiment")
+app.command()(doctor)
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 

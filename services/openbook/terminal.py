@@ -260,3 +260,10 @@ def print_calibration(judged: Sequence["Judged"]) -> None:
         n, right = str(len(each.right)), f"{each.right.mean():.3f}" if len(each.right) else "-"
         table.add_row(f"RAG-{each.formulation.title()}", str(each.n_fitted), n, right, *errors, *areas)
     console.print(table)
+
+
+def print_finding(what: str, level: str, says: str) -> None:
+    """A row of `openbook doctor`."""
+    style = {"well": "green", "mind": "yellow", "ill": "red"}[level]
+    console.print(f"[{style}]{level:<5}[/] ", end="")
+    console.print(f"{what}: {says}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,94 @@
+"""What is found, and whether it is well. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+MIN_OPEN_FILES = 65_536
+MIN_SHARED_BYTES = 1 << 30
+MIN_FREE_BYTES = 10 << 30
+MAX_OFFSET_S = 2.0
+SOON_S = 30 * 86_400.0
+
+
+class Level(IntEnum):
+    """How bad it is."""
+
+    WELL = 0
+    MIND = 1  # it serves, and will give trouble
+    ILL = 2  # it does not serve
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the report."""
+
+    what: str
+    level: Level
+    says: str
+
+
+def versions(found: Mapping[str, str]) -> Finding:
+    """Of what is installed, by name of the package."""
+    both = {"faiss-cpu", "faiss-gpu"} <= found.keys()
+    said = ", ".join(f"{name} {version}" for name, version in found.items())
+    if both:
+        return Finding("versions", Level.ILL, f"faiss-cpu and faiss-gpu exclude each other; {said}")
+    if not {"faiss-cpu", "faiss-gpu"} & found.keys():
+        return Finding("versions", Level.MIND, f"no faiss: this machine can ask an index, and serve none; {said}")
+    return Finding("versions", Level.WELL, said)
+
+
+def open_files(limit: int) -> Finding:
+    """How many a process may have."""
+    level = Level.WELL if limit >= MIN_OPEN_FILES else Level.MIND
+    return Finding("open files", level, f"{limit}" + ("" if level is Level.WELL else f": ulimit -n {MIN_OPEN_FILES}"))
+
+
+def shared_memory(size_bytes: int) -> Finding:
+    """Of /dev/shm, where Ray keeps its objects."""
+    level = Level.WELL if size_bytes >= MIN_SHARED_BYTES else Level.MIND
+    return Finding("/dev/shm", level, f"{size_bytes / 2**30:.1f} GiB, Ray wants 1 or more")
+
+
+def disk(folder: str, free_bytes: int, total_bytes: int) -> Finding:
+    """Where snapshots, keys or logs lie."""
+    short = free_bytes < min(MIN_FREE_BYTES, total_bytes // 10)
+    free = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
+    return Finding(f"disk of {folder}", Level.MIND if short else Level.WELL, free)
+
+
+def clock(of: str, offset_s: float, uncertain_s: float) -> Finding:
+    """How far another machine's clock is ahead of ours; keys and certificates expire by them."""
+    off = max(0.0, abs(offset_s) - uncertain_s)
+    said = f"{offset_s:+.1f} s from ours, give or take {uncertain_s:.1f}"
+    return Finding(f"clock of {of}", Level.MIND if off > MAX_OFFSET_S else Level.WELL, said)
+
+
+def certificate(of: str, expires: float, now: float) -> Finding:
+    """When it does, in seconds since 1970."""
+    days = (expires - now) / 86_400
+    if days < 0:
+        return Finding(f"certificate of {of}", Level.ILL, f"expired {-days:.0f} days ago")
+    level = Level.MIND if expires - now < SOON_S else Level.WELL
+    return Finding(f"certificate of {of}", level, f"expires in {days:.0f} days")
+
+
+def index_tier(snapshots: Mapping[str, str], shards: Mapping[str, int], n_shards: int) -> Finding:
+    """Whether servers that answer make a whole: by address, the snapshot that is current there, and its shard."""
+    missing = sorted(set(range(n_shards)) - set(shards.values()))
+    if missing:
+        return Finding("index tier", Level.ILL, f"nobody serves shard {', '.join(map(str, missing))} of {n_shards}")
+    if len(set(snapshots.values())) > 1:
+        held = ", ".join(f"{address} has {snapshot}" for address, snapshot in sorted(snapshots.items()))
+        return Finding("index tier", Level.MIND, f"different snapshots are current: {held}")
+    alone = sorted(shard for shard in set(shards.values()) if list(shards.values()).count(shard) == 1)
+    said = f"{n_shards} shards, {len(shards)} servers"
+    if alone:
+        said += f"; one server alone has shard {', '.join(map(str, alone))}"
+    return Finding("index tier", Level.WELL, said)
+
+
+def worst(found: Sequence[Finding]) -> Level:
+    """Of all."""
+    return max((finding.level for finding in found), default=Level.WELL)

@@ -1,0 +1,168 @@
+"""Looking: at this machine, and at every server that the settings name."""
+
+import asyncio
+import email.utils
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+
+from openbook.config import ClientTls, ServingSettings, Settings
+from openbook.doctor import findings
+from openbook.doctor.findings import Finding, Level
+from openbook.errors import InvalidConfig, OpenbookError
+from openbook.index.client.client import IndexClient, channel_credentials
+from openbook.index.client.discovery import addresses_now
+from openbook.v1.index_pb2 import InfoResponse
+
+TIMEOUT_S = 5.0
+PACKAGES = ("openbook", "grpcio", "numpy", "faiss-cpu", "faiss-gpu", "numba", "redis", "ray", "torch", "transformers")
+
+
+def look(settings: Settings, folder: Path) -> Iterator[Finding]:
+    """All there is to find, one after the other."""
+    yield from this_machine(folder)
+    if settings.index.names_servers:
+        yield from index_servers(settings)
+    if settings.cache.url is not None:
+        yield redis("the cache's Redis", "cache", settings)
+    if settings.access.url is not None:
+        yield redis("the keys' Redis", "access", settings)
+    yield from endpoint(settings.serving)
+
+
+def this_machine(folder: Path) -> Iterator[Finding]:
+    """Versions, limits, memory that is shared, disk."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    yield findings.versions(found)
+    yield findings.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    if Path("/dev/shm").is_dir():
+        shared = os.statvfs("/dev/shm")
+        yield findings.shared_memory(shared.f_blocks * shared.f_frsize)
+    usage = shutil.disk_usage(folder)
+    yield findings.disk(str(folder), usage.free, usage.total)
+
+
+def index_servers(settings: Settings) -> Iterator[Finding]:
+    """Who answers, how fast, and whether they make a whole."""
+    index = settings.index
+    try:
+        addresses, server_name = asyncio.run(addresses_now(index))
+        infos = asyncio.run(_infos(settings, addresses, server_name))
+    except InvalidConfig as error:
+        yield Finding("index tier", Level.ILL, str(error))
+        return
+    there: dict[str, InfoResponse] = {}
+    for address, (info, seconds) in infos.items():
+        what = f"index server {address}"
+        if isinstance(info, OpenbookError):
+            yield Finding(what, Level.ILL, str(info))
+            continue
+        there[address] = info
+        yield Finding(what, Level.WELL, f"shard {info.shard} of snapshot {info.snapshot_id}, in {seconds * 1e3:.0f} ms")
+        if index.tls:
+            yield _certificate(what, address, server_name or address.rpartition(":")[0].strip("[]"), index.tls)
+    if there:
+        n_shards = max(held.n_shards for info in there.values() for held in info.held)
+        snapshots = {address: info.snapshot_id for address, info in there.items()}
+        yield findings.index_tier(snapshots, {address: info.shard for address, info in there.items()}, n_shards)
+
+
+async def _infos(
+    settings: Settings, addresses: tuple[str, ...], server_name: str | None
+) -> dict[str, tuple[InfoResponse | OpenbookError, float]]:
+    credentials = channel_credentials(settings.index.tls)
+
+    async def one(address: str) -> tuple[InfoResponse | OpenbookError, float]:
+        client, begun = IndexClient(address, credentials, server_name), time.monotonic()
+        try:
+            return await client.info(TIMEOUT_S), time.monotonic() - begun
+        except OpenbookError as error:
+            return error, time.monotonic() - begun
+        finally:
+            await client.close()
+
+    return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
+
+
+def _certificate(what: str, address: str, server_name: str, tls: ClientTls) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=str(tls.ca.expanduser()))
+        if tls.certificate and tls.key:
+            context.load_cert_chain(tls.certificate.expanduser(), tls.key.expanduser())
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=server_name) as connection,
+        ):
+            shown = connection.getpeercert() or {}
+    except OSError as error:
+        return Finding(f"certificate of {what}", Level.ILL, str(error))
+    return findings.certificate(what, ssl.cert_time_to_seconds(str(shown["notAfter"])), time.time())
+
+
+def redis(what: str, section: str, settings: Settings) -> Finding:
+    """Whether it answers, and what its clock says."""
+    from redis.exceptions import RedisError
+
+    from openbook.cache.redis import connect_blocking
+
+    where = settings.cache if section == "cache" else settings.access
+    try:
+        with connect_blocking(section, where.url, where.tls, TIMEOUT_S) as client:
+            begun = time.time()
+            seconds, micros = client.time()
+            ended = time.time()
+    except (RedisError, OpenbookError) as error:
+        return Finding(what, Level.ILL, str(error))
+    found = findings.clock(what, seconds + micros / 1e6 - (begun + ended) / 2, (ended - begun) / 2)
+    return Finding(what, found.level, f"answers in {(ended - begun) * 1e3:.0f} ms, clock {found.says}")
+
+
+def endpoint(serving: ServingSettings) -> Iterator[Finding]:
+    """Of this machine: whether it is ready, or whether its ports are free."""
+    what = f"endpoint {serving.http_url}"
+    host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
+    connection: HTTPConnection = HTTPConnection(host, serving.http_port, timeout=TIMEOUT_S)
+    try:
+        if serving.tls:
+            context = _trusting(serving.tls.certificate)
+            connection = HTTPSConnection(host, serving.http_port, timeout=TIMEOUT_S, context=context)
+        connection.request("GET", "/readyz")
+        reply = connection.getresponse()
+        said, date = reply.read().decode(errors="replace")[:200], reply.headers.get("date")
+        shown = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
+    except ConnectionRefusedError:
+        yield Finding(what, Level.WELL, "does not run, and its port is free")
+        return
+    except (OSError, HTTPException) as error:
+        yield Finding(what, Level.ILL, f"something else has its port, or it hangs: {type(error).__name__}: {error}")
+        return
+    finally:
+        connection.close()
+    yield Finding(what, Level.WELL if reply.status == 200 else Level.ILL, "is ready" if reply.status == 200 else said)
+    if date:
+        offset_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+        yield findings.clock(what, offset_s, 1.0)
+    if shown:
+        yield findings.certificate(what, ssl.cert_time_to_seconds(str(shown["notAfter"])), time.time())
+
+
+def _trusting(certificate: Path) -> ssl.SSLContext:
+    """That certificate itself, whoever signed it and whatever it is called."""
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context

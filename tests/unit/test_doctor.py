@@ -1,0 +1,63 @@
+"""What `openbook doctor` thinks of what it finds, and that it looks where settings say."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.doctor import findings
+from openbook.doctor.findings import Finding, Level, worst
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "says"),
+    [
+        (findings.versions({"faiss-cpu": "1.15.1"}), Level.WELL, "faiss-cpu 1.15.1"),
+        (findings.versions({"grpcio": "1.80"}), Level.MIND, "can ask an index, and serve none"),
+        (findings.versions({"faiss-cpu": "1.15", "faiss-gpu": "1.15"}), Level.ILL, "exclude each other"),
+        (findings.open_files(1024), Level.MIND, "1024: ulimit -n 65536"),
+        (findings.open_files(1 << 20), Level.WELL, "1048576"),
+        (findings.shared_memory(64 << 20), Level.MIND, "0.1 GiB"),
+        (findings.disk("x", 9 << 30, 500 << 30), Level.MIND, "9.0 of 500.0 GiB free"),
+        (findings.disk("x", 9 << 30, 20 << 30), Level.WELL, "free"),
+        (findings.clock("a", 3.0, 0.5), Level.MIND, "+3.0 s"),
+        (findings.clock("a", -2.4, 0.5), Level.WELL, "-2.4 s from ours, give or take 0.5"),
+        (findings.certificate("a", 10 * DAY_S, 12 * DAY_S), Level.ILL, "expired 2 days ago"),
+        (findings.certificate("a", 20 * DAY_S, 0.0), Level.MIND, "expires in 20 days"),
+        (findings.certificate("a", 90 * DAY_S, 0.0), Level.WELL, "expires in 90 days"),
+        (findings.index_tier({"a": "s"}, {"a": 0}, 2), Level.ILL, "nobody serves shard 1 of 2"),
+        (findings.index_tier({"a": "s", "b": "t"}, {"a": 0, "b": 1}, 2), Level.MIND, "a has s, b has t"),
+        (findings.index_tier({"a": "s", "b": "s"}, {"a": 0, "b": 0}, 1), Level.WELL, "1 shards, 2 servers"),
+        (findings.index_tier({"a": "s"}, {"a": 0}, 1), Level.WELL, "one server alone has shard 0"),
+    ],
+)
+def test_findings_are_judged(finding: Finding, level: Level, says: str) -> None:
+    assert finding.level is level
+    assert says in finding.says
+
+
+def test_the_report_is_as_bad_as_its_worst() -> None:
+    assert worst([]) is Level.WELL
+    assert worst([Finding("a", Level.MIND, ""), Finding("b", Level.WELL, "")]) is Level.MIND
+
+
+def test_it_names_a_server_that_does_not_answer_and_a_port_that_is_not_ours(tmp_path: Path) -> None:
+    with socket.socket() as silent, socket.create_server(("127.0.0.1", 0)) as other:
+        silent.bind(("127.0.0.1", 0))  # and listens to nobody
+        other.settimeout(0.01)
+        gone = f"127.0.0.1:{silent.getsockname()[1]}"
+        environment = {
+            "OPENBOOK_INDEX__ADDRESSES": f'["{gone}"]',
+            "OPENBOOK_CACHE__URL": f"redis://{gone}",
+            "OPENBOOK_SERVING__HTTP_PORT": str(silent.getsockname()[1]),
+        }
+        result = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path)], env=environment)
+    rows = result.output.splitlines()
+    assert result.exit_code == 1
+    assert [row for row in rows if row.startswith("ill") and f"index server {gone}: {gone}: " in row]
+    assert [row for row in rows if row.startswith("ill") and "the cache's Redis" in row]
+    assert [row for row in rows if row.startswith("well") and "does not run, and its port is free" in row]
