@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,15 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
+from small_snapshot import build
 
 from openbook import config
 from openbook.cli import app
+from openbook.config import IndexServerSettings, ServerTls
 from openbook.deployment import render
 from openbook.errors import InvalidConfig
+from openbook.index.client.health import check
+from openbook.index.server.server import IndexServer
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
@@ -173,3 +178,21 @@ def test_a_typo_in_the_topology_is_named(old: str, new: str, message: str, tmp_p
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(InvalidConfig, match=message):
         render.load(path)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) -> None:
+    def make(*names: str) -> dict[str, bytes]:
+        script, environment = str(ROOT / "deploy" / "secrets.sh"), {**os.environ, "SECRETS": str(tmp_path / "secrets")}
+        subprocess.run(["sh", script, *names], env=environment, check=True, capture_output=True)
+        return {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
+
+    made = make("answers.example.org", "10.0.0.1")
+    assert made.keys() == {"ray-token", "ca.pem", "cert.pem", "key.pem"}, "the CA's key stays where it was made"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "secrets").iterdir())
+    tls = {"certificate": tmp_path / "secrets/cert.pem", "key": tmp_path / "secrets/key.pem"}
+    snapshot = build(tmp_path)
+    with IndexServer(IndexServerSettings(snapshot=snapshot, tls=ServerTls(**tls))) as server:
+        trusted = {"tls": {"ca": str(tmp_path / "secrets/ca.pem")}, "server_name": TOPOLOGY.secrets.server_name}
+        check(config.parse({"index": trusted}).index, server.address)
+    assert make("other.example.org") == made
