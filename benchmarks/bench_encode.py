@@ -69,14 +69,19 @@ def texts(passages: Sequence[Passage]) -> list[str]:
     return [f"{passage.title}. {passage.text}" for passage in passages]
 
 
+def block_of(n: int) -> int:
+    """Passages of one block of work, where a process gets n."""
+    return min(n, build.ROWS_PER_STEP)
+
+
 class Worker:
     """One process, which holds a share of the passages and all that is measured."""
 
     def __init__(self, folder: Path, number: int, n: int, n_processes: int) -> None:
         self.folder = folder
-        # Blocks in turn, as a build hands them out.
-        blocks = range(number * build.ROWS_PER_STEP, n * n_processes, n_processes * build.ROWS_PER_STEP)
-        self.steps = [range(i, min(i + build.ROWS_PER_STEP, n * n_processes)) for i in blocks]
+        block = block_of(n)  # in turn, as a build hands them out
+        blocks = range(number * block, n * n_processes, n_processes * block)
+        self.steps = [range(i, min(i + block, n * n_processes)) for i in blocks]
         rows = np.load(folder / encode.ROWS)
         reader = PassageReader(folder)
         self.passages = [reader[i] for step in self.steps for i in rows[step.start : step.stop].tolist()]
@@ -155,8 +160,9 @@ def work(folder: str, number: str, n: str, n_processes: str) -> None:
     torch.set_num_threads(1)
     worker = Worker(Path(folder), int(number), int(n), int(n_processes))
     runs = dict(worker.runs())
-    for run in runs.values():
-        run()  # shapes tried, kernels prepared
+    for name, run in runs.items():
+        if name.startswith("ours"):
+            run()  # all shapes are tried, once in a build
     print(json.dumps(list(runs)), flush=True)
     for line in sys.stdin:
         runs[line.strip()]()
@@ -171,7 +177,7 @@ def speed(n: int, rounds: int, n_processes: int) -> dict[str, list[float]]:
         available = list(read_passages(build.embedded_documents()))
         chosen = np.linspace(0, len(available) - 1, total).astype(int).tolist()
         write_passages(folder, (Passage(i, "", available[at].title, available[at].text) for i, at in enumerate(chosen)))
-        encode.plan_rows(folder, np.zeros(total, np.bool_), build.ROWS_PER_STEP)
+        encode.plan_rows(folder, np.zeros(total, np.bool_), block_of(n))
         dimension = TextEncoder.load(EncoderSettings(n_threads=1), "passage").dimension
         np.lib.format.open_memmap(folder / encode.VECTORS, "w+", np.float32, (total, dimension)).flush()
         command = [sys.executable, __file__, "--work", name]

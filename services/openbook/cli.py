@@ -65,6 +65,9 @@ def build(
         Path | None, typer.Option("--from", help="A former snapshot: only what is not in it is encoded.")
     ] = None,
     bm25: Annotated[bool, typer.Option(help="Index the words too, for the retrievers bm25 and hybrid.")] = True,
+    report: Annotated[
+        Path | None, typer.Option(help="A page of HTML to write: what was made, left out, repeats, takes how long.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
     fields: Annotated[
         list[str] | None,
@@ -81,12 +84,16 @@ def build(
     from openbook.core.origin import Field
     from openbook.corpus.build import build_corpus, embedded_documents
     from openbook.corpus.former import Changes
+    from openbook.corpus.report import Stages, check_place, write_report
     from openbook.corpus.sources.limits import Failure, raise_it
     from openbook.terminal import build_progress, print_changes, print_failures
 
     changes: list[Changes] = []
     failures: list[Failure] = []
+    if report:
+        check_place(report)
     with print_failures(failures), build_progress() as on_progress:
+        stages = Stages(on_progress)
         manifest = build_corpus(
             embedded_documents() if documents == "embedded" else Path(documents),
             out,
@@ -102,13 +109,15 @@ def build(
             vectors=vectors,
             former=former,
             bm25=bm25,
-            on_progress=on_progress,
+            on_progress=stages,
             on_failure=raise_it if strict else failures.append,
             fields=tuple(map(Field.parse, fields or ())),
             on_changes=changes.append,
         )
     for each in changes:
         print_changes(each)
+    if report:
+        write_report(report, out, stages, failures, changes[0] if changes else None)
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
 
 

@@ -1,7 +1,9 @@
 """Builds that encode less than all: a corpus of which little changed, and embeddings that exist already."""
 
 import json
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,30 @@ def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
         "documents removed: 0",
         "documents as before: 8",
     ]
+
+
+def test_a_report_says_what_was_made_and_loads_nothing(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", {**DOCUMENTS, "<b>": DOCUMENTS["d1"], "twin": DOCUMENTS["d1"]})
+    with documents.open("a") as file:
+        file.write("no JSON\n")
+    command = ["build", str(documents), "--threads", "1", "--words", "20", "--encoder", encoder.model, "--out"]
+    refused = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--report", str(tmp_path / "none" / "report")])
+    assert "a report must be a file in a folder that exists" in str(refused.exception)
+    report = tmp_path / "report.html"
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--report", str(report)])
+    assert done.exit_code == 0, done.output
+    page = report.read_text()
+    manifest = Snapshot.open(tmp_path / "out").manifest
+    cells = re.findall(r"<td>(.*?)</td>", page)
+    facts = dict(pairwise(cells))
+    assert (facts["documents"], facts["passages"]) == ("10", str(manifest.n_passages))
+    assert facts["snapshot"] == manifest.snapshot_id
+    assert facts["passages whose text has stood before"].startswith("2 (")
+    assert f"{documents}:11" in facts
+    assert cells[cells.index(DOCUMENTS["d1"]) :][:3] == [DOCUMENTS["d1"], "d1", "3"]
+    counts = [int(n) for n in re.findall(r"words: (\d+) passages", page)]
+    assert sum(counts) == manifest.n_passages
+    assert not re.search(r"<script|<b>|src=|href=|url\(", page)
 
 
 def test_embeddings_of_another_build_are_not_taken_over(encoder: EncoderSettings, tmp_path: Path) -> None:
