@@ -1,6 +1,6 @@
 """Passages encoded by `openbook build`, beside the bare forward passes and beside sentence-transformers; its memory.
 
-    python benchmarks/bench_encode.py [--n 512] [--rounds 3] [--processes 0] [--sizes 10000 100000 1000000]
+    python benchmarks/bench_encode.py [--n 384] [--rounds 3] [--processes 0] [--sizes 10000 100000 1000000]
 
 The embedded encoder over passages of the embedded corpus, in turn, in every round. One process for each core with one
 thread, n passages each, all at once:
@@ -253,7 +253,7 @@ def memories(sizes: Sequence[int]) -> dict[int, float]:
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("n", 512), ("rounds", 3), ("processes", 0)):
+    for name, default in (("n", 384), ("rounds", 3), ("processes", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     args = parser.parse_args()
