@@ -60,7 +60,7 @@ def files_of(snapshot: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(snapshot)): path.read_bytes()
         for path in snapshot.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        if path.is_file() and path.name not in ("manifest.json", "about.json")  # these name the snapshot
     }
 
 
