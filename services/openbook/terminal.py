@@ -54,7 +54,7 @@ def print_answer(question: str, response: Answer) -> None:
     for evidence in response.evidence:
         passage = Text.assemble((evidence.passage.title, "bold"), "  ", evidence.passage.text)
         passage.truncate(2 * max(20, console.width - 42), overflow="ellipsis")
-        if (origin := evidence.passage.origin) and (place := _document_place(origin)):
+        if place := _document_place(evidence.passage):
             passage.append(f"\n{place}", "dim")
         style = "" if evidence.log_posterior == best else "dim"
         numbers = (f"{evidence.score:.4f}", f"{exp(evidence.log_prior):.3f}", f"{exp(evidence.log_posterior):.3f}")
@@ -92,10 +92,13 @@ def print_passages(passages: Iterable[Passage], as_json: bool = False, marked: i
         console.print(Padding(Text(passage.text, style), (0, 0, 1, 4)))
 
 
-def _document_place(origin: Origin) -> str:
-    """Where a person would look for it."""
+def _document_place(passage: Passage) -> str:
+    """Where a person would look for it; of a file of many documents he would know no more."""
+    if (origin := passage.origin) is None:
+        return ""
+    file = origin.path if origin.path == passage.document_id else ""
     page = f"page {origin.page}" if origin.page else ""
-    return " · ".join(part for part in (origin.url or origin.path, origin.section, page) if part)
+    return " · ".join(part for part in (origin.url or file, origin.section, page) if part)
 
 
 def _place(origin: Origin) -> str:

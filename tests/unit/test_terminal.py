@@ -45,7 +45,7 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
     response = Answer(
         text="Alexander Graham Bell",
         log_likelihood=-12.345,
-        evidence=(Evidence(Passage(1, "", "Telephone", "word " * 100, ORIGIN), -12.3456, 0.0, 0.0),),
+        evidence=(Evidence(Passage(1, "handbook.pdf", "Telephone", "word " * 100, ORIGIN), -12.3456, 0.0, 0.0),),
         formulation=Formulation.SEQUENCE,
         decoding=Decoding.THOROUGH,
         snapshot_id=ID,
