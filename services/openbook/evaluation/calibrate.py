@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 
 from openbook import files
+from openbook.core import metrics
 from openbook.core.confidence import SIGNALS, Curve
 from openbook.core.types import Float64, Formulation
 from openbook.errors import InvalidConfig
 from openbook.evaluation.record import Log, Record, read_plan
+from openbook.evaluation.score import mean
 from openbook.models.checkpoint import load_generator
 from openbook.models.confidence import CONFIDENCE, Confidence
 
 N_FOLDS = 5
 MIN_ANSWERS = 100
 """Of a formulation: fewer say little of how often answers are right."""
+N_DRAWS = 200
 GROUP = 25
 """Answers of neighbouring sums whose share of right ones is one place of the curve."""
 MIN_EACH = 2 * N_FOLDS
@@ -38,6 +41,12 @@ class Judged:
     before: Float64  # (n,) p(y|x)
     after: Float64  # (n,) confidence
     right: Float64  # (n,) 1 or 0
+
+    @property
+    def error_by_chance(self) -> float:
+        """The calibration error that so few answers show, on average, if each is as often right as it says."""
+        draws = np.random.default_rng(0).random((N_DRAWS, len(self.after))) < self.after
+        return mean([metrics.reliability(self.after, right).expected_error for right in draws])
 
 
 def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> list[Judged]:

@@ -87,6 +87,7 @@ def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path
     assert (judged.formulation, judged.n_fitted, len(judged.right)) == (Formulation.SEQUENCE, 600, 300)
     errors = [metrics.reliability(each, judged.right).expected_error for each in (judged.before, judged.after)]
     assert errors[1] < errors[0]
+    assert judged.error_by_chance == pytest.approx(0.05, abs=0.02)  # 10 bins of 30: sqrt(2 / pi) sqrt(p (1 - p) / 30)
     curve = load_calibration(str(tmp_path), FINGERPRINT)[Formulation.SEQUENCE]
     assert [curve.confidence(row) for row in answers(300, 2)[0].tolist()] == judged.after.tolist()
     with pytest.raises(InvalidModel, match=r"confidence\.json was fitted to generator f{32} by .*, this is other"):
