@@ -40,7 +40,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
 
 N_SHARDS = 2
-PAPER = ("70 %", "12 %", "4 %", "68 %")
+PAPER = ("70 %", "4 %", "12 %", "68 %")
 MATCHED, MISMATCHED = (0.70, 1.0), (0.0, 0.05)
 """Where accuracies are expected."""
 
@@ -155,10 +155,10 @@ async def _ask(
 
 ABOUT = (
     "Two snapshots of who leads which country, of two dates. {} offices changed hands between them; each is asked for "
-    "by name and country. The first snapshot is served, then the second is published to the same servers, then the "
+    "by title and country. The first snapshot is served, then the second is published to the same servers, then the "
     "first again, while models and processes stay. Right is the leader's name or surname, case and punctuation apart.",
-    "The answers follow the memory. The paper did this with Wikipedia of 2016 and of 2018 and 82 leaders; its numbers "
-    "stand beside ours, which are of another model and of other passages.",
+    "What changes is the memory alone. The paper did this with Wikipedia of 2016 and of 2018 and 82 leaders; its "
+    "numbers stand beside ours, which are of another model and of other passages.",
 )
 TOLD = ("encoder", "encoder_fingerprint", "generator", "generator_fingerprint", "dtype", "k", "n_beams")
 

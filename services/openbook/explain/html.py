@@ -8,6 +8,8 @@ from openbook.core.types import Token
 from openbook.explain.parts import Parts
 from openbook.rag.answer import Evidence
 
+PAPER = "light-dark(#fbf9f4, #131417)"
+"""Behind everything, as `--paper` below."""
 STYLE = """
 .openbook { color-scheme: light dark; --paper: light-dark(#fbf9f4, #131417); --ink: light-dark(#1d1b18, #ece8e0);
   --soft: light-dark(#5f594f, #aaa59a); --line: light-dark(#e0dacd, #33363c); --heat: light-dark(#0067a5, #63b3ee);
@@ -33,7 +35,7 @@ def page(explained: Parts) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(explained.question)}</title>"
-        f'<body style="margin:0">{part(explained)}</body></html>\n'
+        f'<body style="margin:0;color-scheme:light dark;background:{PAPER}">{part(explained)}</body></html>\n'
     )
 
 
