@@ -20,6 +20,7 @@ from openbook.passages import passages_app
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
+    from openbook.corpus.duplicates import What
     from openbook.index.building.build import ExactDtype
 
 # Plain help: boxes leave the descriptions a third of 80 columns.
@@ -65,6 +66,9 @@ def build(
         Path | None, typer.Option("--from", help="A former snapshot: only what is not in it is encoded.")
     ] = None,
     bm25: Annotated[bool, typer.Option(help="Index the words too, for the retrievers bm25 and hybrid.")] = True,
+    duplicates: Annotated[
+        str, typer.Option(help="Passages that repeat others, also nearly: keep, report, or drop them.")
+    ] = "keep",
     report: Annotated[
         Path | None, typer.Option(help="A page of HTML to write: what was made, left out, repeats, takes how long.")
     ] = None,
@@ -83,12 +87,14 @@ def build(
     from openbook.config import EncoderSettings, section
     from openbook.core.origin import Field
     from openbook.corpus.build import build_corpus, embedded_documents
+    from openbook.corpus.duplicates import Repeated
     from openbook.corpus.former import Changes
     from openbook.corpus.report import Stages, check_place, write_report
     from openbook.corpus.sources.limits import Failure, raise_it
-    from openbook.terminal import build_progress, print_changes, print_failures
+    from openbook.terminal import build_progress, print_changes, print_failures, print_repeated
 
     changes: list[Changes] = []
+    repeated: list[Repeated] = []
     failures: list[Failure] = []
     if report:
         check_place(report)
@@ -113,9 +119,13 @@ def build(
             on_failure=raise_it if strict else failures.append,
             fields=tuple(map(Field.parse, fields or ())),
             on_changes=changes.append,
+            duplicates=cast("What", duplicates),
+            on_duplicates=repeated.append,
         )
     for each in changes:
         print_changes(each)
+    for found in repeated:
+        print_repeated(found)
     if report:
         write_report(report, out, stages, failures, changes[0] if changes else None)
     print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")

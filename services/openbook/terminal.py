@@ -32,6 +32,7 @@ from openbook.core.types import Coverage, Passage
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
+    from openbook.corpus.duplicates import Repeated
     from openbook.corpus.former import Changes
     from openbook.corpus.sources.limits import Failure
     from openbook.evaluation.calibrate import Judged
@@ -188,6 +189,14 @@ def print_changes(changes: "Changes") -> None:
         print(f"documents {what}: {found.n}{listed}")
     print(f"documents as before: {changes.n_as_before}")
     print(f"passages: {changes.n_passages}, of which {changes.n_kept} keep their vectors")
+
+
+def print_repeated(repeated: "Repeated") -> None:
+    """How many passages repeat others, and the first of them."""
+    counts = f"{repeated.n_equal} equal, {repeated.n_near} nearly so"
+    print(f"passages that repeat one before them: {counts}, of {repeated.n_read}")
+    for pair in repeated.first:
+        print(f"  {pair.document} repeats {pair.of}: {pair.text}")
 
 
 class _Rate(ProgressColumn):

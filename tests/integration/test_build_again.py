@@ -114,6 +114,26 @@ def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
     ]
 
 
+def test_duplicates_are_reported_or_dropped(encoder: EncoderSettings, tmp_path: Path) -> None:
+    documents = written(tmp_path / "documents", {**DOCUMENTS, "twin": DOCUMENTS["d1"]})
+    command = ["build", str(documents), "--threads", "1", "--words", "20", "--encoder", encoder.model]
+    passages = {}
+    for what in ("report", "drop"):
+        out = tmp_path / what
+        done = CliRunner().invoke(app, [*command, "--out", str(out), "--duplicates", what])
+        assert done.exit_code == 0, done.output
+        passages[what] = Snapshot.open(out).manifest.n_passages
+        assert done.stdout.splitlines()[:2] == [
+            f"passages that repeat one before them: 1 equal, 0 nearly so, of {passages['report']}",
+            f"  twin repeats d1: {DOCUMENTS['d1'][:80]}",
+        ]
+    assert passages["drop"] == passages["report"] - 1
+    with pytest.raises(InvalidConfig, match="duplicates must be keep, report, drop, got 'all'"):
+        build(documents, tmp_path / "out", encoder, duplicates="all")
+    with pytest.raises(InvalidConfig, match="duplicates cannot be dropped where vectors are given"):
+        build(documents, tmp_path / "out", encoder, duplicates="drop", vectors=documents)
+
+
 def test_a_report_says_what_was_made_and_loads_nothing(encoder: EncoderSettings, tmp_path: Path) -> None:
     documents = written(tmp_path / "documents", {**DOCUMENTS, "<b>": DOCUMENTS["d1"], "twin": DOCUMENTS["d1"]})
     with documents.open("a") as file:

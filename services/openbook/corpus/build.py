@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -22,6 +23,7 @@ from openbook.core.passages import WORDS_PER_PASSAGE
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
+from openbook.corpus.duplicates import Duplicates, Repeated, What, without
 from openbook.corpus.encode import ROWS, VECTORS, alone, encode, plan_rows
 from openbook.corpus.former import Changes, Former
 from openbook.corpus.questions import read_questions
@@ -42,7 +44,8 @@ ROWS_PER_STEP = 512
 
 NOTE = "note.json"
 FAILURES = "failures.jsonl"
-OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, LOCK)
+DUPLICATES = "duplicates.json"
+OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, DUPLICATES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -59,6 +62,7 @@ class _Plan(BaseModel, frozen=True):
     dimension: int
     vectors: list[list[str | int]] | None  # as `vectors.described` tells
     former: str | None  # snapshot id
+    duplicates: What
 
 
 class _Note(BaseModel):
@@ -87,6 +91,8 @@ def build_corpus(
     on_failure: OnFailure = raise_it,
     fields: tuple[Field, ...] = (),
     on_changes: Callable[[Changes], None] = lambda changes: None,
+    duplicates: What = "keep",
+    on_duplicates: Callable[[Repeated], None] = lambda repeated: None,
 ) -> Manifest:
     """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25`: `index.building.build`.
 
@@ -101,6 +107,8 @@ def build_corpus(
     With `vectors`, a file or a folder of files, nothing is encoded but a sample, to compare: row i is passage i's. With
     `former`, a snapshot, only those passages are encoded that it has not; what has changed since is told to
     `on_changes`. The snapshot is the same as without it.
+
+    Unless `duplicates` are kept, passages that repeat others are told to `on_duplicates`, and left out if dropped.
 
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
@@ -122,6 +130,10 @@ def build_corpus(
         raise InvalidDocuments(f"{documents}: no such file")
     if vectors and former:
         raise InvalidConfig("vectors come from files or from a former snapshot, got both")
+    if duplicates not in get_args(What):
+        raise InvalidConfig(f"duplicates must be {', '.join(get_args(What))}, got {duplicates!r}")
+    if vectors and duplicates == "drop":
+        raise InvalidConfig("duplicates cannot be dropped where vectors are given: row i is passage i's")
     if documents.is_dir() and out.resolve().is_relative_to(documents.resolve()):
         raise InvalidConfig(f"{out} lies in {documents}, which is read: put it elsewhere")
     model = TextEncoder.load(alone(encoder), role="passage")
@@ -142,6 +154,7 @@ def build_corpus(
         dimension=model.dimension,
         vectors=given.described(vectors) if vectors else None,
         former=known.snapshot_id if known else None,
+        duplicates=duplicates,
     )
     with undisturbed(work):
         if note := _resume(work, plan):
@@ -152,6 +165,8 @@ def build_corpus(
             note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
         if note.changes:
             on_changes(note.changes)
+        if duplicates != "keep":
+            on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
         manifest = build_snapshot(
             PassageReader(work, fields=fields),
             _encoded_all(work, note, encoder, model, on_progress),
@@ -217,7 +232,13 @@ def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_pr
             on_failure(failure)
 
         passages = read_passages(documents, plan.n_words, tell, n_processes=n_processes, fields=plan.fields)
+        if plan.duplicates != "keep":
+            looked = Duplicates()
+            marked = looked.marked(passages)
+            passages = without(marked) if plan.duplicates == "drop" else (passage for passage, _ in marked)
         n_passages = write_passages(work, passages, fields=plan.fields)
+        if plan.duplicates != "keep":
+            (work / DUPLICATES).write_text(looked.found.model_dump_json())
     if not n_passages:
         left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")
