@@ -20,6 +20,7 @@ import pytest
 from openbook.client import Answer, Client, Token
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
+from openbook.explain import Explanation
 from openbook.loadtest.run import run
 from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_port
@@ -356,6 +357,26 @@ def test_the_code_of_the_docs_asks_it(system: System, capsys: pytest.CaptureFixt
     answer, streamed = capsys.readouterr().out.splitlines()
     assert answer == "Alexander Graham Bell Alexander Graham Bell"
     assert streamed == "alexander graham bell"
+
+
+def test_an_answer_is_explained_by_the_code_of_the_docs_and_by_the_command(system: System, tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/explain.md").read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code.replace('"localhost:9000"', f"'{system.grpc}', timeout_s=120.0").replace("k=5", "k=3"), names)
+    explained = names["explained"]
+    assert isinstance(explained, Explanation)
+    assert explained.text == "Alexander Graham Bell"
+    alike = [
+        each for each in zip(explained.answer.evidence, explained.alone, strict=True) if each[1].text == explained.text
+    ]
+    assert alike
+    for evidence, alone in alike:  # by Bayes' rule as by reading the passage alone
+        assert explained.of_answer(evidence) == pytest.approx(alone.log_likelihood, abs=0.05)
+    page = tmp_path / "explained.html"
+    options = ["--server", system.grpc, "--timeout", "120", "--retriever", "hybrid", "--html", str(page)]
+    shown = run_program(*OPENBOOK, "explain", QUESTION, *options)
+    assert any("Alexander Graham Bell" in line for line in shown)
+    assert QUESTION in page.read_text(encoding="utf-8")
 
 
 def test_openais_and_mcps_clients_ask_it(system: System, capsys: pytest.CaptureFixture[str]) -> None:

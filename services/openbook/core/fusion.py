@@ -59,29 +59,27 @@ def _fused(ids: Int64, dense: Float32, bm25: Float32, settings: RetrievalSetting
     """Ids and scores of one question, at most k of each."""
     real = (ids != NO_HIT) & ~np.isin(ids, settings.without)
     ids, dense, bm25 = ids[real], dense[real], bm25[real]
-    n_best = max(settings.k, DEPTH)
-    by_words = _rank(ids, np.where(bm25 > 0, bm25, -np.inf))
+    found = np.where(bm25 > 0, bm25, np.float32(-np.inf))
+    merit: Float64
     if settings.retriever is RetrieverKind.BM25:
-        merit, scores = np.where(bm25 > 0, bm25, -np.inf).astype(np.float64), bm25
+        merit, scores = found.astype(np.float64), bm25
     else:
-        by_query = _rank(ids, dense)
-        by_query[by_query > n_best] = np.inf
-        by_words[by_words > n_best] = np.inf
+        places = [_places(ids, of_one, max(settings.k, DEPTH)) for of_one in (dense, found)]
         if settings.bm25_weight is None:
-            merit, scores = 1 / (RANK_CONSTANT + by_query) + 1 / (RANK_CONSTANT + by_words), dense
+            merit, scores = sum((1 / (RANK_CONSTANT + place) for place in places), np.zeros(len(ids))), dense
         else:
             scores = (dense + np.float64(settings.bm25_weight) * bm25).astype(np.float32)
-            merit = np.where(np.minimum(by_query, by_words) < np.inf, scores, -np.inf).astype(np.float64)
-        merit[np.isinf(by_query) & np.isinf(by_words)] = -np.inf
+            merit = scores.astype(np.float64)
+        merit = np.where(np.isinf(places).all(axis=0), -np.inf, merit)
     best = np.lexsort((ids, -merit))[: settings.k]
     best = best[merit[best] > -np.inf]
     return ids[best], scores[best]
 
 
-def _rank(ids: Int64, scores: Float32) -> Float64:
-    """(m,) places from 1 on, by (score descending, id ascending); infinity for a score of -inf."""
+def _places(ids: Int64, scores: Float32, n_best: int) -> Float64:
+    """(m,) places from 1 on, by (score descending, id ascending); infinity beyond `n_best` and for a score of -inf."""
     order = np.lexsort((ids, -scores))
     places = np.empty(len(ids))
     places[order] = np.arange(1, len(ids) + 1)
-    places[np.isneginf(scores)] = np.inf
+    places[np.isneginf(scores) | (places > n_best)] = np.inf
     return places
