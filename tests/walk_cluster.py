@@ -31,7 +31,7 @@ OPERATOR = "10.77.0.254"
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
-OURS = ("sshd", "/usr/sbin/sshd", "ps -eo", "bash -c ps")
+OURS = ("sshd", "/usr/sbin/sshd", "ps -eo", "bash -c ps", "sleep ", "[")
 
 INSTALL = """\
 set -eu
@@ -51,8 +51,9 @@ HOST = """
 set -eu
 here=$1
 mount --make-rprivate /
-mount -t tmpfs -o size=4g tmpfs "$here"
-mkdir "$here/up" "$here/work" "$here/root"
+mkdir -p "$here/up" "$here/root"
+rm -rf "$here/work"
+mkdir "$here/work"
 mount -t overlay overlay -o lowerdir=/,upperdir="$here/up",workdir="$here/work" "$here/root"
 root=$here/root
 mount --rbind /dev "$root/dev"
@@ -104,11 +105,12 @@ class Host:
         self.address = address
         self.name = f"host{address.rpartition('.')[2]}"
         self.folder = WALK / self.name
+        self.folder.mkdir()
+        run("mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", str(self.folder))  # its disk, empty
         self.start()
 
     def start(self) -> None:
-        """Switch it on, with an empty disk."""
-        self.folder.mkdir(exist_ok=True)
+        """Switch it on."""
         log = (WALK / f"{self.name}.log").open("ab")
         command = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command += ["sh", "-c", HOST, "sh", str(self.folder), str(WALK), self.name, self.address]
@@ -249,10 +251,14 @@ def until(what: str, holds: "object", within_s: float = WITHIN_S) -> None:
 
 def settled(made: list[Host]) -> list[dict[int, str]]:
     """The processes of all, once nothing begins or ends any more: HAProxy is replaced for each replica that joins."""
-    found = [host.processes() for host in made]
+
+    def lasting() -> list[dict[int, str]]:
+        return [{pid: args for pid, args in host.processes().items() if "ray::IDLE" not in args} for host in made]
+
+    found = lasting()
     while True:
         time.sleep(10)
-        now = [host.processes() for host in made]
+        now = lasting()
         if [each.keys() for each in now] == [each.keys() for each in found]:
             return now
         found = now
@@ -291,7 +297,7 @@ def walk() -> None:
         until("the second deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
         for host, was in zip(made, before, strict=True):
             now = host.processes()
-            gone = sorted(args for pid, args in was.items() if pid not in now and "ray::IDLE" not in args)
+            gone = sorted(args for pid, args in was.items() if pid not in now)
             say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
             assert not gone
         assert answered(key)
@@ -306,12 +312,12 @@ def walk() -> None:
             time.sleep(5)
 
         lost = made[2]
-        say(f"{lost.name} loses its power, and with it its disk")
+        say(f"{lost.name} loses its power")
         with asking(key):
             lost.kill()
             time.sleep(30)
         lost.start()
-        say(f"{lost.name} is there again, empty")
+        say(f"{lost.name} is there again")
         until(f"{lost.name} serves both shards", lambda: lost.serves_shards(2))
         with asking(key):
             time.sleep(10)
@@ -343,7 +349,18 @@ def main() -> None:
             "TMPDIR": str(WALK / "tmp"),
         }
         environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
-        apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        apart = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]
         walking = subprocess.Popen([*apart, sys.executable, __file__], env=environment)
         try:
             code = walking.wait()

@@ -268,7 +268,8 @@ def up(
         snapshot = embedded_snapshot(FOLDER)
     with until_stopped(), local_system(snapshot, wanted) as settings:
         serving = settings.serving
-        print(f"index servers, to publish to: {' '.join(f'--index {each}' for each in settings.index.addresses)}")
+        if where := settings.index.discover or " ".join(f"--index {each}" for each in settings.index.addresses):
+            print(f"index servers, to publish to: {where}")
         print(f"ready: {serving.http_url}/ in a browser, gRPC {serving.grpc_address}; Ctrl-C stops", flush=True)
         if open_page:
             webbrowser.open(f"{serving.http_url}/")
