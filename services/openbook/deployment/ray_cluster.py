@@ -140,8 +140,8 @@ _OLD_AUTOSCALER = {"RAY_enable_autoscaler_v2": "0"}
 """The newer one starts one worker too few of machines that stand."""
 _CLEAN_UP = f"""\
 raylet=$(pgrep -nx raylet)
-setsid nohup sh -c "while kill -0 $raylet; do sleep 5; done; sleep 30; pgrep -x raylet || {BIN}/ray stop" \\
-  >/dev/null 2>&1 </dev/null &
+setsid nohup sh -c "while kill -0 $raylet; do sleep 5; done; sleep 30
+  pgrep -x raylet || {{ {BIN}/ray stop; pkill -f '[/]tmp/haproxy-serve/'; }}" >/dev/null 2>&1 </dev/null &
 """
 """`ray down` tells the head alone. Without it Ray ends after a minute, but leaves its log monitor and HAProxy."""
 _ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/bin:$PATH' >> ~/.bashrc"
