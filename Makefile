@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change identity walk-cluster clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change bench-revocation identity walk-cluster clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -70,6 +70,9 @@ bench-serving: var/demo/snapshot  ## The endpoint under load, beside the bare ge
 
 bench-hops: $(VENV)/.dev  ## What an answer costs besides the models, through every protocol, topology and proxy; five minutes
 	$(BIN)/python benchmarks/bench_hops.py
+
+bench-revocation: $(VENV)/.dev  ## How long a revoked key still lets somebody in; seven minutes
+	$(BIN)/python benchmarks/bench_revocation.py
 
 bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while questions come: none may fail; a quarter of an hour
 	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_change.py

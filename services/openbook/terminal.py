@@ -263,15 +263,16 @@ def training_progress(n_steps: int) -> Iterator[Callable[[int, Mapping[str, floa
 def print_calibration(judged: Sequence["Judged"]) -> None:
     """What a fit of confidence is worth on other questions than its own: calibration error and AUROC."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for title in ("", "fitted to", "judged by", "right", "error before", "after", "by chance", "AUROC before", "after"):
-        table.add_column(title, justify="right" if title else "left")
+    table.add_column("RAG-")
+    for title in ("fitted", "judged", "right", "error", "now", "chance", "AUROC", "now"):
+        table.add_column(title, justify="right")
     for each in judged:
         pairs = [(of, each.right) for of in (each.before, each.after)]
         errors = [f"{metrics.reliability(*pair).expected_error:.3f}" for pair in pairs]
         areas = [f"{metrics.auroc(*pair):.3f}" for pair in pairs]
         n, right = str(len(each.right)), f"{each.right.mean():.3f}" if len(each.right) else "-"
         table.add_row(
-            f"RAG-{each.formulation.title()}",
+            each.formulation.title(),
             str(each.n_fitted),
             n,
             right,

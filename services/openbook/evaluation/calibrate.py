@@ -55,19 +55,20 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
     Args:
         model: the generator's folder, in which `confidence.json` is written.
         fitted: folders of evaluations, each with answers of this generator.
-        others: the same, of other questions.
+        others: the same, of other questions; those that were fitted to do not count.
 
     Raises:
         InvalidModel: there is no such model.
         InvalidConfig: a folder holds no evaluation of answers, of another generator, or one whose records know no
-            signals; there are too few answers; or a question is both fitted to and judged by.
+            signals; there are too few answers; or no other questions.
     """
     fingerprint = str(_plan(fitted[0])["generator_fingerprint"])
     if (found := load_generator(str(model)).fingerprint) != fingerprint:
         raise InvalidConfig(f"{fitted[0]}: has answers of generator {fingerprint}, {model} is {found}")
     of_fitted, of_others = (_records(folders, fingerprint) for folders in (fitted, others))
-    if both := {record.question for record in of_fitted} & {record.question for record in of_others}:
-        raise InvalidConfig(f"{len(both)} questions are both fitted to and judged by, such as {min(both)!r}")
+    known = {record.question for record in of_fitted}
+    if not (of_others := [record for record in of_others if record.question not in known]):
+        raise InvalidConfig(f"{', '.join(map(str, others))}: no question that was not fitted to is left to judge by")
     judged, curves = [], {}
     for formulation in dict.fromkeys(record.formulation for record in of_fitted):
         records = [record for record in of_fitted if record.formulation is formulation]

@@ -104,7 +104,7 @@ def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) ->
 def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None:
     some, other, bare = write("some", 0), write("other", 0, fingerprint="g"), write("bare", 0, bare=True)
     for fitted, on, message in [
-        ([some], [some], r"300 questions are both fitted to and judged by, such as 'some 0'"),
+        ([some], [some], r"some: no question that was not fitted to is left to judge by"),
         ([some, other], [], r"other: has answers of generator g, not f{32}"),
         ([other], [some], r"other: has answers of generator g, .* is f{32}"),
         ([some], [bare], r"bare: question 0 has no signals"),
