@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 def test_arguments_are_checked_before_anything_is_deployed() -> None:
     with pytest.raises(InvalidConfig, match=r"serve args: serving\.topologie: Extra"):
         build({"serving": {"topologie": "split"}})
-    with pytest.raises(InvalidConfig, match=r"index\.addresses must name at least one server"):
+    with pytest.raises(InvalidConfig, match=r"index\.addresses or index\.discover must name at least one server"):
         build({"cache": {"url": "redis://127.0.0.1"}, "access": {"allow_anonymous": True}})
     with pytest.raises(InvalidConfig, match=r"cache\.url must name a Redis server"):
         build({"index": {"addresses": ["127.0.0.1:7000"]}, "access": {"allow_anonymous": True}})

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -102,6 +103,31 @@ async def ask_on(tier: ShardedIndex, publications: Publications, settings: Retri
         found = await ask(tier, settings)
         assert found in publications.begun[latest:], "an answer came from a former snapshot"
         latest = publications.begun.index(found, latest)
+
+
+def test_a_publication_while_the_servers_are_asked_has_them_asked_again(
+    servers: list[IndexServer], snapshots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the new one just one server has told: no reason to say that nobody holds the rest of it."""
+    addresses = addresses_of(servers)
+    publications = Publications(snapshots, addresses)
+
+    async def scenario() -> tuple[str, str]:
+        async with client(addresses) as tier:
+            published, replicas = list[str](), tier._connected()
+            info_of_all = replicas.info_of_all
+
+            async def info_then_publish(timeout_s: float) -> None:
+                await info_of_all(timeout_s)
+                if not published:
+                    published.append(await publications.one_more())
+                    await replicas._info(addresses[0], 60, monotonic())
+
+            monkeypatch.setattr(replicas, "info_of_all", info_then_publish)
+            return await ask(tier), published[0]
+
+    found, published = asyncio.run(scenario())
+    assert found == published
 
 
 def test_the_first_question_after_each_publication(servers: list[IndexServer], snapshots: dict[str, Path]) -> None:

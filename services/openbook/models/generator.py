@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from openbook.config import GeneratorSettings
+from openbook.core.confidence import UNFITTED, Calibration
 from openbook.core.deadline import Check, go_on
 from openbook.core.spelling import spans
 from openbook.core.types import (
@@ -35,10 +36,12 @@ from openbook.processes import threads
 class RagGenerator:
     """A generator and how it is asked. Not for several threads at once."""
 
-    def __init__(self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings) -> None:
+    def __init__(
+        self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings, calibration: Calibration = UNFITTED
+    ) -> None:
         self.fingerprint = checkpoint.fingerprint
         """Digest of weights, tokenizer and input format; not of dtype or device."""
-        self.calibration = load_calibration(settings.model, checkpoint.fingerprint)
+        self.calibration = calibration
         """How probable it is that its answers are right, where that was fitted."""
         self.input_format = checkpoint.input_format
         self._checkpoint = checkpoint
@@ -48,8 +51,13 @@ class RagGenerator:
 
     @classmethod
     def load(cls, settings: GeneratorSettings) -> Self:
-        """Load `settings.model`: "embedded", a folder, or a hub name. Raises InvalidModel as `load_generator`."""
-        return cls(load_generator(settings.model), settings)
+        """Load `settings.model`: "embedded", a folder, or a hub name, and its `confidence.json`.
+
+        Raises:
+            InvalidModel: as `load_generator`, and as `load_calibration`.
+        """
+        checkpoint = load_generator(settings.model)
+        return cls(checkpoint, settings, load_calibration(settings.model, checkpoint.fingerprint))
 
     def generate(
         self,

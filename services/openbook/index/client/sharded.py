@@ -357,7 +357,8 @@ class ShardedIndex:
         since = monotonic()
         try:
             async with asyncio.timeout(deadline.remaining_s()):
-                while self._told.all_asked_at < since and not is_enough():
+                # Another one may be published while they are asked: what was said before then says nothing of it.
+                while self._told.all_asked_at < max(since, self._told.outdated_before) and not is_enough():
                     await self._next_said()
         except TimeoutError:
             raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
