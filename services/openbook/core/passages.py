@@ -1,45 +1,17 @@
 """Documents into passages: disjoint runs of 100 words, as the paper does for Wikipedia (section 3)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
+from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
-from openbook.core.origin import FieldValue, Origin
+from openbook.core.origin import Origin
 from openbook.core.types import Passage
 from openbook.errors import InvalidRequest
 
 WORDS_PER_PASSAGE = 100
 MAX_AROUND = 50
 """Passages before one, and behind, that can be asked for with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A source article before splitting."""
-
-    id: str
-    title: str
-    text: str
-    path: str = ""
-    """The file it came from, within its corpus; in an archive `archive.zip/member`."""
-
-    is_passage: bool = False
-    """It comes already split, as DPR's passages do."""
-
-    url: str = ""
-    language: str = ""
-    date: str = ""
-    """All three as for `Origin`."""
-
-    fields: Mapping[str, FieldValue] = field(default_factory=dict)
-    """Those that the user declared, where it has them."""
-
-    sections: tuple[tuple[int, str], ...] = ()
-    """Where in the text each begins, and its headings, as for `Origin`. It begins with the text or a line."""
-
-    pages: tuple[int, ...] = ()
-    """Where in the text each begins, likewise."""
 
 
 def split_words(text: str, n_words: int = WORDS_PER_PASSAGE) -> Iterator[str]:

@@ -7,8 +7,9 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from openbook.core.documents import Document
 from openbook.core.origin import Field
-from openbook.core.passages import WORDS_PER_PASSAGE, Document, split
+from openbook.core.passages import WORDS_PER_PASSAGE, split
 from openbook.core.types import Passage
 from openbook.corpus.sources.limits import Failure, Limits, OnFailure, raise_it
 from openbook.corpus.sources.parsers import parsed

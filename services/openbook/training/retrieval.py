@@ -102,25 +102,19 @@ REGEX_PASSAGES = 100
 
 
 class SnapshotTexts:
-    """All passages of a snapshot by id."""
+    """All passages of a snapshot by id; an empty one where there was no hit."""
 
     def __init__(self, folder: Path) -> None:
-        from openbook.index.disk.snapshot import Snapshot
-        from openbook.index.disk.store import PassageReader
+        from openbook.index.disk.passages import SnapshotPassages
 
-        self.snapshot = Snapshot.open(folder)
-        self.parts = list(enumerate(self.snapshot.manifest.shards))
-        self._first = np.array([shard.first_id for _, shard in self.parts])
-        self._readers = [PassageReader(self.snapshot.shard_folder(i), shard.first_id) for i, shard in self.parts]
+        self._passages = SnapshotPassages(folder)
+        self.snapshot = self._passages.snapshot
 
     def __getitem__(self, id: int) -> Passage:
-        if id == NO_HIT:
-            return EMPTY
-        part = int(np.searchsorted(self._first, id, "right")) - 1
-        return self._readers[part][id - int(self._first[part])]
+        return EMPTY if id == NO_HIT else self._passages[id]
 
     def __len__(self) -> int:
-        return self.snapshot.manifest.n_passages
+        return len(self._passages)
 
 
 class MemoryIndex:
@@ -133,7 +127,9 @@ class MemoryIndex:
         from openbook.index.disk.snapshot import VECTORS
 
         self._texts = SnapshotTexts(folder)
-        files = [self._texts.snapshot.shard_folder(i) / VECTORS for i, _ in self._texts.parts]
+        files = [
+            self._texts.snapshot.shard_folder(i) / VECTORS for i in range(len(self._texts.snapshot.manifest.shards))
+        ]
         self._vectors = np.concatenate(
             [np.load(file).astype(np.float32, copy=False) for file in files]
         )  # (n_passages, d)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import Field, FieldType, check_fields
-from openbook.core.passages import Document, joined, split
+from openbook.core.passages import joined, split
 from openbook.errors import InvalidConfig
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.read import read_documents
 from openbook.corpus.sources.limits import Failure, Limits
 

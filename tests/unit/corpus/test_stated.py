@@ -9,8 +9,9 @@ import every_format as formats
 import pytest
 from every_format import DOCUMENTS, EACH, TOGETHER
 
+from openbook.core.documents import Document
 from openbook.core.origin import Field, Origin
-from openbook.core.passages import Document, joined, split
+from openbook.core.passages import joined, split
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Budget, Failure, Limits

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import records
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import stated, web
 from openbook.corpus.sources.limits import Failed, counted
 from openbook.corpus.sources.opened import Opened

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from openbook.core.documents import Document
 from openbook.core.origin import Field
-from openbook.core.passages import Document
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 
 COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

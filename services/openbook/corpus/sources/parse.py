@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, web, wiki
 from openbook.corpus.sources.limits import Failed, Failure, Spent, one_line
 from openbook.corpus.sources.opened import Opened

@@ -13,8 +13,8 @@ from itertools import count
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from openbook.core.documents import Document
 from openbook.core.origin import Field
-from openbook.core.passages import Document
 from openbook.corpus.sources.limits import MB, Failure, Limits
 from openbook.corpus.sources.walk import Found
 from openbook.corpus.sources.worker import DOCUMENT, END, FAILURE, LEAF, NO_MEMORY, document_of

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened

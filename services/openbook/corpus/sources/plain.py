@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.opened import Opened, decoded
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import records
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened, decoded

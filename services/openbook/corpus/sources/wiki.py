@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from openbook.core.passages import Document
+from openbook.core.documents import Document
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened

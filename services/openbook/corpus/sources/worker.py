@@ -17,8 +17,8 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from openbook.core.documents import Document
 from openbook.core.origin import Field, FieldType
-from openbook.core.passages import Document
 from openbook.corpus.sources.limits import Failed, Failure, Limits
 from openbook.corpus.sources.opened import open_regular
 from openbook.corpus.sources.parse import Event, Leaf, Parse, reason

@@ -41,9 +41,8 @@ class SnapshotPassages(Sequence[Passage]):
             return [self[i] for i in range(*id.indices(len(self)))]
         if not 0 <= id < len(self):
             raise IndexError(f"id must be 0..{len(self) - 1}, got {id}")
-        shard = (
-            bisect_right(self._first_ids, id) - 1
-        )  # of shards that begin with the same id all but the last are empty
+        # Of shards that begin with the same id all but the last are empty.
+        shard = bisect_right(self._first_ids, id) - 1
         return self._shards[shard][id - self._first_ids[shard]]
 
     def locate(self, passage_id: str) -> int:
