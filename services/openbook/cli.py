@@ -185,8 +185,10 @@ def index_root(
 def index_bm25(snapshot: Annotated[Path, typer.Argument(help="The folder of a snapshot.")]) -> None:
     """Index the words of a snapshot built without them. Servers find it at their next question."""
     from openbook.index.building.build import add_bm25
+    from openbook.terminal import build_progress
 
-    n_passages = add_bm25(snapshot)
+    with build_progress() as on_progress:
+        n_passages = add_bm25(snapshot, on_progress)
     print(f"{snapshot}: words of {n_passages} passages indexed")
 
 

@@ -130,7 +130,7 @@ def test_a_snapshot_without_words_says_how_to_get_them_and_servers_find_them(tmp
                 with pytest.raises(InvalidRequest, match=r"must be dense for snapshot .*openbook index bm25"):
                     await find(tier, QUESTIONS, QUERIES, settings, Context())
             done = CliRunner().invoke(app, ["index", "bm25", str(snapshot)])
-            assert (done.exit_code, done.output) == (0, f"{snapshot}: words of {N} passages indexed\n")
+            assert (done.exit_code, done.stdout) == (0, f"{snapshot}: words of {N} passages indexed\n")
             hits = await find(tier, QUESTIONS, None, SETTINGS[0], Context())
             best = reference(0, QUESTIONS).max(axis=1)
             np.testing.assert_allclose(hits.scores[:, 0], np.where(best > 0, best, -np.inf), rtol=0, atol=1e-6)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from openbook.core.types import NO_HIT, Float32, Int64
-from openbook.index.disk.bm25 import Bm25Index, has_bm25, write_bm25
+from openbook.index.building.words import write_bm25
+from openbook.index.disk.bm25 import Bm25Index, has_bm25
 from openbook.training.data import Example
 from openbook.training.retrieval import Found, SnapshotTexts
 

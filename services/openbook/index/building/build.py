@@ -16,8 +16,8 @@ from openbook.core.origin import Field
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
+from openbook.index.building.words import write_bm25
 from openbook.index.disk.arrays import Exact, row_norms
-from openbook.index.disk.bm25 import write_bm25
 from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
     FILES,
@@ -85,7 +85,7 @@ def build_snapshot(
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
         exact_dtype: what vectors are rounded to before anything is made of them: they are the truth then.
         embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
-        bm25: whether passages can be found by their words too. See `openbook.index.disk.bm25`.
+        bm25: whether passages can be found by their words too. See `openbook.index.building.words`.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
@@ -130,16 +130,19 @@ def build_snapshot(
         manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
         _write_manifest(partial, manifest)
         if bm25:
-            on_progress("words", 0, n_passages)
-            write_bm25(partial, (passages[i] for i in range(n_passages)), manifest.snapshot_id)
-            on_progress("words", n_passages, n_passages)
+            every = (passages[i] for i in range(n_passages))
+            write_bm25(partial, every, manifest.snapshot_id, lambda done: on_progress("words", done, n_passages))
         files.put(partial, out)
         (out / LOCK).unlink()
     return manifest
 
 
-def add_bm25(snapshot: Path) -> int:
+def add_bm25(snapshot: Path, on_progress: OnProgress = lambda stage, done, total: None) -> int:
     """Index the words of a snapshot that was built without them; returns how many passages it has.
+
+    Args:
+        snapshot: its folder.
+        on_progress: told about the stage "words".
 
     Raises:
         InvalidConfig: it has such an index already, or another process makes one.
@@ -148,10 +151,11 @@ def add_bm25(snapshot: Path) -> int:
     held = Snapshot.open(snapshot)
     shards = range(len(held.manifest.shards))
     readers = [PassageReader(held.shard_folder(i), held.shard(i).first_id) for i in shards]
+    n_passages, every = held.manifest.n_passages, chain.from_iterable(readers)
     with undisturbed(snapshot):
-        write_bm25(snapshot, chain.from_iterable(readers), held.manifest.snapshot_id)
+        write_bm25(snapshot, every, held.manifest.snapshot_id, lambda done: on_progress("words", done, n_passages))
     (snapshot / LOCK).unlink()
-    return held.manifest.n_passages
+    return n_passages
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 bm25/about.json        whose it is, and the other files with size and digest
      data.csc.index.npy, indices.csc.index.npy, indptr.csc.index.npy, vocab.index.json, params.index.json
 
-The last five are as bm25s saves them: for every word the passages that have it, and what it adds to their scores. Each
+The last five are as bm25s reads them: for every word the passages that have it, and what it adds to their scores. Each
 server maps all of it and reads of every word the part that is of its own shard.
 """
 
@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.core.topk import top_k
-from openbook.core.types import Float32, Int64, Passage
-from openbook.errors import InvalidConfig, InvalidSnapshot
+from openbook.core.types import Float32, Int64
+from openbook.errors import InvalidSnapshot
 from openbook.index.disk.arrays import read_array
 
 FOLDER = "bm25"
@@ -61,36 +61,17 @@ def words(texts: Iterable[str]) -> list[list[str]]:
     return found
 
 
-def write_bm25(snapshot: Path, passages: Iterable[Passage], snapshot_id: str) -> None:
-    """Put the index of all passages of a snapshot, in the order of their ids, into its folder.
-
-    It appears there when it is complete. Holds all words of all passages in memory: 4.5 KB a passage of 100 words.
-
-    Raises:
-        InvalidConfig: there is one already.
-    """
+def write_about(folder: Path, snapshot_id: str, n_passages: int) -> None:
+    """Describe the other files, which are there."""
     import bm25s
 
-    folder = snapshot / FOLDER
-    if folder.exists():
-        raise InvalidConfig(f"{folder}: exists")
-    index = bm25s.BM25()
-    index.index(words(f"{passage.title}. {passage.text}" for passage in passages), show_progress=False)
-    with files.new_folder(folder) as partial:
-        index.save(partial, show_progress=False)
-        described = [
-            _File.model_validate(
-                {"name": name, "size_bytes": (partial / name).stat().st_size, "sha256": file_digest(partial / name)}
-            )
-            for name in FILES
-        ]
-        about = About(
-            snapshot_id=snapshot_id,
-            n_passages=index.scores["num_docs"],
-            bm25s=bm25s.__version__,
-            files=tuple(described),
-        )
-        (partial / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
+    described = [
+        {"name": name, "size_bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
+        for name in FILES
+    ]
+    entries = tuple(map(_File.model_validate, described))
+    about = About(snapshot_id=snapshot_id, n_passages=n_passages, bm25s=bm25s.__version__, files=entries)
+    (folder / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
 
 
 def has_bm25(snapshot: Path) -> bool:

@@ -1,0 +1,50 @@
+"""The index of words, made in little memory, is what bm25s makes of all words at once."""
+
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.core.types import Passage
+from openbook.errors import InvalidConfig
+from openbook.index.building.words import write_bm25
+from openbook.index.disk.bm25 import FILES, words
+
+WORDS = [*["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "the", "of", "42", "wörd"], "x" * 300]
+texts = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=40)
+
+
+def passages(contents: list[str]) -> list[Passage]:
+    return [Passage(i, f"d{i}", ("Alpha", "")[i % 2], text) for i, text in enumerate(contents)]
+
+
+@given(contents=texts, at_once=st.integers(1, 60), texts_at_once=st.integers(1, 7))
+def test_bits_are_those_of_bm25s_however_little_memory(
+    contents: list[str], at_once: int, texts_at_once: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("openbook.index.building.words.TEXTS_AT_ONCE", texts_at_once)
+        write_bm25(folder / "parts", passages(contents), "s", at_once=at_once)
+    write_bm25(folder / "whole", passages(contents), "s")
+    for name in (*FILES, "about.json"):
+        assert (folder / "parts/bm25" / name).read_bytes() == (folder / "whole/bm25" / name).read_bytes(), name
+    tokens = words(f"{passage.title}. {passage.text}" for passage in passages(contents))
+    assert tokens[0][0] == "alpha"
+    theirs = bm25s.BM25()
+    theirs.index(tokens, show_progress=False)
+    ours = bm25s.BM25.load(folder / "parts/bm25")
+    assert set(ours.vocab_dict) == set(theirs.vocab_dict)
+    for word in set(theirs.vocab_dict) - {""}:
+        expected = theirs.get_scores([word])
+        np.testing.assert_array_equal(ours.get_scores([word]).view(np.int32), expected.view(np.int32))
+
+
+def test_passages_without_a_word_are_found_by_none(tmp_path: Path) -> None:
+    write_bm25(tmp_path, [Passage(0, "d", "", "the of"), Passage(1, "d", "", "")], "s")
+    assert not bm25s.BM25.load(tmp_path / "bm25").scores["data"].size
+    with pytest.raises(InvalidConfig, match="exists"):
+        write_bm25(tmp_path, [], "s")
