@@ -323,6 +323,7 @@ def ask(
         list[str] | None, typer.Option("--label", help="The answer is one of these; give each its --label.")
     ] = None,
     n_answers: Annotated[int | None, typer.Option(help="At most as many as beams, or so many samples.")] = None,
+    follow: Annotated[int | None, typer.Option(help="RAG-Token: look again after so many tokens.")] = None,
     tokens: Annotated[bool | None, typer.Option("--tokens", help="Show each token with its passages.")] = None,
     min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
     min_confidence: Annotated[float | None, typer.Option(help="Hold back answers less surely right.")] = None,
@@ -415,6 +416,7 @@ def evaluate(
     beams: Annotated[int, typer.Option(help="Beams; 1 is greedy.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 32,
     label: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give each its --label.")] = None,
+    follow: Annotated[int, typer.Option(help="RAG-Token: look for passages again after so many tokens.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Only so many questions of each file, drawn at random.")] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal questions.")] = 0,
     encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
@@ -460,6 +462,7 @@ def evaluate(
                 n_beams=beams,
                 max_new_tokens=max_new_tokens,
                 labels=label or (),
+                follow=follow,
             )
             evaluate(settings, on_progress)
     print((out / "summary.md").read_text(encoding="utf-8"))

@@ -21,7 +21,6 @@ from openbook.core.types import (
     Coverage,
     Float32,
     Float64,
-    Formulation,
     Generation,
     GenerationSettings,
     Hits,
@@ -113,8 +112,7 @@ class EchoGenerator:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         generation = await self.generate(question, retrieved, settings, context)
-        one_by_one = settings.formulation is Formulation.TOKEN and (settings.n_beams == 1 or settings.temperature)
-        if one_by_one and not settings.labels:
+        if settings.one_by_one:
             for token in generation.tokens:
                 yield replace(token, start=None, end=None)
         yield generation
@@ -203,6 +201,11 @@ class ExactIndex:
             if self._shards[passage_id] in self.missing_shards:
                 raise ShardUnavailable(f"shard {self._shards[passage_id]} does not answer")
         return [self._passages[passage_id] for passage_id in ids]
+
+    async def fetch_with_vectors(
+        self, ids: Sequence[int], snapshot_id: str, context: Context
+    ) -> tuple[list[Passage], Float32]:
+        return await self.fetch(ids, snapshot_id, context), self._vectors[list(ids)]
 
     async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
         context.deadline.check("locate")

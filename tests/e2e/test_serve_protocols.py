@@ -148,6 +148,7 @@ def test_the_answer_is_that_of_the_pipeline_over_the_exact_index(client: Client)
         },
         {"retriever": RetrieverKind.BM25},
         {"retriever": RetrieverKind.HYBRID, "bm25_weight": 0.5},
+        {"formulation": Formulation.TOKEN, "n_beams": 1, "follow": 2, "k": 1},
     ],
 )
 def test_both_protocols_give_the_same(channel: grpc.Channel, http: httpx.Client, options: dict[str, Any]) -> None:

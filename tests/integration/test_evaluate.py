@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings, section
-from openbook.core.types import Passage
+from openbook.core.types import Formulation, Passage
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, SnapshotMismatch
 from openbook.evaluation.record import PREDICTIONS, Record
@@ -176,6 +176,26 @@ def test_gold_context_is_the_only_passage(data: Path, tmp_path: Path) -> None:
     assert result.has_answer[1].value == pytest.approx(0.8)
     with pytest.raises(InvalidDocuments, match=r"patterns\.jsonl: gold context needs a context .* question 1 has none"):
         evaluate(settings(data, tmp_path / "other", **gold))
+
+
+def test_retrieval_that_follows_the_answer_is_rag_token_where_it_looks_once(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    def asked(follow: int) -> list[Record]:
+        out = tmp_path / str(follow)
+        evaluate(settings(data, out, formulations=["token"], follow=follow))
+        return records(out)
+
+    plain = [each for each in records(whole) if each.formulation is Formulation.TOKEN]
+    for once, each in zip(asked(8), plain, strict=True):
+        assert once.log_likelihood == pytest.approx(each.log_likelihood, abs=1e-5)
+        assert once.prediction == each.prediction
+        assert not once.signals  # a calibration is of plain answers
+    again = asked(1)
+    assert all(each.log_likelihood <= ROUNDING for each in again)
+    assert any(a.log_likelihood != pytest.approx(b.log_likelihood) for a, b in zip(again, plain, strict=True))
+    with pytest.raises(InvalidConfig, match="follow must be 0 but for one answer of RAG-Token"):
+        settings(data, tmp_path / "no", follow=1)
 
 
 def test_a_snapshot_of_another_encoder_is_refused(data: Path, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class AnswerOptions(RetrieveOptions, total=False):
     seed: int | None
     labels: Sequence[str] | None
     n_answers: int | None
+    follow: int | None
     tokens: bool | None
     min_probability: float | None
     min_confidence: float | None

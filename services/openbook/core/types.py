@@ -207,6 +207,7 @@ class GenerationSettings:
     seed: int = 0
     labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them, and nothing is searched or sampled
     n_answers: int = 1  # at most n_beams, or so many samples
+    follow: int = 0  # RAG-Token, one by one: passages are looked for again after so many tokens; 0: never
 
     def __post_init__(self) -> None:
         _check_range("n_beams", self.n_beams, 1, 32)
@@ -219,6 +220,23 @@ class GenerationSettings:
         _check_range("n_answers", self.n_answers, 1, self._most_answers)
         if self.labels:
             check_labels(self.labels)
+        _check_range("follow", self.follow, 0, 512)
+        if self.follow and (not self.one_by_one or self.n_answers > 1):
+            raise InvalidRequest(
+                "follow must be 0 but for one answer of RAG-Token, greedy or sampled, without labels, got "
+                f"{self.follow} with formulation {self.formulation}, n_beams {self.n_beams}, n_answers {self.n_answers}"
+            )
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether tokens are decided one by one, never to be taken back."""
+        searched = self.n_beams > 1 and not self.temperature
+        return self.formulation is Formulation.TOKEN and not searched and not self.labels
+
+    @property
+    def n_looks(self) -> int:
+        """How often passages are looked for at most."""
+        return -(-self.max_new_tokens // self.follow) if self.follow else 1
 
     @property
     def width(self) -> int:
@@ -246,6 +264,14 @@ class GenerationSettings:
             got = f"{k} x ({CONTEXT_TOKENS} + {self.width} x {self.max_new_tokens}) = {work}"
             raise InvalidRequest(f"{made_of} must be at most max_work = {at_most}, got {got}")
         return work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings(GenerationSettings):
+    """How an answer goes on that was begun with other passages: one by one, for some tokens."""
+
+    begun: tuple[int, ...]  # its tokens so far
+    n_more: int  # at the most
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

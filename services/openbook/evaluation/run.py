@@ -88,7 +88,7 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
     try:
         found = await system.find(batch.questions)
         return [
-            _record(batch.file, question, each, generation, formulation, system.settings.k)
+            _record(batch.file, question, each, generation, formulation, system.settings)
             for formulation in system.settings.formulations
             for question, each, generation in zip(
                 batch.questions, found, await system.answer(batch.questions, found, formulation), strict=True
@@ -100,8 +100,14 @@ async def _answer(system: System, batch: _Batch) -> list[Record]:
 
 
 def _record(
-    file: str, question: Question, found: Retrieved, generation: Generation, formulation: Formulation, k: int
+    file: str,
+    question: Question,
+    found: Retrieved,
+    generation: Generation,
+    formulation: Formulation,
+    settings: EvaluationSettings,
 ) -> Record:
+    to_calibrate = not (generation.classification or settings.follow)
     holding = (rank for rank, each in enumerate(found.passages, start=1) if holds_answer(each.text, question))
     return Record(
         file=file,
@@ -118,7 +124,7 @@ def _record(
         answer_rank=next(holding, None),
         prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
         passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
-        signals=() if generation.classification else signals(generation, found.passages[:k]),
+        signals=signals(generation, found.passages[: settings.k]) if to_calibrate else (),
     )
 
 

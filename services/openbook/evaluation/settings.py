@@ -97,6 +97,7 @@ class EvaluationSettings(SearchSettings):
     n_beams: Positive = 1
     max_new_tokens: Positive = 32
     labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them
+    follow: Annotated[int, Field(ge=0)] = 0  # RAG-Token: look for passages again after so many tokens
 
     @model_validator(mode="after")
     def _can_be_run(self) -> "EvaluationSettings":
@@ -104,9 +105,12 @@ class EvaluationSettings(SearchSettings):
             raise ValueError("gold context needs neither a snapshot nor index servers")
         if self.context == "retrieved" and self.n_sources != 1:
             raise ValueError("name a snapshot or index servers, one of them, or ask for gold context")
+        if self.context == "gold" and self.follow:
+            raise ValueError(f"follow must be 0 with gold context, got {self.follow}")
         _all_different("formulations", self.formulations)
         try:
-            self.generation(self.formulations[0])
+            for formulation in self.formulations:
+                self.generation(formulation)
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
@@ -119,6 +123,7 @@ class EvaluationSettings(SearchSettings):
             n_beams=self.n_beams,
             max_new_tokens=self.max_new_tokens,
             labels=self.labels,
+            follow=self.follow,
         )
 
 

@@ -12,7 +12,18 @@ import numpy as np
 from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.space import Space
-from openbook.core.types import NO_HIT, Float32, Formulation, Generation, Int64, Passage, RetrievalSettings, Retrieved
+from openbook.core.types import (
+    NO_HIT,
+    Float32,
+    Formulation,
+    Generation,
+    GenerationSettings,
+    Hits,
+    Int64,
+    Passage,
+    RetrievalSettings,
+    Retrieved,
+)
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings, SearchSettings
@@ -23,6 +34,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
+from openbook.rag.following import Found, followed
 from openbook.rag.retrieving import find, needs_queries
 
 PATIENCE_S = 60.0
@@ -47,11 +59,22 @@ class Library:
         """
         texts = [question.text for question in questions]
         queries = await asyncio.to_thread(self.encoder.encode_questions, texts) if needs_queries(retrieval) else None
-        hits = await find(self.index, texts, queries, retrieval, Context())
-        if hits.snapshot_id != self.snapshot_id:
-            raise SnapshotMismatch(f"evaluated is snapshot {self.snapshot_id}, and now {hits.snapshot_id} is published")
+        hits = self._of_ours(await find(self.index, texts, queries, retrieval, Context()))
         rows = zip(hits.ids, hits.scores, strict=True)
         return await asyncio.gather(*(self._fetch(ids[ids != NO_HIT], scores[ids != NO_HIT]) for ids, scores in rows))
+
+    async def look(self, text: str, retrieval: RetrievalSettings) -> Found:
+        """The best k passages with their vectors. Raises as `find`."""
+        queries = await asyncio.to_thread(self.encoder.encode_questions, [text])
+        hits = self._of_ours(await find(self.index, [text], queries, retrieval, Context()))
+        ids = hits.ids[0][hits.ids[0] != NO_HIT]
+        passages, vectors = await self.index.fetch_with_vectors(ids.tolist(), self.snapshot_id, Context())
+        return Found(queries[0], tuple(passages), vectors, self.snapshot_id, hits.coverage)
+
+    def _of_ours(self, hits: Hits) -> Hits:
+        if hits.snapshot_id != self.snapshot_id:
+            raise SnapshotMismatch(f"evaluated is snapshot {self.snapshot_id}, and now {hits.snapshot_id} is published")
+        return hits
 
     async def _fetch(self, ids: Int64, scores: Float32) -> Retrieved:
         passages = await self.index.fetch(ids.tolist(), self.snapshot_id, Context())
@@ -82,6 +105,7 @@ class System:
             "n_beams": settings.n_beams,
             "max_new_tokens": settings.max_new_tokens,
             "labels": list(settings.labels),
+            **({"follow": settings.follow} if settings.follow else {}),
         }
 
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
@@ -94,14 +118,29 @@ class System:
     async def answer(
         self, questions: Sequence[Question], found: Sequence[Retrieved], formulation: Formulation
     ) -> list[Generation]:
-        """From the first k passages of each. Raises InvalidRequest as `RagGenerator.generate`."""
+        """From the first k passages of each, or with `follow` from all that are looked for as the answer grows.
+
+        Raises InvalidRequest as `RagGenerator.generate`.
+        """
         k = self.settings.k
+        if self.settings.follow:
+            return [await self._followed(question, formulation) for question in questions]
         read = [Retrieved(each.passages[:k], each.scores[:k], each.snapshot_id) for each in found]
         if empty := [question.id for question, each in zip(questions, read, strict=True) if not each.passages]:
             raise InvalidRequest(f"question {empty[0]!r} has no passage to be answered from")
         # Not on the event loop, which has the connections to the index tier to look after.
         texts, decoded_as = [question.text for question in questions], self.settings.generation(formulation)
         return await asyncio.to_thread(self.generator.generate, texts, read, decoded_as)
+
+    async def _followed(self, question: Question, formulation: Formulation) -> Generation:
+        library, retrieval = self.library, RetrievalSettings(k=self.settings.k)
+        assert library
+
+        async def generate(read: Retrieved, settings: GenerationSettings) -> Generation:
+            return (await asyncio.to_thread(self.generator.generate, [question.text], [read], settings))[0]
+
+        settings = self.settings.generation(formulation)
+        return (await followed(question.text, settings, lambda text: library.look(text, retrieval), generate))[1]
 
 
 @asynccontextmanager

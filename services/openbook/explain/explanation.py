@@ -43,7 +43,14 @@ def explain(client: Answering, question: str, **options: Any) -> Explanation:
         raise InvalidRequest(f"n_answers must be 1 for an explanation, got {options['n_answers']}")
     answer = client.answer(question, **{**options, "tokens": True})
     # Read alone a passage's prior is 1, whoever found it: so it can be handed over, and nothing is searched for.
-    bare = {"k": 0, "without": None, "retriever": RetrieverKind.DENSE, "bm25_weight": None, "min_probability": 0.0}
+    bare = {
+        "k": 0,
+        "without": None,
+        "retriever": RetrieverKind.DENSE,
+        "bm25_weight": None,
+        "min_probability": 0.0,
+        "follow": 0,
+    }
     found = (
         client.answer(question, **{**options, **bare, "passages": [OwnPassage(each.text, each.title)]})
         for each in (evidence.passage for evidence in answer.evidence)

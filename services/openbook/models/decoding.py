@@ -134,7 +134,7 @@ def stream(
     context_ids and context_mask (k, l), scores (k,). Only RAG-Token, greedy or sampled, decides token by token; with
     any other settings the answer comes alone. Closing the iterator stops the work.
     """
-    if settings.formulation is not Formulation.TOKEN or (settings.n_beams > 1 and not settings.temperature):
+    if not settings.one_by_one:
         yield from generate(model, context_ids, context_mask, scores[None], settings, special)
         return
     reader = Seq2Seq.of(model, special)

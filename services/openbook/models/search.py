@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from openbook.core.types import GenerationSettings
+from openbook.core.types import GenerationSettings, PartSettings
 from openbook.models.seq2seq import Contexts, Seq2Seq, Steps
 
 _MAX_LOGITS = 1 << 25  # log-probabilities of one step held at once: 128 MiB in float32
@@ -48,6 +48,12 @@ class Search:
         self.model, self.settings, self.special = model, settings, model.special
         self.log_prior = log_prior.to(contexts.hidden.device, model.dtype)  # (g, k)
         self.steps = Steps(model, contexts)
+        self._begun: tuple[int, ...] = ()
+        self.n_tokens = settings.max_new_tokens
+        """An answer has no more when it is left."""
+        if isinstance(settings, PartSettings):
+            self._begun = settings.begun
+            self.n_tokens = min(self.n_tokens, len(settings.begun) + settings.n_more)
         self._eos = torch.tensor(self.special.eos, device=self.log_prior.device)
 
     def start(self) -> Tensor:
@@ -86,6 +92,8 @@ class Search:
         forced = special.forced_bos if n_generated == 0 else None
         if n_generated == settings.max_new_tokens - 1 and special.forced_eos is not None:
             forced = special.forced_eos
+        if n_generated < len(self._begun):
+            forced = self._begun[n_generated]
         if forced is not None:
             log_p = torch.full_like(log_p, -torch.inf)
             log_p[..., forced] = 0.0
@@ -124,7 +132,7 @@ def steps(search: Search, draws: Tensor | None = None) -> Iterator[tuple[Tensor,
     undecided = torch.ones((g, n), dtype=torch.bool, device=alive.device)
     tokens = search.start()
     choose = partial(_best, 1) if draws is None else partial(_sampled, search.settings)
-    for position in range(search.settings.max_new_tokens):
+    for position in range(search.n_tokens):
         given = torch.zeros_like(search.log_prior[:, :1]) if draws is None else draws[alive, :, position]
         found = search.continuations(tokens, position, choose, given)
         group, sample = undecided.nonzero(as_tuple=True)

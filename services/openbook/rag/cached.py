@@ -33,7 +33,6 @@ class Query:
     """A question's embedding, shared by all who ask it at the same time."""
 
     embedding: Float32  # (d,)
-    cached: bool
     stages: dict[str, float]  # seconds that finding it took, for whoever asked first
 
 
@@ -62,11 +61,11 @@ class Queries:
             (embedding,) = await self._cache.get_many([key])
         # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
         if embedding is not None and embedding.shape == (self._encoder.dimension,):
-            return Query(embedding, True, watch.stages)
+            return Query(embedding, watch.stages)
         with watch.stage("encode", context) as inner:
             embedding = (await self._encoder.encode([question], inner))[0]
         self._write_backs.start(self._cache.put_many([(key, embedding)]))
-        return Query(embedding, False, watch.stages)
+        return Query(embedding, watch.stages)
 
 
 class Generations:

@@ -19,14 +19,14 @@ def as_passage(number: int, own: OwnPassage, max_chars: int) -> Passage:
     return Passage(-1 - number, document_id, title, text)
 
 
-def check_retriever(settings: RetrievalSettings) -> None:
-    """Raises InvalidRequest where the prior is not over dense scores: a caller's own passages have no others."""
+def check_retriever(settings: RetrievalSettings, what: str) -> None:
+    """Raises InvalidRequest where the prior is not over dense scores: what is named here has no others."""
     asked = settings.retriever
     if asked is RetrieverKind.BM25 or (asked is RetrieverKind.HYBRID and settings.bm25_weight is not None):
         weight = "" if asked is RetrieverKind.BM25 else f" with bm25_weight {settings.bm25_weight}"
         raise InvalidRequest(
-            "passages of the caller's own are scored by query alone: retriever must be dense, or hybrid without "
-            f"bm25_weight, got {asked}{weight}"
+            f"{what} are scored by query alone: retriever must be dense, or hybrid without bm25_weight, got "
+            f"{asked}{weight}"
         )
 
 

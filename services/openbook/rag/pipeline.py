@@ -1,6 +1,5 @@
-"""The journey of one question, steps 2 to 12 (ARCHITECTURE.md): cached or fresh query, top k, passages, answer."""
+"""The journey of one question, steps 2 to 11 (ARCHITECTURE.md): its passages, the answer, what both rest on."""
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -13,26 +12,24 @@ from openbook.core.confidence import confidence
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.marginal import log_prior
-from openbook.core.topk import canonical_scores
 from openbook.core.types import (
-    NO_HIT,
     Float32,
     Generation,
     GenerationSettings,
-    Hits,
     OwnPassage,
+    Passage,
     ReplySettings,
     RetrievalSettings,
     Retrieved,
     Token,
 )
-from openbook.errors import InvalidRequest, ShardUnavailable
+from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Excerpt, Retrieval, alternative, evidence_of, labels_of
-from openbook.rag.cached import Generations, Queries
+from openbook.rag.cached import Generations
 from openbook.rag.excerpt import excerpt
-from openbook.rag.own import as_passage, check_retriever, check_text, joined
+from openbook.rag.finding import Finder
+from openbook.rag.following import Found, followed
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
-from openbook.rag.retrieving import find, needs_queries
 from openbook.rag.stopwatch import Stopwatch
 
 BARE = ReplySettings()
@@ -55,12 +52,11 @@ class Pipeline:
         answers: AnswerCache | None = None,
     ) -> None:
         self._encoder = encoder
-        self._retriever = retriever
         self._passages = passages
         self._generator = generator
         self._limits = limits
         self._clock = clock
-        self._queries = Queries(encoder, cache, clock)
+        self._finder = Finder(encoder, retriever, passages, cache, limits, clock)
         self._generations = Generations(generator, answers)
 
     async def answer(
@@ -83,10 +79,14 @@ class Pipeline:
         self.work(retrieval, generation, len(own))
         self._check_reply(reply, generation)
         watch = Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
-        with watch.stage("generate", context) as inner:
-            generated = await self._generations.find(question, retrieved, generation, inner)
-        return self._to_answer(generated, retrieved, generation, reply, cached, context, watch)
+        question, passages = self._finder.checked(question, own)
+        if generation.follow:
+            retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
+        else:
+            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
+            with watch.stage("generate", context) as inner:
+                generated = await self._generations.find(question, retrieved, generation, inner)
+        return self._to_answer(generated, retrieved, generation, reply, context, watch)
 
     async def stream(
         self,
@@ -104,20 +104,24 @@ class Pipeline:
         """
         self.work(retrieval, generation, len(own))
         self._check_reply(reply, generation)
-        watch = Stopwatch(self._clock)
-        question, retrieved, cached = await self._find(question, retrieval, own, context, watch)
-        yield self._to_retrieval(retrieved, cached, context, watch)
-        n_told = 0
-        with watch.stage("generate", context) as inner:
-            items = self._generator.stream(question, retrieved, generation, inner)
-            async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
-                async for item in items:
-                    if not isinstance(item, Token):
-                        generated = item
-                    elif not reply.may_hold_back:
-                        n_told += 1
-                        yield item
-        answer = self._to_answer(generated, retrieved, generation, reply, cached, context, watch)
+        watch, n_told = Stopwatch(self._clock), 0
+        question, passages = self._finder.checked(question, own)
+        if generation.follow:
+            retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
+            yield self._to_retrieval(retrieved, context, watch)
+        else:
+            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
+            yield self._to_retrieval(retrieved, context, watch)
+            with watch.stage("generate", context) as inner:
+                items = self._generator.stream(question, retrieved, generation, inner)
+                async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
+                    async for item in items:
+                        if not isinstance(item, Token):
+                            generated = item
+                        elif not reply.may_hold_back:
+                            n_told += 1
+                            yield item
+        answer = self._to_answer(generated, retrieved, generation, reply, context, watch)
         if not (n_told or answer.abstained):
             for token in generated.tokens:
                 yield token
@@ -129,15 +133,13 @@ class Pipeline:
         """The passages and their prior alone. Raises as `answer`."""
         self.work(retrieval, n_own=len(own))
         watch = Stopwatch(self._clock)
-        _, retrieved, cached = await self._find(question, retrieval, own, context, watch)
-        return self._to_retrieval(retrieved, cached, context, watch)
+        question, passages = self._finder.checked(question, own)
+        retrieved = await self._finder.find(question, retrieval, passages, context, watch)
+        return self._to_retrieval(retrieved, context, watch)
 
     async def embed(self, texts: Sequence[str], context: Context) -> Float32:
         """(n, d) queries, as questions become them. Raises InvalidRequest as `answer`, and as `Encoder.encode`."""
-        limit = self._limits.max_question_chars
-        checked = [check_text(f"input[{number}]", text, limit) for number, text in enumerate(texts)]
-        queries = await asyncio.gather(*(self._queries.find(text, context) for text in checked))
-        return np.stack([query.embedding for query in queries])
+        return await self._finder.embed(texts, context)
 
     async def excerpt(self, passage_id: str, around: int, snapshot_id: str, context: Context) -> Excerpt:
         """A passage in its document. Raises as `openbook.rag.excerpt.excerpt`."""
@@ -155,85 +157,51 @@ class Pipeline:
             )
         if n_own > limits.max_passages:
             raise InvalidRequest(f"passages must be at most {limits.max_passages}, got {n_own}")
-        return generation.work(retrieval.k + n_own, limits.max_work) if generation else 0
+        if generation is None:
+            return 0
+        if generation.follow and not retrieval.k:
+            raise InvalidRequest(
+                f"k must be at least 1 where passages are looked for again, got follow {generation.follow}"
+            )
+        return generation.work(retrieval.k * generation.n_looks + n_own, limits.max_work)
 
     def _check_reply(self, reply: ReplySettings, generation: GenerationSettings) -> None:
-        if reply.min_confidence and (generation.labels or generation.formulation not in self._generator.calibration):
+        if not reply.min_confidence:
+            return
+        if generation.labels or generation.follow or generation.formulation not in self._generator.calibration:
             raise InvalidRequest(
-                f"min_confidence must be 0 where answers have no confidence, got {reply.min_confidence}: labels have "
-                f"none, and this generator's is known for {', '.join(self._generator.calibration) or 'no formulation'}"
+                f"min_confidence must be 0 where answers have no confidence, got {reply.min_confidence}: labels and "
+                "answers with follow have none, and this generator's is known for "
+                f"{', '.join(self._generator.calibration) or 'no formulation'}"
             )
 
     async def aclose(self) -> None:
         """Wait for what is still on its way into the caches."""
-        await self._queries.aclose()
+        await self._finder.aclose()
         await self._generations.aclose()
 
-    async def _find(
+    async def _follow(
         self,
         question: str,
-        settings: RetrievalSettings,
-        own: Sequence[OwnPassage],
+        retrieval: RetrievalSettings,
+        generation: GenerationSettings,
+        own: Sequence[Passage],
         context: Context,
         watch: Stopwatch,
-    ) -> tuple[str, Retrieved, bool]:
-        question = check_text("question", question, self._limits.max_question_chars)
-        passages = [as_passage(number, each, self._limits.max_passage_chars) for number, each in enumerate(own)]
-        if passages:
-            check_retriever(settings)
-        query, cached = None, False
-        if needs_queries(settings):
-            query, cached = await self._query(question, context, watch)
-        retrieved = NOTHING if settings.k == 0 else await self._retrieve(question, query, settings, context, watch)
-        if query is not None and passages:
-            with watch.stage("encode passages", context) as inner:
-                vectors = await self._encoder.encode_own(passages, inner)
-            retrieved = joined(retrieved, passages, canonical_scores(query, vectors))
-        if not retrieved.passages:
-            raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
-        return question, retrieved, cached
+    ) -> tuple[Retrieved, Generation]:
+        vectors = await self._finder.encode_own(own, context, watch) if own else None
 
-    async def _retrieve(
-        self,
-        question: str,
-        query: Float32 | None,
-        settings: RetrievalSettings,
-        context: Context,
-        watch: Stopwatch,
-    ) -> Retrieved:
-        hits = await self._search(question, query, settings, context, watch)
-        try:
-            return await self._fetch(hits, context, watch)
-        except ShardUnavailable:
-            if settings.min_coverage == 1.0:
-                raise
-            # A shard that took part in the search is gone by now: do without it.
-            return await self._fetch(await self._search(question, query, settings, context, watch), context, watch)
+        async def look(text: str) -> Found:
+            found = await self._finder.look(text, retrieval, context, watch)
+            return found if vectors is None else found.beside(own, vectors)
 
-    async def _search(
-        self,
-        question: str,
-        query: Float32 | None,
-        settings: RetrievalSettings,
-        context: Context,
-        watch: Stopwatch,
-    ) -> Hits:
-        queries = None if query is None else query[None, :]
-        with watch.stage("search", context, k=settings.k, retriever=settings.retriever) as inner:
-            return await find(self._retriever, [question], queries, settings, inner)
+        async def generate(retrieved: Retrieved, of_part: GenerationSettings) -> Generation:
+            with watch.stage("generate", context) as inner:
+                return await self._generator.generate(question, retrieved, of_part, inner)
 
-    async def _fetch(self, hits: Hits, context: Context, watch: Stopwatch) -> Retrieved:
-        found = hits.ids[0] != NO_HIT
-        with watch.stage("fetch", context, snapshot=hits.snapshot_id) as inner:
-            passages = await self._passages.fetch(hits.ids[0][found].tolist(), hits.snapshot_id, inner)
-        return Retrieved(tuple(passages), hits.scores[0][found], hits.snapshot_id, hits.coverage)
+        return await followed(question, generation, look, generate)
 
-    async def _query(self, question: str, context: Context, watch: Stopwatch) -> tuple[Float32, bool]:
-        query = await self._queries.find(question, context)
-        watch.stages.update(query.stages)
-        return query.embedding, query.cached
-
-    def _to_retrieval(self, retrieved: Retrieved, cached: bool, context: Context, watch: Stopwatch) -> Retrieval:
+    def _to_retrieval(self, retrieved: Retrieved, context: Context, watch: Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
             evidence=evidence_of(retrieved, prior, prior),
@@ -241,7 +209,7 @@ class Pipeline:
             encoder_fingerprint=self._encoder.fingerprint,
             complete=retrieved.complete,
             coverage=retrieved.coverage,
-            cached=cached,
+            cached=_is_cached(watch),
             request_id=context.request_id,
             timings=watch.read(),
         )
@@ -252,13 +220,14 @@ class Pipeline:
         retrieved: Retrieved,
         settings: GenerationSettings,
         reply: ReplySettings,
-        cached: bool,
         context: Context,
         watch: Stopwatch,
     ) -> Answer:
         answers = tuple(alternative(each, reply) for each in generation.several)
         best = answers[0]
-        right = confidence(self._generator.calibration, settings.formulation, generation, retrieved.passages)
+        right = None
+        if not settings.follow:  # nothing was fitted to such answers
+            right = confidence(self._generator.calibration, settings.formulation, generation, retrieved.passages)
         abstained = math.exp(generation.log_likelihood) < reply.min_probability or (
             right is not None and right < reply.min_confidence
         )
@@ -273,7 +242,7 @@ class Pipeline:
             generator_fingerprint=self._generator.fingerprint,
             complete=retrieved.complete,
             coverage=retrieved.coverage,
-            cached=cached,
+            cached=_is_cached(watch),
             request_id=context.request_id,
             timings=watch.read(),
             labels=labels_of(generation),
@@ -285,7 +254,6 @@ class Pipeline:
         )
 
 
-def _why_none(settings: RetrievalSettings) -> str:
-    if settings.without:
-        return f"without leaves out {len(settings.without)}, all of them"
-    return "none has a word of the question, and retriever bm25 looks for nothing else"
+def _is_cached(watch: Stopwatch) -> bool:
+    """Whether the query was, and all of them where passages were looked for several times."""
+    return "cache" in watch.stages and "encode" not in watch.stages

@@ -120,6 +120,12 @@ class PassageStore(Protocol):
         """
         ...
 
+    async def fetch_with_vectors(
+        self, ids: Sequence[int], snapshot_id: str, context: Context
+    ) -> tuple[list[Passage], Float32]:
+        """The passages in the order of their ids, and their exact (n, d) vectors. Raises as `fetch`."""
+        ...
+
     async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
         """Where the passage of a lasting id, or of a number, stands in a snapshot; in the current one if none is named.
 

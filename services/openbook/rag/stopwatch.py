@@ -1,6 +1,6 @@
 """How long each stage of one question took."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,8 +34,14 @@ class Stopwatch:
             stage_errors(name, _code(error)).inc()
             raise
         finally:
-            self.stages[name] = self.clock() - begun
-            STAGE_SECONDS.labels(name).observe(self.stages[name])
+            seconds = self.clock() - begun
+            self.add({name: seconds})
+            STAGE_SECONDS.labels(name).observe(seconds)
+
+    def add(self, stages: Mapping[str, float]) -> None:
+        """What stages took, besides what they took before."""
+        for name, seconds in stages.items():
+            self.stages[name] = self.stages.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
         """All stages so far, and the total."""

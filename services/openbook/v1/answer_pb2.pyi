@@ -117,6 +117,7 @@ class AnswerRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     N_ANSWERS_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
@@ -160,6 +161,10 @@ class AnswerRequest(_message.Message):
     seed: _builtins.int
     n_answers: _builtins.int
     """How many answers are wanted: at most n_beams, or so many samples. More than one come as `answers`."""
+    follow: _builtins.int
+    """RAG-Token, one token after the other (n_beams 1, or sampled): passages are looked for again after so many tokens of
+    the answer, by question and answer so far. Absent or 0: once.
+    """
     tokens: _builtins.bool
     """Report each token with its passages, and the citations made of them."""
     min_probability: _builtins.float
@@ -203,15 +208,16 @@ class AnswerRequest(_message.Message):
         seed: _builtins.int | None = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
         n_answers: _builtins.int | None = ...,
+        follow: _builtins.int | None = ...,
         tokens: _builtins.bool | None = ...,
         min_probability: _builtins.float | None = ...,
         min_confidence: _builtins.float | None = ...,
         without: _abc.Iterable[_builtins.int] | None = ...,
         passages: _abc.Iterable[Global___OwnPassage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_follow", b"_follow", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "follow", b"follow", "k", b"k", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "rerank_factor", b"rerank_factor", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight", "_early_stopping", b"_early_stopping", "_ef_search", b"_ef_search", "_follow", b"_follow", "_k", b"_k", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_confidence", b"_min_confidence", "_min_coverage", b"_min_coverage", "_min_new_tokens", b"_min_new_tokens", "_min_probability", b"_min_probability", "_n_answers", b"_n_answers", "_n_beams", b"_n_beams", "_nprobe", b"_nprobe", "_rerank_factor", b"_rerank_factor", "_seed", b"_seed", "_temperature", b"_temperature", "_timeout_s", b"_timeout_s", "_tokens", b"_tokens", "_top_p", b"_top_p", "bm25_weight", b"bm25_weight", "decoding", b"decoding", "early_stopping", b"early_stopping", "ef_search", b"ef_search", "follow", b"follow", "formulation", b"formulation", "k", b"k", "labels", b"labels", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_confidence", b"min_confidence", "min_coverage", b"min_coverage", "min_new_tokens", b"min_new_tokens", "min_probability", b"min_probability", "n_answers", b"n_answers", "n_beams", b"n_beams", "nprobe", b"nprobe", "passages", b"passages", "question", b"question", "request_id", b"request_id", "rerank_factor", b"rerank_factor", "retriever", b"retriever", "seed", b"seed", "temperature", b"temperature", "timeout_s", b"timeout_s", "tokens", b"tokens", "top_p", b"top_p", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bm25_weight: _TypeAlias = _typing.Literal["bm25_weight"]  # noqa: Y015
     _WhichOneofArgType__bm25_weight: _TypeAlias = _typing.Literal["_bm25_weight", b"_bm25_weight"]  # noqa: Y015
@@ -219,6 +225,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType__early_stopping: _TypeAlias = _typing.Literal["_early_stopping", b"_early_stopping"]  # noqa: Y015
     _WhichOneofReturnType__ef_search: _TypeAlias = _typing.Literal["ef_search"]  # noqa: Y015
     _WhichOneofArgType__ef_search: _TypeAlias = _typing.Literal["_ef_search", b"_ef_search"]  # noqa: Y015
+    _WhichOneofReturnType__follow: _TypeAlias = _typing.Literal["follow"]  # noqa: Y015
+    _WhichOneofArgType__follow: _TypeAlias = _typing.Literal["_follow", b"_follow"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
@@ -257,6 +265,8 @@ class AnswerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping) -> _WhichOneofReturnType__early_stopping | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ef_search) -> _WhichOneofReturnType__ef_search | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__follow) -> _WhichOneofReturnType__follow | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload

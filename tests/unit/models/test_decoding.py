@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain, pairwise
 from typing import Any
@@ -13,7 +13,7 @@ import tiny_models as tiny
 import torch
 
 from openbook.core import marginal as paper
-from openbook.core.types import Decoding, Formulation, GenerationSettings
+from openbook.core.types import Decoding, Formulation, GenerationSettings, PartSettings
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import decoding as under_test
 from openbook.models.decoding import (
@@ -351,6 +351,31 @@ def test_streaming_gives_the_tokens_and_numbers_of_the_whole() -> None:
     assert tuple(delta.token_id for delta in deltas) == last.token_ids
     assert sum(delta.log_likelihood for delta in deltas) == pytest.approx(last.log_likelihood)
     np.testing.assert_allclose([delta.log_posterior for delta in deltas], last.token_log_posterior)
+
+
+HOW: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3}, {"min_new_tokens": 5}, {}, {"min_new_tokens": 3}]
+
+
+@pytest.mark.parametrize(("make", "how"), zip(ARCHITECTURES, HOW, strict=True))
+def test_an_answer_in_parts_is_the_answer(make: Callable[[], Any], how: dict[str, Any]) -> None:
+    model = make()
+    ids, mask = tiny.contexts(8, 6)
+    scores = torch.tensor([[1.0, 2.0, -torch.inf], [0.0, 0.5, 0.2]])
+    settings = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=7, **how)
+    whole = generate(model, ids, mask, scores, settings)
+    for n_more in (1, 3, 20):
+        for question, expected in enumerate(whole):
+            part, rows = expected, slice(3 * question, 3 * question + 3)
+            begun: Tokens | None = None
+            while begun is None or part.token_ids != begun:
+                begun = () if begun is None else part.token_ids
+                so_far = PartSettings(**asdict(settings), begun=begun, n_more=n_more)
+                [part] = generate(model, ids[rows], mask[rows], scores[question : question + 1], so_far)
+                assert part.token_ids[: len(begun)] == begun
+                assert len(part.token_ids) <= len(begun) + n_more
+            assert part.token_ids == expected.token_ids
+            np.testing.assert_allclose(part.token_log_likelihood, expected.token_log_likelihood, atol=1e-5)
+            np.testing.assert_allclose(part.token_log_posterior, expected.token_log_posterior, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [GenerationSettings(n_beams=1), GenerationSettings(formulation=Formulation.TOKEN)])

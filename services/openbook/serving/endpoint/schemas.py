@@ -74,6 +74,9 @@ class AnswerRequest(RetrieveRequest):
     seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
     labels: Annotated[tuple[str, ...] | None, Field(description="The answer is the most probable of these.")] = None
     n_answers: Annotated[Whole32 | None, Field(description="At most n_beams, or so many samples.")] = None
+    follow: Annotated[
+        Whole32 | None, Field(description="RAG-Token, one by one: look for passages again after so many tokens.")
+    ] = None
     tokens: Annotated[
         bool | None, Field(strict=True, description="Report each token with its passages, and citations.")
     ] = None
