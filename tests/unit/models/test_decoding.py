@@ -356,7 +356,7 @@ def test_streaming_gives_the_tokens_and_numbers_of_the_whole() -> None:
 HOW: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3}, {"min_new_tokens": 5}, {}, {"min_new_tokens": 3}]
 
 
-@pytest.mark.parametrize(("make", "how"), zip(ARCHITECTURES, HOW, strict=True))
+@pytest.mark.parametrize(("make", "how"), list(zip(ARCHITECTURES, HOW, strict=True)))
 def test_an_answer_in_parts_is_the_answer(make: Callable[[], Any], how: dict[str, Any]) -> None:
     model = make()
     ids, mask = tiny.contexts(8, 6)

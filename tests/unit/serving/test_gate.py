@@ -303,7 +303,7 @@ def test_a_caller_is_who_his_key_says_and_brings_his_tenant(tmp_path: Path) -> N
             return await super().search(queries, settings, context)
 
     under_test = service()
-    under_test._pipeline._retriever = Watching(PASSAGES, HashEncoder().encode_passages(PASSAGES))
+    under_test._pipeline._finder._retriever = Watching(PASSAGES, HashEncoder().encode_passages(PASSAGES))
     body = {"question": "who", "request_id": "mine"}
     assert ask(gate, "POST", "/v1/retrieve", {**bearer(key), "x-caller": "somebody"}, under_test, json=body).is_success
     data = answer_pb2.AnswerRequest(**body).SerializeToString()

@@ -328,7 +328,7 @@ def test_what_is_asked_and_on_whose_behalf_reaches_the_index_tier(caplog: pytest
 
     under_test = service()
     encoder = HashEncoder()
-    under_test._pipeline._retriever = Watching(PASSAGES, encoder.encode_passages(PASSAGES))
+    under_test._pipeline._finder._retriever = Watching(PASSAGES, encoder.encode_passages(PASSAGES))
     headers = {"x-request-id": "mine", "x-caller": "me", "traceparent": TRACE}
     with caplog.at_level("INFO", "openbook"):
         assert request("POST", "/v1/retrieve", under_test, json=ASKED, headers=headers).is_success
@@ -365,7 +365,7 @@ def test_callers_do_not_hear_where_index_servers_listen_and_the_log_does(caplog:
     async def search(*asked: Any) -> Any:
         await gone()
 
-    under_test._pipeline._retriever.search = search  # type: ignore[method-assign]
+    under_test._pipeline._finder._retriever.search = search  # type: ignore[method-assign]
     with caplog.at_level("INFO"):
         response = request("POST", "/v1/retrieve", under_test, json={"question": "who"})
     assert response.json()["detail"] == said
@@ -382,7 +382,7 @@ def test_the_requests_timeout_is_cut_to_the_limit() -> None:
 
     settings = parse({"answer": {"max_timeout_s": 7000, "timeout_s": 3000}})
     under_test = service(settings)
-    under_test._pipeline._queries._encoder = Watching()
+    under_test._pipeline._finder._queries._encoder = Watching()
     for timeout in ({"timeout_s": 1e300}, {"timeout_s": 2000}, {}):
         request("POST", "/v1/answer", under_test, json={"question": f"who {timeout}", **timeout})
     assert [math.ceil(left / 1000) for left in seen] == [7, 2, 3]
