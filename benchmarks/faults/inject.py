@@ -38,15 +38,15 @@ def frozen(*pids: int) -> Iterator[None]:
 
 
 @contextmanager
-def slowed(*pids: int) -> Iterator[None]:
-    """Processes that stand still half of the time."""
+def slowed(*pids: int, stands_s: float = SLICE_S, runs_s: float = SLICE_S) -> Iterator[None]:
+    """Processes that stand still half of the time, or as long as it is said."""
     over = threading.Event()
 
     def alternate() -> None:
         while not over.is_set():
             with frozen(*pids):
-                time.sleep(SLICE_S)
-            time.sleep(SLICE_S)
+                over.wait(stands_s)
+            over.wait(runs_s)
 
     thread = threading.Thread(target=alternate)
     thread.start()

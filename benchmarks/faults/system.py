@@ -16,12 +16,14 @@ import psutil
 
 from openbook.cache.server import RedisServer
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
+from openbook.core.confidence import UNFITTED
 from openbook.core.deadline import Check
 from openbook.core.marginal import log_prior
 from openbook.core.types import Float32, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.index.building.build import build_snapshot
 from openbook.local_ray import ON_ALL_INTERFACES
 from openbook.processes import end, free_port, free_ports, start
+from openbook.telemetry import N_METRICS_PORTS
 from openbook.testing import HashEncoder
 
 from .inject import TcpProxy
@@ -63,6 +65,13 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     },
     # As fused, on two nodes of Ray.
     "nodes": {"serving": {"n_replicas": 2}},
+    # What record_faults.py records: two of all that there may be two of, with keys, and index servers in a list.
+    "recorded": {
+        "serving": {"topology": "split", "max_in_flight": 16},
+        "encoder": {"n_replicas": 2},
+        "generator": {"n_replicas": 2},
+        "access": {"keys": "redis"},
+    },
 }
 
 
@@ -70,6 +79,7 @@ class EchoModel:
     """Answers with the best passage, as `openbook.testing.EchoGenerator` does, in a worker."""
 
     fingerprint = "echo"
+    calibration = UNFITTED
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
@@ -120,10 +130,10 @@ def vectors() -> Float32:
     return HashEncoder(DIMENSION).encode_passages(passages())
 
 
-def write_snapshot(folder: Path) -> Path:
+def write_snapshot(folder: Path, factory: str = "Flat") -> Path:
     """The passages in their shards."""
     encoder = HashEncoder(DIMENSION)
-    build_snapshot(passages(), vectors(), folder, N_SHARDS, "Flat", "hash", encoder.fingerprint)
+    build_snapshot(passages(), vectors(), folder, N_SHARDS, factory, "hash", encoder.fingerprint)
     return folder
 
 
@@ -160,6 +170,8 @@ class System:
     index: Sequence[IndexReplica] = ()  # replicas of shard 0, then those of shard 1
     index_proxy: TcpProxy | None = None  # in front of the first one
     redis_proxy: TcpProxy | None = None
+    redis: Sequence[RedisServer] = ()  # of the cache, and of the keys
+    servers: Path | None = None  # the list of index servers
     clock: Path | None = None
     node: "subprocess.Popen[Any] | None" = None
     whole: Counter[str] = field(default_factory=Counter)
@@ -261,11 +273,22 @@ def _values(layout: str, system: System, stack: ExitStack) -> dict[str, Any]:
         system.redis_proxy = stack.enter_context(TcpProxy(redis.port))
         values["cache"]["url"] = f"redis://127.0.0.1:{system.redis_proxy.port}/0"
         return values
+    if layout == "recorded":
+        system.redis = [stack.enter_context(RedisServer()) for _ in range(2)]
+        values["cache"]["url"], values["access"]["url"] = (each.url for each in system.redis)
+        first = free_ports(N_METRICS_PORTS)
+        values["serving"]["metrics_port"], os.environ["OPENBOOK_INDEX_SERVER__METRICS_PORT"] = first, str(first)
     shards = [shard for shard in range(N_SHARDS) for _ in range(N_REPLICAS)]
-    system.index = [IndexReplica(system.snapshot, shard, proxied=i == 0) for i, shard in enumerate(shards)]
+    proxied = 0 if layout != "recorded" else None
+    system.index = [IndexReplica(system.snapshot, shard, proxied=i == proxied) for i, shard in enumerate(shards)]
     for replica in system.index:
         stack.callback(lambda each: end(each.process), replica)
     addresses = [replica.wait() for replica in system.index]
+    if layout == "recorded":
+        system.servers = system.folder / "servers"
+        system.servers.write_text("\n".join(addresses))
+        values["index"]["discover"] = f"file:{system.servers}"
+        return values
     system.index_proxy = stack.enter_context(TcpProxy(system.index[0].port))
     values["index"]["addresses"] = [f"127.0.0.1:{system.index_proxy.port}", *addresses[1:]]
     return values

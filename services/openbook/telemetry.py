@@ -16,6 +16,12 @@ log = logging.getLogger(__name__)
 # The endpoint.
 # Cached, here and below: `labels` would look them up under a lock every time.
 requests = cache(Counter("openbook_requests", "Requests by method and outcome", ["method", "code"]).labels)
+REQUEST_SECONDS = Histogram(
+    "openbook_request_seconds",
+    "From being asked until it was answered, or the stream ended",
+    ["method"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
 IN_FLIGHT = Gauge("openbook_in_flight", "Questions admitted and not yet answered")
 WORK_IN_FLIGHT = Gauge("openbook_work_in_flight", "Their predicted work, as answer.max_work counts")
 WORK_PER_SECOND = Gauge("openbook_work_per_second", "Work answered in a second; 0 before it is known")

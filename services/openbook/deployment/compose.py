@@ -58,11 +58,13 @@ def compose(topology: Topology, images: Kubernetes) -> str:
             "cache": {**_redis(images, ports.redis, EVICTS), "tmpfs": ["/data"]},
             "keys": {**_redis(images, ports.keys, KEEPS), "volumes": ["keys:/data"]},
             "endpoint": endpoint,
+            **_metrics(images),
         },
         "networks": {"inside": {"internal": True}, "outside": {}},
         "volumes": {"keys": {}},
     }
-    about = "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh`."
+    about = "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh`.\n"
+    about += "With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."
     return to_yaml(config, about=about)
 
 
@@ -81,6 +83,7 @@ def settings(topology: Topology) -> str:
             "host": "0.0.0.0",
             "http_port": ports.http,
             "grpc_port": ports.grpc,
+            "metrics_port": ports.metrics,
             "tls": {"certificate": f"{TLS}/cert.pem", "key": f"{TLS}/key.pem"},
         },
     )
@@ -98,6 +101,34 @@ def _redis(images: Kubernetes, port: int, options: list[str]) -> dict[str, Any]:
         "tmpfs": [],
         "networks": ["inside"],
         "healthcheck": _check(["redis-cli", "-p", str(port), "ping"]),
+    }
+
+
+def _metrics(images: Kubernetes) -> dict[str, Any]:
+    """Prometheus with our rules, Grafana with our dashboards; both forget when they are removed."""
+    common = {**GUARDED, "profiles": ["metrics"], "networks": ["inside", "outside"]}
+    return {
+        "prometheus": {
+            "image": images.prometheus_image,
+            "command": ["--config.file=/etc/prometheus/compose.yaml", "--storage.tsdb.path=/prometheus"],
+            **common,
+            "user": "nobody",
+            "tmpfs": ["/prometheus:uid=65534,gid=65534"],
+            "volumes": ["./prometheus:/etc/prometheus:ro"],
+            "ports": ["127.0.0.1:9090:9090"],
+        },
+        "grafana": {
+            "image": images.grafana_image,
+            **common,
+            "user": "472",
+            "environment": {"GF_AUTH_ANONYMOUS_ENABLED": "true", "GF_ANALYTICS_REPORTING_ENABLED": "false"},
+            "tmpfs": ["/tmp", "/var/lib/grafana:uid=472,gid=472"],
+            "volumes": [
+                "./grafana/provisioning:/etc/grafana/provisioning:ro",
+                "./grafana/dashboards:/var/lib/dashboards:ro",
+            ],
+            "ports": ["127.0.0.1:3000:3000"],
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from openbook.deployment import prometheus
 from openbook.deployment.kubernetes_common import labels_of, meta
 from openbook.deployment.topology import Kubernetes, Topology
 
@@ -12,9 +13,9 @@ def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
     endpoint = {"podSelector": {"matchLabels": labels_of("endpoint")}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
-    def policy(part: str, *rules: tuple[list[dict[str, Any]] | None, list[int]]) -> dict[str, Any]:
+    def policy(part: str, *rules: tuple[list[dict[str, Any]] | None, list[int | range]]) -> dict[str, Any]:
         ingress = [
-            {**({"from": sources} if sources is not None else {}), "ports": [{"port": each} for each in numbers]}
+            {**({"from": sources} if sources is not None else {}), "ports": [_port(each) for each in numbers]}
             if numbers
             else {"from": sources}
             for sources, numbers in rules
@@ -47,6 +48,10 @@ def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
             (None, [ports.http, ports.grpc]),  # callers, who show keys
             ([endpoint], []),  # Ray among itself
             ([operator], [8265, ports.http]),
-            ([monitoring], [ports.metrics]),
+            ([monitoring], [prometheus.ports(topology)]),
         ),
     ]
+
+
+def _port(number: int | range) -> dict[str, Any]:
+    return {"port": number[0], "endPort": number[-1]} if isinstance(number, range) else {"port": number}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from openbook.config import read_yaml, section
-from openbook.deployment import compose, kubernetes, ray_cluster, systemd
+from openbook.deployment import compose, kubernetes, kubernetes_monitoring, prometheus, ray_cluster, systemd
 from openbook.deployment.topology import Topology
 from openbook.errors import InvalidConfig
 
@@ -22,6 +22,7 @@ def render(topology: Topology) -> dict[str, str]:
         "deploy/serve.yaml": ray_cluster.serve(topology, has_gpus=True),
         "deploy/serve-cpu.yaml": ray_cluster.serve(topology, has_gpus=False),
         **systemd.units(topology),
+        **prometheus.files(topology),
     }
     if cloud := topology.aws:
         for path, has_gpus in (("ray_cluster.yaml", True), ("deploy/ray/aws-cpu.yaml", False)):
@@ -34,6 +35,7 @@ def render(topology: Topology) -> dict[str, str]:
         files[path] = ray_cluster.on_premise(topology, hosts, path)
     if cluster := topology.kubernetes:
         files |= kubernetes.manifests(topology, cluster)
+        files |= kubernetes_monitoring.monitoring(topology, cluster)
         files["deploy/compose.yaml"] = compose.compose(topology, cluster)
         files["deploy/compose-openbook.yaml"] = compose.settings(topology)
     return files

@@ -66,6 +66,7 @@ Environment="OPENBOOK_SERVING__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}
 Environment=OPENBOOK_SERVING__HOST=0.0.0.0
 Environment=OPENBOOK_SERVING__HTTP_PORT={ports.http}
 Environment=OPENBOOK_SERVING__GRPC_PORT={ports.grpc}
+Environment=OPENBOOK_SERVING__METRICS_PORT={ports.metrics}
 Environment=HOME=%S/openbook
 StateDirectory=openbook
 TimeoutStartSec=infinity

@@ -101,6 +101,8 @@ class Kubernetes(Section):
     image: str  # of the serving tier
     index_image: str  # of the index tier
     redis_image: str = "docker.io/library/redis:7.4-alpine"
+    prometheus_image: str = "docker.io/prom/prometheus:v2.53.4"  # of Compose's profile `metrics`
+    grafana_image: str = "docker.io/grafana/grafana:10.4.2"  # of Compose's profile `metrics`
     ray_version: str  # in the image
     claim: Name = "openbook-snapshot"  # a volume that many read, with the snapshot in it
 
@@ -117,6 +119,7 @@ class Topology(Section):
     gcp: Gcp | None = None
     on_premise: OnPremise | None = None
     kubernetes: Kubernetes | None = None
+    runbooks: str = "docs/runbooks.md"  # where alerts send their reader: a URL, or a file of this folder
 
     @model_validator(mode="after")
     def _can_be_served(self) -> "Topology":
@@ -133,6 +136,11 @@ class Topology(Section):
     def index_ports(self) -> range:
         """Of a machine that serves every shard."""
         return range(self.ports.index, self.ports.index + self.index.shards)
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """What a question has that asks for no other."""
+        return parse(self.settings(has_gpus=False)).answer.timeout_s
 
     def index_server(self, shard: int) -> list[str]:
         """Arguments of the program of a container that serves a shard, of the snapshot in /snapshot."""

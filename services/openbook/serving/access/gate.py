@@ -52,8 +52,8 @@ class Gate:
             return None
         try:
             identity = await self._identify(credential(headers))
-        except (Unauthenticated, KeysUnavailable):
-            refused("endpoint", "key").inc()
+        except (Unauthenticated, KeysUnavailable) as error:
+            refused("endpoint", "keys" if isinstance(error, KeysUnavailable) else "key").inc()
             raise
         # What is for admins tells of all tenants.
         if need not in identity.scopes or (need is Scope.ADMIN and identity.tenant):

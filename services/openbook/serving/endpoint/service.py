@@ -20,7 +20,7 @@ from openbook.rag.pipeline import BARE, Pipeline
 from openbook.serving.access.quotas import Quotas
 from openbook.serving.endpoint.admission import Admission
 from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
-from openbook.telemetry import IN_FLIGHT, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
+from openbook.telemetry import IN_FLIGHT, REQUEST_SECONDS, WORK_IN_FLIGHT, WORK_PER_SECOND, new_request_id, requests
 from openbook.tracing.spans import span
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ class AnswerService:
         quotas: Quotas | None = None,
         index_servers: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self.settings = settings
         self._pipeline = pipeline
         self._quotas = quotas or Quotas(None)
         self.settings = settings
@@ -153,6 +152,8 @@ class AnswerService:
         finally:
             requests(method, code).inc()
             level, seconds = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO, monotonic() - begun
+            if code == "OK":
+                REQUEST_SECONDS.labels(method).observe(seconds)
             found = {"method": method, "code": code, "seconds": round(seconds, 6)}
             if shows_questions():
                 found["question"] = question
