@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 
@@ -31,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import psutil
+import yaml
 from faults import inject
 from faults.load import Callers, probe
 from faults.system import RECITE, System, running, write_snapshot
@@ -319,13 +322,102 @@ def record(cases: Sequence[Case], out: Path, hurt_at_s: float, end_s: float, rat
 # --- writing
 
 
+def write(cases: Sequence[Case], recorded: Path, folder: Path, rules: Path) -> None:
+    """A file of tests for each case that was recorded."""
+    text = rules.read_text()
+    folder.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        if (source := recorded / f"{case.name}.jsonl").exists():
+            scrapes = [json.loads(line) for line in source.read_text().splitlines()]
+            path = folder / f"{case.name}.yaml"
+            path.write_text(test_of(case, scrapes, text, os.path.relpath(rules, folder)), encoding="utf-8")
+
+
+def test_of(case: Case, scrapes: Sequence[dict[str, dict[str, float]]], rules: str, rules_path: str) -> str:
+    """As `promtool test rules` reads it."""
+    firing = 'ALERTS{alertstate="firing"}'
+    end_s = int(EVERY_S * (len(scrapes) - 1))
+    before_s = int(HURT_AT_S) if case.fires else end_s
+    checks = [
+        {
+            "expr": f"group by (alertname) (max_over_time({firing}[{before_s}s]))",
+            "eval_time": f"{before_s}s",
+            "exp_samples": [],
+        }
+    ]
+    if case.fires:
+        fires = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in case.fires]
+        when = f"{before_s + FIRES_WITHIN_S}s"
+        checks.append({"expr": f"group by (alertname) ({firing})", "eval_time": when, "exp_samples": fires})
+    named = selectors(rules)
+    series = sorted({(instance, name) for scrape in scrapes for instance, found in scrape.items() for name in found})
+    kept = [each for each in series if is_read(each[1], named)]
+    values = {each: [scrape.get(each[0], {}).get(each[1]) for scrape in scrapes] for each in kept}
+    test = {
+        "interval": f"{EVERY_S:g}s",
+        "input_series": [
+            {"series": in_promql(name, instance), "values": shown(values[instance, name])} for instance, name in kept
+        ],
+        "promql_expr_test": checks,
+    }
+    whole = {"rule_files": [rules_path], "evaluation_interval": f"{EVERY_S:g}s", "tests": [test]}
+    about = f"# Recorded by benchmarks/record_faults.py, of {case.name}: {case.what}.\n"
+    return about + yaml.safe_dump(whole, sort_keys=False, width=10_000)
+
+
+def selectors(rules: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """The names of metrics in expressions, each with its matchers: label, operator, value."""
+    return [
+        (name, re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', chosen))
+        for name, chosen in re.findall(r"\b((?:openbook|process)_\w+)(?:\{([^}]*)\})?", rules)
+    ]
+
+
+def is_read(series: str, named: Sequence[tuple[str, list[tuple[str, str, str]]]]) -> bool:
+    """Whether one of the selectors takes this series."""
+    name, _, text = series.partition("{")
+    labels = json.loads("{" + text)
+    return any(name == chosen and all(_fits(labels, *each) for each in matchers) for chosen, matchers in named)
+
+
+def _fits(labels: dict[str, str], label: str, operator: str, value: str) -> bool:
+    found = labels.get(label, "")
+    is_equal = re.fullmatch(value, found) is not None if "~" in operator else found == value
+    return is_equal != operator.startswith("!")
+
+
+def in_promql(series: str, instance: str) -> str:
+    """With the labels that Prometheus adds."""
+    name, _, text = series.partition("{")
+    labels = {**json.loads("{" + text), "job": "openbook", "instance": instance}
+    return f"{name}{{{', '.join(f'{label}={json.dumps(value)}' for label, value in labels.items())}}}"
+
+
+def shown(values: Sequence[float | None]) -> str:
+    """In promtool's notation: what stays for a while once, what is not there `_`, the first such scrape `stale`."""
+    words, former = [], None
+    for value, run in groupby(values):
+        n = len(list(run))
+        if value is not None:
+            words.append(f"{value:.12g}" + f"+0x{n - 1}" * (n > 1))
+        else:
+            words += ["stale"] * (former is not None)
+            missing = n - (former is not None)
+            words += [f"_x{missing}"] * (missing > 0)
+        former = value
+    return " ".join(words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", metavar="NAME", choices=[case.name for case in CASES])
     parser.add_argument("--out", type=Path, default=Path("var/record_faults"))
     parser.add_argument("--quiet", type=float, metavar="SECONDS", help="record so long a time without a fault")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="tests from what was recorded; records nothing")
     args = parser.parse_args()
-    if args.quiet:
+    if args.write:
+        write([QUIET, *CASES], args.out, args.write, RULES)
+    elif args.quiet:
         record([QUIET], args.out, args.quiet, args.quiet, QUIET_RATE)
     else:
         cases = [case for case in CASES if case.name in (args.only or {case.name})]

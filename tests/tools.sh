@@ -27,3 +27,14 @@ need() {
 
 need "chromium-headless-shell chromium" chromium-headless-shell chromium chromium-browser google-chrome
 need curl curl
+
+# promtool alone, for the tests of the rules, which are left out without it: the whole package would start a server.
+if ! there promtool; then
+  folder=$(mktemp -d)
+  (
+    cd "$folder"
+    apt-get update -q && apt-get download -q prometheus && dpkg-deb -x prometheus_*.deb . &&
+      install usr/bin/promtool /usr/local/bin/
+  ) || echo "no promtool: the rules of Prometheus are not tested here" >&2
+  rm -rf "$folder"
+fi

@@ -439,11 +439,12 @@ def test_a_batch_has_the_answers_of_its_questions_over_both_protocols(
 
 def test_every_process_shows_its_own_metrics(system: System, client: Client) -> None:
     assert client.answer(QUESTION).text
-    serving, found = system.settings.serving, {}
+    serving, found, names = system.settings.serving, {}, set[str]()
     assert serving.metrics_port
     for port in range(serving.metrics_port, serving.metrics_port + N_METRICS_PORTS):
         with suppress(httpx.ConnectError):
-            families = text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+            families = list(text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics").text))
+            names |= {family.name for family in families}
             samples = [sample for family in families for sample in family.samples]
             (role,) = (sample.labels["role"] for sample in samples if sample.name == "openbook_process")
             found[role] = {sample.name: sample.value for sample in samples}
@@ -452,6 +453,11 @@ def test_every_process_shows_its_own_metrics(system: System, client: Client) -> 
     assert found["index-0"]["openbook_search_rows_count"] > 0
     assert found["ingress"]["openbook_searched_sequence"] == found["ingress"]["openbook_cache_up"] == 1
     assert found["generator" if is_split(system) else "ingress"]["openbook_queue_seconds_count"] > 0
+    deploy = Path(__file__).parents[2] / "deploy"
+    readers = [deploy / "prometheus" / "rules.yaml", *(deploy / "grafana" / "dashboards").glob("*.json")]
+    read = {name for path in readers for name in re.findall(r"\b(?:openbook|process)_\w+", path.read_text())}
+    assert len(read) > 30
+    assert {name for name in read if re.sub("_(total|bucket|sum|count)$", "", name) not in names} == set()
 
 
 def is_split(system: System) -> bool:
