@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change bench-revocation identity walk-cluster clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change bench-revocation identity record-faults release walk-cluster clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -87,6 +87,11 @@ bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence an
 bench-faults: $(VENV)/.dev  ## Whatever can break, broken under load: wrong answers, hangs, recovery; twenty minutes
 	$(BIN)/python benchmarks/bench_faults.py --page docs/measurements/faults.md
 
+record-faults: $(VENV)/.dev  ## Metrics of a system that is hurt, as tests of Prometheus's rules; two hours
+	$(BIN)/python benchmarks/record_faults.py
+	$(BIN)/python benchmarks/record_faults.py --quiet 3600
+	$(BIN)/python benchmarks/record_faults.py --write tests/prometheus
+
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)
 
@@ -99,6 +104,9 @@ bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn;
 
 bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, under load, in turn; some minutes
 	$(BIN)/python benchmarks/bench_routing.py
+
+release: $(VENV)/.dev  ## Wheel, sdist, notes, SBOM into dist/; the wheel tried in a fresh environment; some minutes
+	$(BIN)/python deploy/release.py
 
 walk-cluster: $(VENV)/.dev  ## `ray up` on three machines in namespaces, from nothing to an answer and back; ten minutes, root
 	$(BIN)/python tests/walk_cluster.py

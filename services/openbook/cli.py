@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from openbook import __version__
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.doctor.command import doctor
@@ -40,6 +41,21 @@ app.add_typer(experiment_app, name="experiment")
 app.command()(doctor)
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it, and exit.")
+    ] = False,
+) -> None:
+    """Answers questions from documents, and names them."""
 
 
 @app.command()
