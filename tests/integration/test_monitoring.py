@@ -100,3 +100,29 @@ def test_prometheus_accepts_configurations_and_every_expression_of_a_dashboard(t
     rules = [{"record": f"x{i}", "expr": expression} for i, expression in enumerate(shown)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
     assert f"{len(rules)} rules found" in promtool("check", "rules", "--lint=none", tmp_path / "rules.yaml")
+
+
+def test_kubernetes_reads_every_port_of_every_pod_and_the_same_rules() -> None:
+    rendered = render.render(TOPOLOGY)
+    folder = "deploy/kubernetes/monitoring"
+    (rules,) = yaml.safe_load_all(rendered[f"{folder}/rules.yaml"])
+    assert rules["spec"] == yaml.safe_load(RULES.read_text())
+    monitors = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(rendered[f"{folder}/pods.yaml"])}
+    read = [each["relabelings"][0] for each in monitors["openbook-endpoint"]["podMetricsEndpoints"]]
+    assert [each["replacement"] for each in read] == [f"$1:{port}" for port in prometheus.ports(TOPOLOGY)]
+    policies = yaml.safe_load_all(rendered["deploy/kubernetes/base/network-policies.yaml"])
+    (policy,) = (each["spec"] for each in policies if each["metadata"]["name"] == "openbook-endpoint")
+    allowed = {
+        (port["port"], port["endPort"])
+        for rule in policy["ingress"]
+        for port in rule.get("ports", ())
+        if "endPort" in port
+    }
+    assert allowed == {(prometheus.ports(TOPOLOGY)[0], prometheus.ports(TOPOLOGY)[-1])}
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_kustomize_builds_what_the_operator_reads() -> None:
+    command = ["kubectl", "kustomize", str(ROOT / "deploy/kubernetes/monitoring")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["PodMonitor", "PodMonitor", "PrometheusRule"]
