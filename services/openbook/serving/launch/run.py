@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    with local_serve(serving, num_cpus + SPARE_CPUS, shows_logs):
+    with local_serve(serving, ceil(num_cpus + SPARE_CPUS), shows_logs):  # Ray knows no other amounts above one
         update(settings)
         yield
 
