@@ -10,6 +10,7 @@ while it has none. The version is openbook.__version__, alone.
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -92,6 +93,9 @@ def release(out: Path) -> None:
         reader = Path(sys.executable).with_name("cyclonedx-py")
         about = ("--pyproject", ROOT / "pyproject.toml", "--mc-type", "application", "--output-reproducible")
         run(reader, "environment", *about, "--output-file", sbom, program / "python")
+    described = json.loads(sbom.read_text(encoding="utf-8"))
+    described["metadata"]["component"]["version"] = version  # which pyproject.toml does not say
+    sbom.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("".join(lines))
     print("".join(lines), end="")

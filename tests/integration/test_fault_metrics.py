@@ -133,6 +133,15 @@ def test_a_timeout_too_short_and_a_generator_that_is_frozen() -> None:
         asyncio.run(endpoint(Endless()).answer(asked, Context()))
 
 
+def test_how_long_an_answer_takes_is_told_of_answers_alone() -> None:
+    with rises("openbook_request_seconds_count", method="Answer"):
+        asyncio.run(endpoint().answer(AnswerRequest(question="who"), Context()))
+    before = value("openbook_request_seconds_count", method="Answer")
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(endpoint(Endless()).answer(AnswerRequest(question="who", timeout_s=0.01), Context()))
+    assert value("openbook_request_seconds_count", method="Answer") == before
+
+
 def test_a_client_who_vanished_in_the_middle() -> None:
     async def main() -> None:
         async with aclosing(endpoint(Endless()).stream(AnswerRequest(question="who", **ENDLESS), Context())) as events:

@@ -33,6 +33,7 @@ from openbook.serving.endpoint.ingress import ANSWER_SERVICE, AnswerIngress, add
 from openbook.serving.endpoint.openai_errors import speaks_openai
 from openbook.serving.endpoint.page import FOLDER
 from openbook.serving.endpoint.service import AnswerService
+from openbook.telemetry import refused
 from openbook.testing import ExactIndex, HashEncoder
 from openbook.v1 import answer_pb2
 
@@ -349,8 +350,11 @@ def test_where_keys_cannot_be_looked_up_nobody_is_let_in() -> None:
         async def aclose(self) -> None: ...
 
     key, _ = mint("web", 0.0, [Scope.ASK])
+    want_of_keys = refused("endpoint", "keys")
+    before = want_of_keys._value.get()
     response = ask(Gate(Gone(), Limits()), "POST", "/v1/answer", bearer(key), Untouched(), json={})  # type: ignore[arg-type]
     assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
+    assert want_of_keys._value.get() == before + 1
 
 
 # --- where it may listen
