@@ -46,7 +46,7 @@ def prepared(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_what_is_committed_is_what_the_topology_says() -> None:
     for path, text in RENDERED.items():
         assert (ROOT / path).read_text() == text, f"{path}: openbook deploy render deploy/topology.yaml"
-    folders = [ROOT / "deploy" / name for name in ("ray", "kubernetes", "systemd")]
+    folders = [ROOT / "deploy" / name for name in ("ray", "kubernetes", "systemd", "prometheus")]
     committed = [str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert set(committed) <= RENDERED.keys()
 
