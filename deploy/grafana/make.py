@@ -41,6 +41,11 @@ def quantile(share: float, metric: str, *by: str, matchers: str = "") -> str:
     return f"histogram_quantile({share}, {rate(metric + '_bucket', *by, 'le', matchers=matchers)})"
 
 
+def only(role: str, expression: str) -> str:
+    """Of processes of this role: others have some of their metrics too, at 0."""
+    return f'{expression} and on (instance) openbook_process{{role=~"{role}"}}'
+
+
 def processes(roles: str) -> list[Panel]:
     """What those of some roles take."""
     of = ROLE + f'{{role=~"{roles}"}}'
@@ -56,7 +61,7 @@ def processes(roles: str) -> list[Panel]:
     ]
 
 
-MODELS = "encoder|generator"
+MODELS, SERVERS = "encoder|generator", "index-.*"
 ENDPOINT: Mapping[str, Sequence[Panel]] = {
     "Is it well?": [
         Panel(
@@ -93,9 +98,9 @@ ENDPOINT: Mapping[str, Sequence[Panel]] = {
         ),
     ],
     "Admission": [
-        Panel("In flight", "short", {"{{instance}}": "openbook_in_flight"}),
-        Panel("Predicted work in flight", "short", {"{{instance}}": "openbook_work_in_flight"}),
-        Panel("Work answered in a second", "short", {"{{instance}}": "openbook_work_per_second"}),
+        Panel("In flight", "short", {"{{instance}}": only("ingress", "openbook_in_flight")}),
+        Panel("Predicted work in flight", "short", {"{{instance}}": only("ingress", "openbook_work_in_flight")}),
+        Panel("Work answered in a second", "short", {"{{instance}}": only("ingress", "openbook_work_per_second")}),
         Panel("Refused", "reqps", {"by {{by}}, for want of {{want}}": rate("openbook_refused_total", "by", "want")}),
     ],
     "Models": [
@@ -120,7 +125,7 @@ ENDPOINT: Mapping[str, Sequence[Panel]] = {
 INDEX: Mapping[str, Sequence[Panel]] = {
     "As the endpoint sees it": [
         Panel("Servers", "short", {"shard {{shard}} {{state}}": "min by (shard, state) (openbook_shard_servers)"}),
-        Panel("Silent servers", "short", {"{{instance}}": "openbook_index_servers_silent"}),
+        Panel("Silent servers", "short", {"{{instance}}": only("ingress", "openbook_index_servers_silent")}),
         Panel("90 % of searches take", "s", {"shard {{shard}}": "openbook:search_seconds:p90_1m"}),
         Panel(
             "Calls", "reqps", {"shard {{shard}} {{method}}": rate("openbook_shard_seconds_count", "shard", "method")}
@@ -134,13 +139,15 @@ INDEX: Mapping[str, Sequence[Panel]] = {
         Panel(
             "Lists of servers that came to nothing",
             "reqps",
-            {"{{instance}}": rate("openbook_index_list_errors_total", "instance")},
+            {"{{instance}}": only("ingress", rate("openbook_index_list_errors_total", "instance"))},
         ),
     ],
     "Searches of a server": [
-        Panel("99 % take", "s", {"{{instance}}": quantile(0.99, "openbook_search_seconds", "instance")}),
-        Panel("Searches", "reqps", {"{{instance}}": rate("openbook_search_seconds_count", "instance")}),
-        Panel("Queries of a search", "short", {"{{instance}}": mean("openbook_search_rows", "instance")}),
+        Panel("99 % take", "s", {"{{instance}}": only(SERVERS, quantile(0.99, "openbook_search_seconds", "instance"))}),
+        Panel("Searches", "reqps", {"{{instance}}": only(SERVERS, rate("openbook_search_seconds_count", "instance"))}),
+        Panel(
+            "Queries of a search", "short", {"{{instance}}": only(SERVERS, mean("openbook_search_rows", "instance"))}
+        ),
         Panel("Queries that wait", "short", {"{{instance}}": "openbook_index_rows_waiting"}),
         Panel("Connections", "short", {"{{instance}}": "openbook_index_streams"}),
         Panel(
@@ -153,7 +160,7 @@ INDEX: Mapping[str, Sequence[Panel]] = {
         Panel("Passages", "short", {"{{instance}}": "openbook_index_passages"}),
         Panel("Shard served", "short", {"{{instance}}": "openbook_index_shard"}),
     ],
-    "Processes": processes("index-.*"),
+    "Processes": processes(SERVERS),
 }
 BOARDS = {"endpoint": ("openbook: the endpoint", ENDPOINT), "index": ("openbook: the index tier", INDEX)}
 

@@ -35,8 +35,8 @@ def records() -> dict[str, str]:
     of_stages = "openbook_stage_seconds_count"
     return {
         "openbook:requests:rate1m": f"sum(rate({asked}[1m]))",
-        "openbook:failures:ratio1m": f"sum(rate({failed}[1m])) / (openbook:requests:rate1m > 0)",
-        "openbook:refusals:ratio1m": f"sum(rate({refused}[1m])) / (openbook:requests:rate1m > 0)",
+        "openbook:failures:ratio1m": f"(sum(rate({failed}[1m])) or vector(0)) / (openbook:requests:rate1m > 0)",
+        "openbook:refusals:ratio1m": f"(sum(rate({refused}[1m])) or vector(0)) / (openbook:requests:rate1m > 0)",
         "openbook:answer_seconds:p90_1m": _quantile(0.9, f'{seconds}{{method="Answer"}}'),
         "openbook:search_seconds:p90_1m": _quantile(0.9, 'openbook_shard_seconds_bucket{method="Search"}', "shard"),
         "openbook:cache_hits:ratio1m": f'1 - sum(rate({of_stages}{{stage="encode"}}[1m]))'
