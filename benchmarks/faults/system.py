@@ -23,6 +23,9 @@ from openbook.core.types import Float32, Generation, GenerationSettings, Passage
 from openbook.index.building.build import build_snapshot
 from openbook.local_ray import ON_ALL_INTERFACES
 from openbook.processes import end, free_port, free_ports, start
+from openbook.serving.access.key_redis import KeyRedisBook
+from openbook.serving.access.keys import KeyRecord, mint
+from openbook.serving.access.scopes import Scope
 from openbook.telemetry import N_METRICS_PORTS
 from openbook.testing import HashEncoder
 
@@ -172,6 +175,7 @@ class System:
     redis_proxy: TcpProxy | None = None
     redis: Sequence[RedisServer] = ()  # of the cache, and of the keys
     servers: Path | None = None  # the list of index servers
+    key: KeyRecord | None = None  # of all who ask, where keys are needed
     clock: Path | None = None
     node: "subprocess.Popen[Any] | None" = None
     whole: Counter[str] = field(default_factory=Counter)
@@ -194,6 +198,11 @@ class System:
     def pids(self, kind: str) -> list[int]:
         """The processes of one kind, the oldest first."""
         return [pid for pid, of in processes().items() if of == kind]
+
+    def let_in(self) -> None:
+        """Add the key to those that the Redis of the keys has."""
+        if record := self.key:
+            KeyRedisBook(self.settings.access).put(lambda records: record)
 
     def first(self, kind: str) -> int:
         """The oldest of them."""
@@ -247,6 +256,7 @@ def running(layout: str, folder: Path) -> Iterator[System]:
         system = System(Settings(), snapshot, folder, clock=clock)
         values = _values(layout, system, stack)
         system.settings = stack.enter_context(local_tiers(snapshot, parse(values)))
+        system.let_in()
         stack.enter_context(run.local_serve(system.settings.serving, num_cpus=8, shows_logs=False))
         if layout == "nodes":
             stack.callback(end, _second_node(system))
@@ -276,6 +286,7 @@ def _values(layout: str, system: System, stack: ExitStack) -> dict[str, Any]:
     if layout == "recorded":
         system.redis = [stack.enter_context(RedisServer()) for _ in range(2)]
         values["cache"]["url"], values["access"]["url"] = (each.url for each in system.redis)
+        os.environ["OPENBOOK_API_KEY"], system.key = mint("load", time.time(), [Scope.ASK])
         first = free_ports(N_METRICS_PORTS)
         values["serving"]["metrics_port"], os.environ["OPENBOOK_INDEX_SERVER__METRICS_PORT"] = first, str(first)
     shards = [shard for shard in range(N_SHARDS) for _ in range(N_REPLICAS)]
