@@ -81,6 +81,27 @@ def test_what_was_recorded_fires_what_it_should_within_two_minutes_and_nothing_b
 
 
 @needs_promtool
+@pytest.mark.parametrize(("failing", "fires"), [("0+0x6 1+0x13", []), ("0+1x20", ["OpenbookQuestionsFail"])])
+def test_one_failure_in_a_quiet_night_wakes_nobody(failing: str, fires: list[str], tmp_path: Path) -> None:
+    """One question every 15 s is answered; another one fails once, or all the time."""
+    series = {
+        'openbook_process{role="ingress"}': "1+0x20",
+        'openbook_requests_total{method="Answer", code="OK"}': "0+1x20",
+        'openbook_requests_total{method="Answer", code="INTERNAL"}': failing,
+    }
+    check = {
+        "expr": 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[5m]))',
+        "eval_time": "5m",
+        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in fires],
+    }
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": [check]}
+    whole = {"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole))
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
+@needs_promtool
 def test_a_fault_that_no_alert_tells_of_is_noticed(tmp_path: Path) -> None:
     """That the tests above can fail."""
     test: dict[str, Any] = yaml.safe_load((ROOT / "tests/prometheus/replica-lost.yaml").read_text())

@@ -16,6 +16,10 @@ NOT_OURS = "OK|CANCELLED|RESOURCE_EXHAUSTED|INVALID_ARGUMENT|NOT_FOUND|PERMISSIO
 """Codes of requests that did not fail, were refused, or were at fault themselves."""
 
 
+BUSY = "openbook:requests:rate1m > 0.1"
+"""Six requests a minute: of fewer no tenth can be told."""
+
+
 class Alert(NamedTuple):
     """Who is called, when, and where he reads what to do."""
 
@@ -44,6 +48,11 @@ def records() -> dict[str, str]:
     }
 
 
+def often(ratio: str) -> str:
+    """One request in twenty, and three a minute: one that fails in a quiet night wakes nobody."""
+    return f"{ratio} > 0.05 and {ratio} * openbook:requests:rate1m > 0.05"
+
+
 def alerts(topology: Topology) -> list[Alert]:
     """Those that hold wherever it runs; what is slow follows from the time that an answer has."""
     timeout_s = topology.answer_timeout_s
@@ -63,7 +72,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "page",
             "questions-fail",
             "30s",
-            "openbook:failures:ratio1m > 0.05",
+            often("openbook:failures:ratio1m"),
             "{{ $value | humanizePercentage }} of requests fail",
         ),
         Alert(
@@ -87,7 +96,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "page",
             "overload",
             "30s",
-            "openbook:refusals:ratio1m > 0.05",
+            often("openbook:refusals:ratio1m"),
             "{{ $value | humanizePercentage }} of requests are refused for want of room or time",
         ),
         Alert(
@@ -95,7 +104,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "ticket",
             "slow-answers",
             "30s",
-            f"openbook:answer_seconds:p90_1m > {timeout_s / 2:g}",
+            f"openbook:answer_seconds:p90_1m > {timeout_s / 2:g} and {BUSY}",
             f"one answer in ten takes longer than {{{{ $value | humanizeDuration }}}}, of {timeout_s:g} s",
         ),
         Alert(
@@ -111,7 +120,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "ticket",
             "slow-answers",
             "30s",
-            f"openbook:search_seconds:p90_1m > {timeout_s / 10:g}",
+            f"openbook:search_seconds:p90_1m > {timeout_s / 10:g} and on () {BUSY}",
             "one search of shard {{ $labels.shard }} in ten takes longer than {{ $value | humanizeDuration }}",
         ),
         Alert(
