@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 import zipfile
@@ -62,6 +63,11 @@ def strange(names: Iterable[str]) -> list[str]:
     return [name for name in names if "__pycache__" in name or not re.match(r"openbook(-[^/]*\.dist-info)?/", name)]
 
 
+def secret(names: Iterable[str]) -> list[str]:
+    """What an sdist of these files would tell everybody: `deploy/secrets.sh` makes it beside what is released."""
+    return [name for name in names if re.search(r"/secrets(-ca)?/(?!\.gitignore$).|\.(pem|key)$", name)]
+
+
 def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> None:
     """Show it, do it."""
     print("$", *(Path(part).name if isinstance(part, Path) else part for part in command), flush=True)
@@ -76,8 +82,10 @@ def release(out: Path) -> None:
     (wheel,) = out.glob("*.whl")
     version = wheel.name.split("-")[1]
     names = zipfile.ZipFile(wheel).namelist()
-    if wrong := [*missing(names), *strange(names)]:
-        raise SystemExit(f"{wheel.name}: missing or strange: {', '.join(wrong)}")
+    with tarfile.open(next(out.glob("*.tar.gz"))) as sdist:
+        told = secret(sdist.getnames())
+    if wrong := [*missing(names), *strange(names), *told]:
+        raise SystemExit(f"{out}: missing, strange or secret: {', '.join(wrong)}")
     text = notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     (out / "NOTES.md").write_text(text, encoding="utf-8")
     with tempfile.TemporaryDirectory() as name:

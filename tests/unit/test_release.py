@@ -45,6 +45,15 @@ def test_a_wheel_with_a_file_too_few_or_too_many_is_noticed() -> None:
     assert len(release.strange(["tests/x.py", "openbook/__pycache__/x.pyc", "openbookish/x.py"])) == 3
 
 
+def test_keys_that_lie_beside_what_is_released_are_noticed() -> None:
+    names = ["deploy/secrets.sh", "deploy/secrets/.gitignore", "deploy/secrets/ray-token", "deploy/secrets-ca/ca.key"]
+    assert release.secret(f"openbook-0.1.0/{name}" for name in [*names, "x/cert.pem"]) == [
+        "openbook-0.1.0/deploy/secrets/ray-token",
+        "openbook-0.1.0/deploy/secrets-ca/ca.key",
+        "openbook-0.1.0/x/cert.pem",
+    ]
+
+
 def test_the_version_is_said_once() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"{openbook.__version__}\n"
     images = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text())["kubernetes"]
