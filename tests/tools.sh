@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what tests run beside Python: a Chromium, and curl. On Debian and its kin, by root; anybody else is told.
+# Installs what tests run beside Python: a Chromium, curl, promtool. On Debian and its kin, by root; anybody else is told.
 set -eu
 
 there() {

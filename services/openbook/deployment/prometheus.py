@@ -16,6 +16,8 @@ NOT_OURS = "OK|CANCELLED|RESOURCE_EXHAUSTED|INVALID_ARGUMENT|NOT_FOUND|PERMISSIO
 """Codes of requests that did not fail, were refused, or were at fault themselves."""
 
 
+BEYOND_ONE_MOMENT = "1m"
+"""As far as rates look back: what was bad for some seconds and is over is not told."""
 BUSY = "openbook:requests:rate1m > 0.1"
 """Six requests a minute: of fewer no tenth can be told."""
 
@@ -71,7 +73,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "OpenbookQuestionsFail",
             "page",
             "questions-fail",
-            "30s",
+            BEYOND_ONE_MOMENT,
             often("openbook:failures:ratio1m"),
             "{{ $value | humanizePercentage }} of requests fail",
         ),
@@ -95,7 +97,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "OpenbookOverloaded",
             "page",
             "overload",
-            "30s",
+            BEYOND_ONE_MOMENT,
             often("openbook:refusals:ratio1m"),
             "{{ $value | humanizePercentage }} of requests are refused for want of room or time",
         ),
@@ -103,7 +105,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "OpenbookAnswersSlow",
             "ticket",
             "slow-answers",
-            "30s",
+            BEYOND_ONE_MOMENT,
             f"openbook:answer_seconds:p90_1m > {timeout_s / 2:g} and {BUSY}",
             f"one answer in ten takes longer than {{{{ $value | humanizeDuration }}}}, of {timeout_s:g} s",
         ),
@@ -119,7 +121,7 @@ def alerts(topology: Topology) -> list[Alert]:
             "OpenbookShardSlow",
             "ticket",
             "slow-answers",
-            "30s",
+            BEYOND_ONE_MOMENT,
             f"openbook:search_seconds:p90_1m > {timeout_s / 10:g} and on () {BUSY}",
             "one search of shard {{ $labels.shard }} in ten takes longer than {{ $value | humanizeDuration }}",
         ),
