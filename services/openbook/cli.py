@@ -197,6 +197,35 @@ def index_root(
     print(f"{folder}: serves {snapshot}")
 
 
+@index_app.command("fetch")
+def index_fetch(
+    url: Annotated[str, typer.Argument(help="Of a snapshot's folder: s3://, gs://, https://, http:// or file://.")],
+    folder: Annotated[Path, typer.Argument(help="Where it is to lie.")],
+    shard: Annotated[list[int] | None, typer.Option(help="Only this one; give each its --shard.")] = None,
+) -> None:
+    """Bring a snapshot here from elsewhere, every file compared with its digest. Interrupted, it goes on."""
+    from openbook.index.remote.fetch import fetch
+    from openbook.terminal import bytes_progress
+
+    with bytes_progress("fetch") as on_bytes:
+        manifest = fetch(url, folder, shard, on_bytes=on_bytes)
+    print(f"{folder}: snapshot {manifest.snapshot_id}")
+
+
+@index_app.command("push")
+def index_push(
+    folder: Annotated[Path, typer.Argument(help="A snapshot, or a root, of which what it serves is copied.")],
+    url: Annotated[str, typer.Argument(help="Where its files are to lie: s3://, gs:// or file://.")],
+) -> None:
+    """Copy a snapshot elsewhere, read back and compared. Interrupted, run it again."""
+    from openbook.index.remote.push import push
+    from openbook.terminal import bytes_progress
+
+    with bytes_progress("push") as on_bytes:
+        snapshot_id = push(folder, url, on_bytes)
+    print(f"{url}: snapshot {snapshot_id}")
+
+
 @index_app.command("bm25")
 def index_bm25(snapshot: Annotated[Path, typer.Argument(help="The folder of a snapshot.")]) -> None:
     """Index the words of a snapshot built without them. Servers find it at their next question."""
@@ -213,7 +242,9 @@ Servers = Annotated[list[str] | None, typer.Option("--index", help="host:port of
 
 @app.command()
 def publish(
-    snapshot: Annotated[Path, typer.Argument(help="The folder of a snapshot; the former one rolls back.")],
+    snapshot: Annotated[
+        str, typer.Argument(help="A snapshot's folder, or its URL, from which servers fetch it; the former rolls back.")
+    ],
     index: Servers = None,
     at_servers: Annotated[Path | None, typer.Option(help="The folder as the servers see it, if elsewhere.")] = None,
     config: Config = None,
@@ -225,11 +256,13 @@ def publish(
     import asyncio
 
     from openbook.index.client.publish import publish
+    from openbook.index.remote.place import is_url
     from openbook.terminal import build_progress
 
     settings = _index_settings(config, index)
     with build_progress() as on_progress:
-        sequence = asyncio.run(publish(snapshot, settings, at_servers, on_progress))
+        source = snapshot if is_url(snapshot) else Path(snapshot)
+        sequence = asyncio.run(publish(source, settings, at_servers, on_progress))
     print(f"{snapshot}: current at all servers, publication {sequence}")
 
 

@@ -68,6 +68,8 @@ class IndexServerSettings(Section):
     max_streams: Positive = 64  # connections of clients; one more takes the place of an idle one, or is refused
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
+    # URLs below which snapshots may be fetched into a root: s3://bucket/snapshots; none: from nowhere
+    fetch_from: tuple[Annotated[str, Field(pattern=r"^(file|https?|s3|gs)://.")], ...] = ()
     # with none, only servers on loopback can be published to
     admin_token: Annotated[SecretText, Field(min_length=16)] | None = None
     tls: ServerTls | None = None  # with none, connections are plain

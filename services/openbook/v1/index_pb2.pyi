@@ -20,6 +20,57 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class DownloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Of the snapshot's folder: within what the server's settings allow (PERMISSION_DENIED)."""
+    snapshot_id: _builtins.str
+    """It must hold this snapshot."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadRequest: _TypeAlias = DownloadRequest  # noqa: Y015
+
+@_typing.final
+class DownloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_BYTES_DONE_FIELD_NUMBER: _builtins.int
+    N_BYTES_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    n_bytes_done: _builtins.int
+    n_bytes: _builtins.int
+    """0 while it is not yet known."""
+    folder: _builtins.str
+    """The snapshot's, as this server sees it, once all is there."""
+    def __init__(
+        self,
+        *,
+        n_bytes_done: _builtins.int = ...,
+        n_bytes: _builtins.int = ...,
+        folder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "n_bytes", b"n_bytes", "n_bytes_done", b"n_bytes_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadResponse: _TypeAlias = DownloadResponse  # noqa: Y015
+
+@_typing.final
 class PrepareRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -255,6 +255,11 @@ class IndexAdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Download = channel.unary_unary(
+                '/openbook.v1.IndexAdminService/Download',
+                request_serializer=openbook_dot_v1_dot_index__pb2.DownloadRequest.SerializeToString,
+                response_deserializer=openbook_dot_v1_dot_index__pb2.DownloadResponse.FromString,
+                _registered_method=True)
         self.Prepare = channel.unary_unary(
                 '/openbook.v1.IndexAdminService/Prepare',
                 request_serializer=openbook_dot_v1_dot_index__pb2.PrepareRequest.SerializeToString,
@@ -277,6 +282,14 @@ class IndexAdminServiceServicer:
     `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
     A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
     """
+
+    def Download(self, request, context):
+        """Begin to bring this server's part of a snapshot from elsewhere into its root, or tell how far that is: ask once a
+        second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
         """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
@@ -303,6 +316,11 @@ class IndexAdminServiceServicer:
 
 def add_IndexAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Download': grpc.unary_unary_rpc_method_handler(
+                    servicer.Download,
+                    request_deserializer=openbook_dot_v1_dot_index__pb2.DownloadRequest.FromString,
+                    response_serializer=openbook_dot_v1_dot_index__pb2.DownloadResponse.SerializeToString,
+            ),
             'Prepare': grpc.unary_unary_rpc_method_handler(
                     servicer.Prepare,
                     request_deserializer=openbook_dot_v1_dot_index__pb2.PrepareRequest.FromString,
@@ -331,6 +349,33 @@ class IndexAdminService:
     `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
     A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
     """
+
+    @staticmethod
+    def Download(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openbook.v1.IndexAdminService/Download',
+            openbook_dot_v1_dot_index__pb2.DownloadRequest.SerializeToString,
+            openbook_dot_v1_dot_index__pb2.DownloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Prepare(request,

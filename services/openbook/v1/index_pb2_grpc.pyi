@@ -121,6 +121,10 @@ class IndexAdminServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> IndexAdminServiceAsyncStub: ...
+    Download: _grpc.UnaryUnaryMultiCallable[_index_pb2.DownloadRequest, _index_pb2.DownloadResponse]
+    """Begin to bring this server's part of a snapshot from elsewhere into its root, or tell how far that is: ask once a
+    second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
+    """
     Prepare: _grpc.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]
     """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
     Publish: _grpc.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]
@@ -138,6 +142,10 @@ class IndexAdminServiceAsyncStub(IndexAdminServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Download: _aio.UnaryUnaryMultiCallable[_index_pb2.DownloadRequest, _index_pb2.DownloadResponse]  # type: ignore[assignment]
+    """Begin to bring this server's part of a snapshot from elsewhere into its root, or tell how far that is: ask once a
+    second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
+    """
     Prepare: _aio.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
     """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
     Publish: _aio.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
@@ -152,6 +160,16 @@ class IndexAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     `authorization: Bearer TOKEN` (PERMISSION_DENIED without it), and is idempotent: ask again after a failure.
     A snapshot is made current everywhere in two steps: Prepare on every server, and when all have it, Publish.
     """
+
+    @_abc_1.abstractmethod
+    def Download(
+        self,
+        request: _index_pb2.DownloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.DownloadResponse, _abc.Awaitable[_index_pb2.DownloadResponse]]:
+        """Begin to bring this server's part of a snapshot from elsewhere into its root, or tell how far that is: ask once a
+        second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
+        """
 
     @_abc_1.abstractmethod
     def Prepare(

@@ -5,6 +5,7 @@ sequence number. Rolling back is publishing the former snapshot.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,16 @@ from openbook.index.client.client import channel_credentials, from_grpc, open_ch
 from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
-from openbook.v1.index_pb2 import DiscardRequest, InfoRequest, InfoResponse, PrepareRequest, PublishRequest
+from openbook.index.remote.fetch import snapshot_at
+from openbook.v1.index_pb2 import (
+    DiscardRequest,
+    DownloadRequest,
+    DownloadResponse,
+    InfoRequest,
+    InfoResponse,
+    PrepareRequest,
+    PublishRequest,
+)
 from openbook.v1.index_pb2_grpc import IndexAdminServiceStub, IndexServiceStub
 
 Result = TypeVar("Result")
@@ -26,6 +36,7 @@ OnProgress = Callable[[str, int, int], None]
 
 PREPARE_TIMEOUT_S = 3600.0  # every byte is read
 TIMEOUT_S = 30.0
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +74,31 @@ def waves(shards: Sequence[int]) -> list[list[int]]:
 
 
 async def publish(
-    folder: Path,
+    source: Path | str,
     settings: IndexClientSettings,
     folder_at_servers: Path | None = None,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> int:
-    """Make the snapshot in a folder current at all servers that the settings name; returns its sequence.
+    """Make a snapshot current at all servers that the settings name; returns its sequence.
+
+    Args:
+        source: its folder, which the servers see too; or a URL, from which each of them first fetches its part.
+        settings: which servers.
+        folder_at_servers: the folder as they see it, if elsewhere.
+        on_progress: called after each step.
 
     Raises:
-        InvalidSnapshot: the folder is no snapshot.
+        InvalidSnapshot: there is no snapshot.
         InvalidConfig: no addresses.
+        InvalidRequest, PermissionDenied: a URL that is none, or that a server may not fetch from.
         ShardUnavailable: a server does not answer, or a shard has none.
         OpenbookError: what a server refused it for; names the server. Unless it was about to be current at one already,
             it is nowhere then.
     """
-    snapshot = _open(folder)
-    snapshot_id, n_shards = snapshot.manifest.snapshot_id, len(snapshot.manifest.shards)
-    where = str(folder_at_servers or snapshot.folder)
+    url = source if isinstance(source, str) else ""
+    manifest = await asyncio.to_thread(snapshot_at, url) if url else Snapshot.open(Path(source)).manifest
+    where = str(folder_at_servers or os.path.realpath(source))  # servers have other working directories
+    snapshot_id, n_shards = manifest.snapshot_id, len(manifest.shards)
     async with _servers(settings) as servers:
         infos = await _all_or_raise([server.info() for server in servers])
         if missing := sorted(set(range(n_shards)) - {info.shard for info in infos}):
@@ -87,11 +106,14 @@ async def publish(
             raise ShardUnavailable(
                 f"shard {shards} of {n_shards} has no server among {', '.join(server.address for server in servers)}"
             )
+        folders = [where] * len(servers)
+        if url:
+            folders = await _download(servers, url, snapshot_id, on_progress)
         on_progress("prepare", 0, len(servers))
         refusals: list[OpenbookError] = []
         n_prepared = 0
         for wave in waves([info.shard for info in infos]):
-            outcomes = await _outcomes([servers[i].prepare(where, snapshot_id) for i in wave])
+            outcomes = await _outcomes([servers[i].prepare(folders[i], snapshot_id) for i in wave])
             refusals += [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]
             n_prepared += len(wave)
             on_progress("prepare", n_prepared, len(servers))
@@ -129,8 +151,21 @@ def held_by_root(folder: Path) -> list[Listed]:
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
 
 
-def _open(folder: Path) -> Snapshot:
-    return Snapshot.open(folder.resolve())  # servers have other working directories
+async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on_progress: OnProgress) -> list[str]:
+    """Have every server fetch its part, all at once; returns where each has it. Progress in megabytes of all."""
+    bytes_of = dict.fromkeys(range(len(servers)), (0, 0))
+
+    async def one(i: int) -> str:
+        while True:
+            told = await servers[i].download(url, snapshot_id)
+            bytes_of[i] = told.n_bytes_done, told.n_bytes
+            done, total = (sum(each) for each in zip(*bytes_of.values(), strict=True))
+            on_progress("fetch MB", done // 10**6, total // 10**6)
+            if told.folder:
+                return told.folder
+            await asyncio.sleep(POLL_S)
+
+    return await _all_or_raise([one(i) for i in range(len(servers))])
 
 
 def _row(folder: Path, name: str, state: str, sequence: int) -> Listed:
@@ -185,6 +220,11 @@ class _Server:
     async def info(self) -> InfoResponse:
         with from_grpc(self.address):
             return await self._stub.Info(InfoRequest(), timeout=TIMEOUT_S)
+
+    async def download(self, url: str, snapshot_id: str) -> DownloadResponse:
+        request = DownloadRequest(url=url, snapshot_id=snapshot_id)
+        with from_grpc(self.address):
+            return await self._admin.Download(request, timeout=TIMEOUT_S, metadata=self._metadata)
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
         request = PrepareRequest(folder=folder, snapshot_id=snapshot_id)

@@ -174,14 +174,10 @@ class Snapshot:
         """
         path = folder / MANIFEST
         try:
-            manifest = Manifest.model_validate_json(read_regular(path, MAX_MANIFEST_BYTES))
+            data = read_regular(path, MAX_MANIFEST_BYTES)
         except OSError as error:
             raise InvalidSnapshot(f"{folder}: not a snapshot: {MANIFEST}: {error.strerror}") from None
-        except ValidationError as error:
-            raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None
-        if manifest.snapshot_id != manifest.content_id():
-            raise InvalidSnapshot(f"{path}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
-        return cls(folder, manifest)
+        return cls(folder, parse_manifest(data, str(path)))
 
     def shard(self, shard: int) -> ShardEntry:
         """The manifest's entry of one shard.
@@ -240,12 +236,15 @@ class Snapshot:
                 raise InvalidSnapshot(f"{folder}: {SCALES} or {CENTRE} holds NaN or infinity")
 
 
-_VERIFY = """
+GIVE_WAY = """
 import os, sys
 try:  # before the imports, which are a third of a second of work; and where it can be, below the nicest of all
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 except (AttributeError, OSError):
     os.nice(19)
+"""
+"""What a process begins with that is to be noticed by nobody who searches."""
+_VERIFY = f"""{GIVE_WAY}
 from pathlib import Path
 from openbook.errors import InvalidSnapshot
 from openbook.index.disk.snapshot import Snapshot
@@ -270,6 +269,17 @@ def verify_apart(folder: Path, shard: int) -> None:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise InvalidSnapshot(done.stderr.strip() or f"{folder}: verifying it ended with code {done.returncode}")
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """A manifest as it was read from somewhere. Raises InvalidSnapshot: it is none, or was altered; names where."""
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise InvalidSnapshot(f"{where}: {first_problem(error)}") from None
+    if manifest.snapshot_id != manifest.content_id():
+        raise InvalidSnapshot(f"{where}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
+    return manifest
 
 
 def first_problem(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
+from openbook.index.server.download import Downloads
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
 from openbook.index.server.service import abort, respond
@@ -118,10 +119,22 @@ class Publishing:
 class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
     """The gRPC face of publishing. Without a token, only servers that listen on loopback let themselves be changed."""
 
-    def __init__(self, publishing: Publishing, token: str | None, host: str) -> None:
+    def __init__(self, publishing: Publishing, downloads: Downloads, token: str | None, host: str) -> None:
         self._publishing = publishing
+        self._downloads = downloads
         self._token = token
         self._host = host
+
+    def Download(  # noqa: N802
+        self, request: index_pb2.DownloadRequest, context: grpc.ServicerContext
+    ) -> index_pb2.DownloadResponse:
+        def download(asked: Context) -> index_pb2.DownloadResponse:
+            told = self._downloads.ask(request.url, request.snapshot_id)
+            folder = str(told.folder or "")
+            return index_pb2.DownloadResponse(n_bytes_done=told.n_bytes_done, n_bytes=told.n_bytes, folder=folder)
+
+        self._check(method := "Download", context)
+        return respond(method, context, download)
 
     def Prepare(self, request: index_pb2.PrepareRequest, context: grpc.ServicerContext) -> index_pb2.InfoResponse:  # noqa: N802
         def prepare(deadline: Deadline) -> None:
@@ -145,15 +158,16 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
     def _do(
         self, method: str, context: grpc.ServicerContext, work: Callable[[Deadline], None]
     ) -> index_pb2.InfoResponse:
-        refusal = self._refusal(context)
-        if refusal:
-            abort(method, context, "PERMISSION_DENIED", refusal)
-
         def change(asked: Context) -> index_pb2.InfoResponse:
             work(asked.deadline)
             return info(self._publishing.held)
 
+        self._check(method, context)
         return respond(method, context, change)
+
+    def _check(self, method: str, context: grpc.ServicerContext) -> None:
+        if refusal := self._refusal(context):
+            abort(method, context, "PERMISSION_DENIED", refusal)
 
     def _refusal(self, context: grpc.ServicerContext) -> str:
         """Why this caller may not change anything; empty if it may."""

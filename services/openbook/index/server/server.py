@@ -23,6 +23,7 @@ from openbook.index.connection import listen_here
 from openbook.index.disk.snapshot import MAX_DIMENSION, verify_apart
 from openbook.index.server.admin import IndexAdminService, Publishing
 from openbook.index.server.coalesce import Coalescer
+from openbook.index.server.download import Downloads
 from openbook.index.server.frames import FrameServer
 from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
@@ -62,6 +63,7 @@ class IndexServer:
         self.port = settings.port
         self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s, settings.min_recall_at_10)
         self.held = self._publishing.held
+        self._downloads = Downloads(settings.snapshot, settings.shard, settings.fetch_from)
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
         self._fetches = Fetches(N_FETCHERS, MAX_FETCHED_IDS)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
@@ -88,7 +90,7 @@ class IndexServer:
         )
         index_pb2_grpc.add_IndexServiceServicer_to_server(self._service, self._server)
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        admin = IndexAdminService(self._publishing, token, settings.host)
+        admin = IndexAdminService(self._publishing, self._downloads, token, settings.host)
         index_pb2_grpc.add_IndexAdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -136,6 +138,7 @@ class IndexServer:
         """Take no more calls, finish those begun, within the grace. May be called twice."""
         self._health.enter_graceful_shutdown()
         self._stopped.set()
+        self._downloads.close()
         stopped = self._server.stop(grace_s)
         self._workers.cancel_waiting(monotonic())
         if self._frames is not None:
@@ -171,6 +174,7 @@ class IndexServer:
         while not self._stopped.wait(DRAIN_INTERVAL_S):
             for snapshot_id in self.held.drain():
                 log.info("let go of snapshot %s", snapshot_id)
+            self._downloads.end_forgotten()
             self._workers.cancel_waiting(monotonic() - PATIENCE_S)
 
     def __enter__(self) -> "IndexServer":

@@ -1,0 +1,223 @@
+"""A snapshot from elsewhere into a folder: whole or not there, and after a kill only what is missing.
+
+Every file is written beside its place, compared with its digest, and takes its name then; the manifest takes its name
+last, so that no folder is a snapshot before all that was asked for is in it.
+"""
+
+import hashlib
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from openbook import files
+from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
+from openbook.index.disk import bm25
+from openbook.index.disk.snapshot import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    first_problem,
+    parse_manifest,
+    shard_folder,
+)
+from openbook.index.remote.place import PIECE_BYTES, Place
+
+OnBytes = Callable[[int, int], None]
+"""Called with how many bytes are there of how many."""
+
+N_FILES = 4  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as it must be found; its path is relative to the snapshot's folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def fetch(
+    url: str,
+    folder: Path,
+    shards: Collection[int] | None = None,
+    snapshot_id: str | None = None,
+    on_bytes: OnBytes = lambda done, total: None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Manifest:
+    """Bring a snapshot, or some of its shards, into a folder. Interrupted, the next one goes on where it stopped.
+
+    Args:
+        url: of the snapshot's folder.
+        folder: the snapshot's, here; it may hold some of it already.
+        shards: which ones; all if not given.
+        snapshot_id: what it must be; none: whatever lies there.
+        on_bytes: called after each piece.
+        piece_bytes: read by one request.
+
+    Raises:
+        InvalidRequest: as `Place`.
+        InvalidSnapshot: there is none, another one, or a file of it is missing or altered. The folder is no snapshot
+            then, unless it was one before.
+        InvalidConfig: the folder holds another snapshot.
+        ShardUnavailable: the place cannot be read; or the disk is too small, which is known before it begins.
+    """
+    place = Place(url)
+    text, manifest = _manifest(place)
+    if snapshot_id is not None and manifest.snapshot_id != snapshot_id:
+        raise InvalidSnapshot(f"{url}: holds snapshot {manifest.snapshot_id}, not {snapshot_id}")
+    about = _about(place, manifest)
+    words = [(f"{bm25.FOLDER}/{bm25.ABOUT}", about[0])] if about else []
+    wanted = [*shard_files(manifest, shards), *(word_files(about[1]) if about else ())]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.locked(folder.with_name(f".{folder.name}.lock")):
+            if (folder / MANIFEST).exists() and (folder / MANIFEST).read_bytes() != text.encode():
+                raise InvalidConfig(f"{folder}: holds another snapshot")
+            _fetch_files(place, folder, wanted, on_bytes, piece_bytes)
+            for path, content in (*words, (MANIFEST, text)):
+                if not (folder / path).exists():
+                    (folder / path).parent.mkdir(exist_ok=True)
+                    files.write(folder / path, content)
+    except OSError as error:
+        raise ShardUnavailable(f"{folder}: cannot be written: {error.strerror}") from None
+    return manifest
+
+
+def shard_files(manifest: Manifest, shards: Collection[int] | None = None) -> Iterator[RemoteFile]:
+    """Those of some shards, or of all. Raises InvalidSnapshot: there is no such shard."""
+    n_shards = len(manifest.shards)
+    for shard in range(n_shards) if shards is None else shards:
+        if not 0 <= shard < n_shards:
+            raise InvalidSnapshot(f"shard must be 0..{n_shards - 1}, got {shard}")
+        name = shard_folder(Path(), shard).as_posix()
+        for file in manifest.shards[shard].files:
+            yield RemoteFile(f"{name}/{file.name}", file.size_bytes, file.sha256)
+
+
+def word_files(about: bm25.About) -> Iterator[RemoteFile]:
+    """Those of the index of words."""
+    return (RemoteFile(f"{bm25.FOLDER}/{file.name}", file.size_bytes, file.sha256) for file in about.files)
+
+
+def snapshot_at(url: str) -> Manifest:
+    """The manifest of the snapshot under a URL. Raises as `fetch`."""
+    return _manifest(Place(url))[1]
+
+
+def _manifest(place: Place) -> tuple[str, Manifest]:
+    data = place.read(MANIFEST, MAX_MANIFEST_BYTES)
+    if data is None:
+        raise InvalidSnapshot(f"{place.url}: not a snapshot: no {MANIFEST}")
+    manifest = parse_manifest(data, place.at(MANIFEST))
+    return data.decode(), manifest
+
+
+def _about(place: Place, manifest: Manifest) -> tuple[str, bm25.About] | None:
+    """Of its index of words, if it has one."""
+    path = f"{bm25.FOLDER}/{bm25.ABOUT}"
+    data = place.read(path, bm25.MAX_ABOUT_BYTES)
+    if data is None:
+        return None
+    try:
+        about = bm25.About.model_validate_json(data)
+    except ValidationError as error:
+        raise InvalidSnapshot(f"{place.at(path)}: {first_problem(error)}") from None
+    if about.snapshot_id != manifest.snapshot_id:
+        raise InvalidSnapshot(f"{place.at(path)}: is of snapshot {about.snapshot_id}, not of {manifest.snapshot_id}")
+    return data.decode(), about
+
+
+def _fetch_files(place: Place, folder: Path, wanted: list[RemoteFile], on_bytes: OnBytes, piece_bytes: int) -> None:
+    missing = [file for file in wanted if _size(folder / file.path) != file.size_bytes]
+    total = sum(file.size_bytes for file in missing)
+    begun = sum(min(file.size_bytes, _size(files.partial_of(folder / file.path))) for file in missing)
+    free = shutil.disk_usage(folder).free
+    if total - begun > free:
+        raise ShardUnavailable(f"{folder}: {total - begun} bytes are needed, {free} are free")
+    done, lock, stopped = 0, threading.Lock(), threading.Event()
+
+    def count(n_bytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += n_bytes
+            on_bytes(done, total)
+
+    with ThreadPoolExecutor(N_FILES, "fetch") as threads:
+        futures = [
+            threads.submit(_fetch_file, place, folder, file, count, stopped, piece_bytes)
+            for file in sorted(missing, key=lambda file: -file.size_bytes)
+        ]
+        try:
+            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stopped.set()  # also by Ctrl-C
+            threads.shutdown(cancel_futures=True)
+    for future in ended:
+        future.result()
+
+
+def _fetch_file(
+    place: Place,
+    folder: Path,
+    file: RemoteFile,
+    count: Callable[[int], None],
+    stopped: threading.Event,
+    piece_bytes: int,
+) -> None:
+    path = folder / file.path
+    path.parent.mkdir(exist_ok=True)
+    partial = files.partial_of(path)
+    while not stopped.is_set():
+        begun = _size(partial)
+        if begun > file.size_bytes:
+            partial.unlink()
+            begun = 0
+        with partial.open("a+b", buffering=0) as out:
+            out.seek(0)
+            sha256 = hashlib.file_digest(out, "sha256") if begun else hashlib.sha256()
+            count(begun)
+            for piece in place.pieces(file.path, begun, file.size_bytes, piece_bytes):
+                if stopped.is_set():
+                    return
+                out.write(piece)
+                sha256.update(piece)
+                count(len(piece))
+        if sha256.hexdigest() == file.sha256:
+            files.put(partial, path)
+            return
+        partial.unlink()
+        if not begun:
+            found = sha256.hexdigest()
+            raise InvalidSnapshot(f"{place.at(file.path)}: was altered: sha256 must be {file.sha256}, found {found}")
+        count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def main() -> None:
+    """With arguments URL FOLDER SHARD SNAPSHOT_ID: what a server starts, for itself to go on undisturbed.
+
+    Writes `done total` in bytes, a line each; ends with an error's gRPC code and message.
+    """
+    url, folder, shard, snapshot_id = sys.argv[1:]
+
+    def tell(done: int, total: int) -> None:
+        print(done, total, flush=True)
+
+    try:
+        fetch(url, Path(folder), [int(shard)], snapshot_id, tell)
+    except OpenbookError as error:
+        sys.exit(f"{error.grpc_code} {error}")
+
+
+if __name__ == "__main__":
+    main()

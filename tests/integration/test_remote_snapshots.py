@@ -1,0 +1,375 @@
+"""Snapshots that lie elsewhere: fetched whole or not at all, nothing twice, and published without a shared disk."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from web_files import WebFiles, serving
+
+from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.core.types import Passage
+from openbook.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    InvalidSnapshot,
+    OpenbookError,
+    PermissionDenied,
+    ShardUnavailable,
+    SnapshotMismatch,
+)
+from openbook.index.building.build import add_bm25, build_snapshot
+from openbook.index.client.publish import held_by_servers, publish
+from openbook.index.disk.root import Root
+from openbook.index.disk.snapshot import MANIFEST, Snapshot
+from openbook.index.remote import fetch as fetching
+from openbook.index.remote import place as places
+from openbook.index.remote.fetch import fetch
+from openbook.index.remote.place import Place, is_within
+from openbook.index.remote.push import push
+from openbook.index.server import download
+from openbook.index.server.server import IndexServer
+
+N, D = 3000, 8
+
+
+def build(folder: Path, sign: int = 1) -> Path:
+    passages = [Passage(i, f"doc-{i}", f"title {i}", f"{folder.name} text {i}") for i in range(N)]
+    vectors = sign * np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
+    build_snapshot(passages, vectors, folder, 2, "Flat", "encoder", "fingerprint")
+    add_bm25(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Snapshots old and new."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    build(folder / "old")
+    build(folder / "new", -1)
+    return folder
+
+
+@pytest.fixture
+def web(built: Path) -> Iterator[WebFiles]:
+    with serving(built) as files:
+        yield files
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    """Of the snapshot new, to be damaged."""
+    return Path(shutil.copytree(built / "new", tmp_path / "copy"))
+
+
+def test_what_is_fetched_is_what_lies_there_and_nothing_is_fetched_twice(
+    web: WebFiles, built: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+    fetch(f"{web.url}/new", tmp_path / "new", on_bytes=lambda *now: told.append(now), piece_bytes=10_000)
+    assert contents(tmp_path / "new") == contents(built / "new")
+    sizes = {f"/new/{path}": len(content) for path, content in contents(built / "new").items()}
+    assert web.sent == sizes
+    files = sum(size for path, size in sizes.items() if not path.endswith(".json") or "vocab" in path or "par" in path)
+    assert told[-1] == (files, files)
+    assert told == sorted(told)
+    web.sent.clear()
+    fetch(f"{web.url}/new/", tmp_path / "new")
+    assert set(web.sent) == {"/new/manifest.json", "/new/bm25/about.json"}
+
+
+def test_one_shard_alone_then_the_other(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    fetch(f"{web.url}/new", tmp_path / "new", [1])
+    assert not any("shard-0000" in path for path in web.sent)
+    snapshot = Snapshot.open(tmp_path / "new")
+    snapshot.verify(1)
+    with pytest.raises(InvalidSnapshot, match="shard-0000"):
+        snapshot.verify(0)
+    web.sent.clear()
+    fetch(f"{web.url}/new", tmp_path / "new", [0])
+    assert not any("shard-0001" in path or "indices" in path for path in web.sent)
+    assert contents(tmp_path / "new") == contents(built / "new")
+    with pytest.raises(InvalidSnapshot, match=r"shard must be 0\.\.1, got 2"):
+        fetch(f"{web.url}/new", tmp_path / "new", [2])
+
+
+def test_killed_and_run_again_it_fetches_the_rest(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    piece = 5_000
+    total = sum(map(len, contents(built / "new").values()))
+    web.held_after = total // 2
+    code = f"""
+from pathlib import Path
+from openbook.index.remote.fetch import fetch
+fetch({web.url + "/new"!r}, Path({str(tmp_path / "new")!r}), piece_bytes={piece})
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert web.is_held.wait(60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(InvalidSnapshot):
+        Snapshot.open(tmp_path / "new")
+    web.held_after = None
+    web.go_on.set()
+    fetch(f"{web.url}/new", tmp_path / "new", piece_bytes=piece)
+    assert contents(tmp_path / "new") == contents(built / "new")
+    # Twice: what says what there is, and pieces under way when it was killed.
+    again = sum(len(contents(built / "new")[name]) for name in (MANIFEST, "bm25/about.json"))
+    assert web.sent.total() <= total + again + 2 * fetching.N_FILES * piece
+
+
+def test_connections_that_break_are_made_again(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "PAUSES_S", (0.0, 0.0, 0.0))
+    web.cut = 3
+    fetch(f"{web.url}/new", tmp_path / "new")
+    assert web.cut == 0
+    assert contents(tmp_path / "new") == contents(built / "new")
+    web.cut = 1 << 30
+    with pytest.raises(ShardUnavailable, match=r"manifest\.json"):
+        fetch(f"{web.url}/old", tmp_path / "old")
+
+
+def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PAUSES_S", ())
+    with pytest.raises(InvalidSnapshot, match=r"/nowhere: not a snapshot: no manifest.json"):
+        fetch(f"{web.url}/nowhere", tmp_path / "new")
+    web.elsewhere = "http://127.0.0.1:1"
+    with pytest.raises(OpenbookError, match=r"manifest.json"):
+        fetch(f"{web.url}/new", tmp_path / "new")
+    assert not web.sent
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["shard-0001/vectors.npy", "shard-0000/passages.bin", "bm25/data.csc.index.npy"])
+def test_a_damaged_file_is_named_and_no_snapshot_appears(name: str, copy: Path, tmp_path: Path) -> None:
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InvalidSnapshot, match=f"{name}: was altered: sha256 must be"):
+        fetch(f"file://{copy}", tmp_path / "new")
+    assert not (tmp_path / "new" / MANIFEST).exists()
+    (copy / name).write_bytes(content[:-1])
+    with pytest.raises(InvalidSnapshot, match=f"{name}: must have {len(content)} bytes, ends after {len(content) - 1}"):
+        fetch(f"file://{copy}", tmp_path / "new")
+    (copy / name).unlink()
+    with pytest.raises(InvalidSnapshot, match=f"{name}: is not there"):
+        fetch(f"file://{copy}", tmp_path / "new")
+    (copy / name).write_bytes(content)
+    fetch(f"file://{copy}", tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(copy)
+
+
+def test_what_a_power_cut_left_is_fetched_anew(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    place = tmp_path / "new" / "shard-0000"
+    place.mkdir(parents=True)
+    (place / ".vectors.npy.partial").write_bytes(bytes(1000))  # the length is there, the bytes are not
+    (place / ".offsets.npy.partial").write_bytes(bytes(1 << 20))
+    fetch(f"{web.url}/new", tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(built / "new")
+
+
+def test_too_little_disk_is_said_before_anything_is_fetched(
+    web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 10**6 - 1000, 1000))
+    with pytest.raises(ShardUnavailable, match=r"new: \d{6} bytes are needed, 1000 are free"):
+        fetch(f"{web.url}/new", tmp_path / "new")
+    assert set(web.sent) == {"/new/manifest.json", "/new/bm25/about.json"}
+
+
+def test_a_folder_with_another_snapshot_is_left_alone(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    fetch(f"{web.url}/old", tmp_path / "here")
+    with pytest.raises(InvalidConfig, match="here: holds another snapshot"):
+        fetch(f"{web.url}/new", tmp_path / "here")
+    with pytest.raises(InvalidSnapshot, match=r"holds snapshot .*, not 00"):
+        fetch(f"{web.url}/old", tmp_path / "there", snapshot_id="00")
+    assert contents(tmp_path / "here") == contents(built / "old")
+
+
+def test_a_backup_and_the_way_back(built: Path, tmp_path: Path) -> None:
+    Root.create(tmp_path / "root", built / "old")
+    url = f"file://{tmp_path}/backup"
+    snapshot_id = push(tmp_path / "root", url)
+    assert contents(tmp_path / "backup") == contents(built / "old")
+    rotten = tmp_path / "backup" / "shard-0001" / "vectors.npy"
+    rotten.write_bytes(bytes(rotten.stat().st_size))
+    kept = (tmp_path / "backup" / "shard-0000" / "vectors.npy").stat().st_mtime_ns
+    assert push(tmp_path / "root", url) == snapshot_id  # only what is wrong is written
+    assert (tmp_path / "backup" / "shard-0000" / "vectors.npy").stat().st_mtime_ns == kept
+    assert fetch(url, tmp_path / "restored").snapshot_id == snapshot_id
+    assert contents(tmp_path / "restored") == contents(built / "old")
+
+
+def test_what_is_damaged_is_not_pushed(copy: Path, tmp_path: Path) -> None:
+    (copy / "shard-0000" / "vectors.npy").write_bytes(b"")
+    with pytest.raises(InvalidSnapshot, match=r"vectors.npy: must have"):
+        push(copy, f"file://{tmp_path}/backup")
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host/a",
+        "ssh://host/a",
+        "simplecache::file:///a",
+        "file:///a::http://host",
+        "https://user:secret@host/a",
+        "https://host/a?signed=1",
+        "https://host/%2e%2e/a",
+        "file:///srv/../etc",
+        "s3://",
+        "https://host/a b",
+        "https://host\\@other/a",
+        "https://host/a\n",
+    ],
+)
+def test_urls_that_are_not_read(url: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^url must b") as caught:
+        Place(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_prefix_is_a_folder_not_a_beginning() -> None:
+    allowed = ("s3://bucket/snapshots", "https://host/")
+    assert is_within("s3://bucket/snapshots", allowed)
+    assert is_within("s3://bucket/snapshots/2026", allowed)
+    assert is_within("https://host/a", allowed)
+    assert not is_within("s3://bucket/snapshots-of-others/2026", allowed)
+    assert not is_within("https://host.elsewhere/a", allowed)
+    assert not is_within("s3://bucket", allowed)
+    assert not is_within("s3://bucket", ())
+
+
+@pytest.fixture
+def servers(built: Path, web: WebFiles, tmp_path: Path) -> Iterator[list[IndexServer]]:
+    """Two shards on two machines, two servers each: each machine a root of its own, that only its servers see."""
+    with ExitStack() as stack:
+        found = []
+        for machine in "ab":
+            shutil.copytree(built / "old", tmp_path / machine / "old")
+            Root.create(tmp_path / machine, tmp_path / machine / "old")
+            for shard in (0, 1):
+                settings = IndexServerSettings(snapshot=tmp_path / machine, shard=shard, fetch_from=(web.url,))
+                found.append(stack.enter_context(IndexServer(settings)))
+        yield found
+
+
+def settings_of(servers: list[IndexServer]) -> IndexClientSettings:
+    return IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
+
+
+def test_published_from_elsewhere(servers: list[IndexServer], web: WebFiles, built: Path, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    settings = settings_of(servers)
+    new = Snapshot.open(built / "new").manifest.snapshot_id
+    assert asyncio.run(publish(f"{web.url}/new", settings, on_progress=lambda *step: steps.append(step))) == 2
+    assert {row.snapshot_id for row in asyncio.run(held_by_servers(settings)) if row.state == "current"} == {new}
+    assert {step for step, _, _ in steps} == {"fetch MB", "prepare", "publish"}
+    for machine in "ab":
+        assert contents(tmp_path / machine / new) == contents(built / "new")
+        assert Root(tmp_path / machine).read().current == new
+    for path, content in contents(built / "new").items():
+        if "json" not in path or "vocab" in path:
+            assert web.sent[f"/new/{path}"] == 2 * len(content), path  # once to each machine
+    asyncio.run(publish(f"{web.url}/old", settings))  # and back
+
+
+def test_what_cannot_be_fetched_is_published_nowhere(
+    servers: list[IndexServer], web: WebFiles, copy: Path, tmp_path: Path, built: Path
+) -> None:
+    settings = settings_of(servers)
+    path = copy / "shard-0001" / "vectors.npy"
+    path.write_bytes(bytes(path.stat().st_size))
+    web.folder = tmp_path
+    before = asyncio.run(held_by_servers(settings))
+    with pytest.raises(OpenbookError, match=r"vectors.npy: was altered"):
+        asyncio.run(publish(f"{web.url}/copy", settings))
+    with pytest.raises(PermissionDenied, match=r"fetch_from allows to fetch from http://.*, not from file:///"):
+        asyncio.run(publish(f"file://{built}/new", settings))
+    assert asyncio.run(held_by_servers(settings)) == before
+
+
+def test_off_unless_it_is_allowed(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    Root.create(tmp_path / "root", built / "old")
+    root, alone = tmp_path / "root", built / "old"
+    new = Snapshot.open(built / "new").manifest.snapshot_id
+    closed = download.Downloads(root, 0, ())
+    with pytest.raises(PermissionDenied, match="allows to fetch from nowhere"):
+        closed.ask(f"{web.url}/new", new)
+    with pytest.raises(InvalidConfig, match="no root to fetch into"):
+        download.Downloads(alone, 0, (web.url,)).ask(f"{web.url}/new", new)
+    with pytest.raises(InvalidRequest, match="32 hexadecimal digits"):
+        download.Downloads(root, 0, (web.url,)).ask(f"{web.url}/new", "../../etc")
+    assert not web.sent
+
+
+def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Root.create(tmp_path / "root", built / "old")
+    new = Snapshot.open(built / "new").manifest.snapshot_id
+    now = [0.0]
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,), lambda: now[0])
+    web.held_after = 0
+    assert downloads.ask(f"{web.url}/new", new).folder is None
+    assert web.is_held.wait(60)
+    with pytest.raises(OpenbookError, match=f"fetches snapshot {new}: wait"):
+        downloads.ask(f"{web.url}/old", Snapshot.open(built / "old").manifest.snapshot_id)
+    downloads.end_forgotten()
+    process = downloads._process
+    assert process is not None
+    now[0] = download.FORGOTTEN_S + 1
+    downloads.end_forgotten()
+    assert process.poll() is not None
+    web.held_after = None
+    web.go_on.set()
+    downloads.ask(f"{web.url}/new", new)
+    process = downloads._process
+    assert process is not None
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    done = downloads.ask(f"{web.url}/new", new)
+    assert (done.folder, done.n_bytes_done) == ((tmp_path / "root" / new), done.n_bytes)
+    Snapshot.open(tmp_path / "root" / new).verify(0)
+
+
+def test_s3(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        Place("s3://bucket")._files.mkdir("bucket")
+        push(built / "new", "s3://bucket/snapshots/new")
+        fetch("s3://bucket/snapshots/new", tmp_path / "new", piece_bytes=50_000)
+        assert contents(tmp_path / "new") == contents(built / "new")
+        with pytest.raises(InvalidSnapshot, match=r"s3://bucket/nothing: not a snapshot"):
+            fetch("s3://bucket/nothing", tmp_path / "other")
+    finally:
+        server.stop()
+
+
+def test_a_publication_must_follow(web: WebFiles, servers: list[IndexServer], tmp_path: Path) -> None:
+    passages = [Passage(i, f"doc-{i}", "", f"text {i}") for i in range(4)]
+    vectors = np.ones((4, D), np.float32)
+    build_snapshot(passages, vectors, tmp_path / "other", 2, "Flat", "encoder", "another fingerprint")
+    web.folder = tmp_path
+    with pytest.raises(SnapshotMismatch, match="encoder fingerprint must be"):
+        asyncio.run(publish(f"{web.url}/other", settings_of(servers)))

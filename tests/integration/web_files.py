@@ -1,0 +1,97 @@
+"""A folder behind a web server of our own, which knows ranges, counts what it sends, and can misbehave."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class WebFiles:
+    """`sent`: bytes by path. `cut`: so many answers end half-way. `slow`: answers to ranges wait for `go_on`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sent: Counter[str] = Counter()
+        self.cut = 0
+        self.elsewhere: str | None = None  # everybody is sent there
+        self.held_after: int | None = None  # bytes, after which answers wait
+        self.is_held, self.go_on = threading.Event(), threading.Event()
+        self.url = ""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[WebFiles]:
+    files = WebFiles(folder)
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, with_body: bool) -> None:
+            if files.elsewhere:
+                self.send_response(302)
+                self.send_header("Location", files.elsewhere + self.path)
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
+            path = files.folder / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
+            body = path.read_bytes()
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            self.send_response(206 if wanted else 200)
+            if wanted:
+                start, last = map(int, wanted.groups())
+                self.send_header("Content-Range", f"bytes {start}-{min(last, len(body) - 1)}/{len(body)}")
+                body = body[start : last + 1]
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if not with_body:
+                return None
+            with lock:
+                cut = files.cut > 0 and len(body) > 1
+                files.cut -= cut
+                if cut:
+                    body = body[: len(body) // 2]
+                hold = files.held_after is not None and files.sent.total() >= files.held_after
+            if hold:
+                files.is_held.set()
+                files.go_on.wait()
+            try:
+                self.wfile.write(body)
+            except OSError:
+                return None
+            if cut:
+                self.close_connection = True
+                return None
+            with lock:
+                files.sent[self.path] += len(body)
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    files.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield files
+    finally:
+        files.go_on.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
