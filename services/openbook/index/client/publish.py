@@ -5,7 +5,6 @@ sequence number. Rolling back is publishing the former snapshot.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -97,7 +96,7 @@ async def publish(
     """
     url = source if isinstance(source, str) else ""
     manifest = await asyncio.to_thread(snapshot_at, url) if url else Snapshot.open(Path(source)).manifest
-    where = str(folder_at_servers or os.path.realpath(source))  # servers have other working directories
+    where = str(folder_at_servers or _absolute(source))
     snapshot_id, n_shards = manifest.snapshot_id, len(manifest.shards)
     async with _servers(settings) as servers:
         infos = await _all_or_raise([server.info() for server in servers])
@@ -149,6 +148,10 @@ def held_by_root(folder: Path) -> list[Listed]:
     sequence = published.sequence if published else 0
     rows = [_row(folder / name, name, states.get(name, ""), sequence) for name in sorted(names | states.keys())]
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
+
+
+def _absolute(source: Path | str) -> Path:
+    return Path(source).resolve()  # servers have other working directories
 
 
 async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on_progress: OnProgress) -> list[str]:
