@@ -18,6 +18,7 @@ from openbook.explain.command import explain
 from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
 from openbook.passages import passages_app
+from openbook.planning.command import plan
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
@@ -39,6 +40,7 @@ app.add_typer(passages_app, name="passages")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(experiment_app, name="experiment")
 app.command()(doctor)
+app.command()(plan)
 
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 

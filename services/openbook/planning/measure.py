@@ -1,0 +1,183 @@
+"""What one index tier on this machine takes: memory, disk, time of a question, questions a second."""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Any
+
+import numpy as np
+
+from openbook.config import IndexClientSettings
+from openbook.core.context import Context
+from openbook.core.deadline import Deadline
+from openbook.core.types import Float32, Passage, RetrievalSettings
+from openbook.index.building.build import add_bm25, build_snapshot
+from openbook.index.client.sharded import ShardedIndex
+from openbook.processes import end, start
+
+K = 10
+IN_FLIGHT = 64
+N_QUERIES = 512
+ROUNDS = 5
+PER_CENTRE = 50
+NOISE = 0.7  # of a centre's length
+WORDS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was measured of questions. CPU time hardly knows what else runs on the machine; the wall clock does."""
+
+    alone_s: float  # a query by itself: CPU time on its way, of who asks and of the slowest server
+    p50_s: float  # of the same by the wall clock
+    rate: (
+        float  # queries a second for which the busiest server, of one thread, has CPU time; 64 callers, one query each
+    )
+    server_cpu_s: float  # of all servers, for a query, then
+    client_cpu_s: float  # of who asks
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Asked):
+    """What was measured of one tier, all of whose servers ran here, each with one thread."""
+
+    disk_bytes: int  # of the snapshot
+    memory_bytes: int  # resident, of all servers: their share of pages that several have
+
+
+def generated(n: int, dimension: int, seed: int = 0) -> Float32:
+    """(n, dimension) unit vectors around centres. Real ones are harder to find, and cost as much to scan."""
+    rng = np.random.default_rng(seed)
+    n_centres = max(16, n // PER_CENTRE)
+    centres = np.random.default_rng(1).standard_normal((n_centres, dimension), np.float32)
+    vectors = rng.standard_normal((n, dimension), np.float32)
+    vectors *= NOISE
+    vectors += centres[rng.integers(0, n_centres, n)]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+class Texts(Sequence[Passage]):
+    """A passage of so many words for each id; words of natural rarity."""
+
+    def __init__(self, n: int, n_words: int = WORDS) -> None:
+        self._n = n
+        ranks = np.random.default_rng(0).zipf(1.3, 1 << 16) % 50_000
+        self._words = [f"w{rank:04x}" for rank in ranks]
+        self._n_words = n_words
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: Any) -> Any:
+        first = (i * 7919) % (len(self._words) - self._n_words)
+        return Passage(i, f"document-{i // 5}", f"Title {i // 5}", " ".join(self._words[first : first + self._n_words]))
+
+
+def build(folder: Path, n: int, dimension: int, factory: str, n_shards: int = 1, words: bool = False) -> Path:
+    """A snapshot of generated vectors."""
+    texts = Texts(n)
+    build_snapshot(texts, generated(n, dimension), folder, n_shards, factory, "generated", "generated")
+    if words:
+        add_bm25(folder)
+    return folder
+
+
+def disk_bytes(folder: Path) -> int:
+    """Of all files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def served(snapshot: Path, dimension: int, seconds: float, priority: int = 0) -> Served:
+    """Serve a snapshot, a process of one thread a shard, and ask it as long as that, for each of two figures.
+
+    With a priority below 0 (it takes root) what else runs on the machine is noticed less.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, priority or before)
+    try:
+        return _served(snapshot, dimension, seconds)
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def _served(snapshot: Path, dimension: int, seconds: float) -> Served:
+    manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
+    queries = generated(N_QUERIES, dimension, seed=2)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_server(snapshot, shard)) for shard in range(len(manifest["shards"]))]
+        addresses = tuple(process.stdout.readline().strip() for process in servers)  # type: ignore[union-attr]
+        pids = [process.pid for process in servers]
+        asked = asyncio.run(_ask(addresses, queries, pids, seconds))
+        memory = sum(map(_resident_bytes, pids))
+    return Served(**asdict(asked), disk_bytes=disk_bytes(snapshot), memory_bytes=memory)
+
+
+@contextmanager
+def _server(snapshot: Path, shard: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
+    process = start([*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+async def _ask(addresses: tuple[str, ...], queries: Float32, pids: list[int], seconds: float) -> Asked:
+    tier = ShardedIndex.of(IndexClientSettings(addresses=addresses, timeout_s=60, hedge_budget=0))
+    wanted = RetrievalSettings(k=K)
+
+    async def caller(until: float, taken: list[float]) -> None:
+        while (began := monotonic()) < until:
+            query = queries[len(taken) % N_QUERIES][None]
+            await tier.search(query, wanted, Context(Deadline.after(60)))
+            taken.append(monotonic() - began)
+
+    async def asked(n_callers: int) -> tuple[list[float], list[float], float]:
+        """How long each took; CPU time of each server, and of us, for each."""
+        taken: list[float] = []
+        before, ours = [*map(_cpu_s, pids)], process_time()
+        until = monotonic() + seconds / ROUNDS
+        async with asyncio.TaskGroup() as group:
+            for _ in range(n_callers):
+                group.create_task(caller(until, taken))
+        n = len(taken)
+        of_servers = [(now - then) / n for now, then in zip(map(_cpu_s, pids), before, strict=True)]
+        return taken, of_servers, (process_time() - ours) / n
+
+    try:
+        for n_callers in (1, IN_FLIGHT):
+            await asked(n_callers)  # warms up
+        alone = [await asked(1) for _ in range(ROUNDS)]
+        many = [await asked(IN_FLIGHT) for _ in range(ROUNDS)]
+        # The least of the rounds: others' programs take caches and memory's bandwidth too.
+        path_s = min(max(of_servers) + of_client for _, of_servers, of_client in alone)
+        p50_s = statistics.median(each for taken, _, _ in alone for each in taken)
+        busiest_s = min(max(of_servers) for _, of_servers, _ in many)
+        servers_s = min(sum(of_servers) for _, of_servers, _ in many)
+        return Asked(path_s, p50_s, 1 / busiest_s, servers_s, min(of_client for _, _, of_client in many))
+    finally:
+        await tier.close()
+
+
+def _cpu_s(pid: int) -> float:
+    """Of all threads that live."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # it has ended
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def _resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,163 @@
+"""Sizes and times of an index tier, from its shape and the constants. Pure: no I/O, nothing is measured here."""
+
+import re
+from dataclasses import dataclass, replace
+from math import log2
+
+from openbook.errors import InvalidRequest
+from openbook.planning.constants import Constants
+
+N_LINKS_EXTRA = 17
+"""Bytes of a passage of an HNSW graph beside vector and links: levels, offsets, upper layers."""
+ID_BYTES = 8
+RABITQ_EXTRA = 16
+"""Bytes of a passage beside its bits."""
+MIN_PROBES = 8
+BLAS_NUMBERS = 1 << 23
+"""From so many numbers in a Flat shard on, a server tries at its start what BLAS brings, whose buffers stay."""
+RERANKED = 4
+"""Candidates for each hit whose exact vectors are read, where the index keeps codes."""
+ORIGIN_BYTES = 8 + 4 + 20
+"""Of a passage: its lasting id, the place of that, and where it stands in its document."""
+DOCUMENT_BYTES = 40 + 2 * 4
+"""Of a document: digest, path, address, language, date."""
+OFFSET_BYTES = 3 * 8
+BM25_BYTES = 8
+"""Of a word that a passage has: the passage, and what it adds to the score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An index tier: what is in it, and how it is divided.
+
+    Raises:
+        InvalidRequest: an index that plans know nothing of.
+    """
+
+    n_passages: int
+    dimension: int
+    index: str  # of FAISS: Flat, HNSWn, IVFn,SQ8, IVFn,RaBitQfs, and n may be left out
+    n_shards: int = 1
+    n_words: float = 100  # of a passage
+    exact_bytes: int = 4  # of a number of an exact vector: 2 for float16
+    has_origins: bool = True
+    has_words: bool = True  # BM25
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"Flat|HNSW\d+|IVF\d*,(SQ8|RaBitQfs)", self.index):
+            raise InvalidRequest(f"index must be Flat, HNSWn, IVFn,SQ8 or IVFn,RaBitQfs, got {self.index}")
+
+    @property
+    def per_shard(self) -> float:
+        """Passages of a shard."""
+        return self.n_passages / self.n_shards
+
+    @property
+    def n_lists(self) -> int:
+        """Cells of a shard's IVF: as named, else the power of two near 2 √N."""
+        named = re.search(r"IVF(\d+)", self.index)
+        if named:
+            return int(named[1])
+        if "IVF" not in self.index:
+            return 0
+        return 1 << int(max(4, round(log2(2 * max(1.0, self.per_shard) ** 0.5))))
+
+    @property
+    def n_probes(self) -> int:
+        """Cells that a search looks at unless it is told otherwise."""
+        return min(self.n_lists, max(MIN_PROBES, 2 * round(self.n_lists**0.5)))
+
+    @property
+    def factory(self) -> str:
+        """As `openbook build --factory` takes it."""
+        return re.sub(r"IVF\d*", f"IVF{self.n_lists}", self.index)
+
+    @property
+    def code_bytes(self) -> float:
+        """Of a passage, as a search scans it; 0 where it reads the vectors themselves."""
+        if "IVF" not in self.index:
+            return 0
+        return self.dimension if "SQ8" in self.index else self.dimension / 8 + RABITQ_EXTRA
+
+    def of(self, n_passages: int) -> "Shape":
+        """The same of more or fewer passages."""
+        return replace(self, n_passages=n_passages)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of all shards together, in bytes."""
+
+    index: float
+    exact: float  # vectors that scores are computed from
+    texts: float
+    origins: float
+    words: float  # the index of words, which every server maps whole
+
+    @property
+    def snapshot(self) -> float:
+        """On disk."""
+        return self.index + self.exact + self.texts + self.origins + self.words
+
+
+def sizes(shape: Shape, c: Constants) -> Sizes:
+    """What the files of a snapshot take."""
+    n, d = shape.n_passages, shape.dimension
+    if shape.index == "Flat":
+        index = n * d * 4.0
+    elif shape.index.startswith("HNSW"):
+        index = n * (d * 4 + int(shape.index[4:]) * 8 + N_LINKS_EXTRA)
+    else:
+        index = n * (shape.code_bytes + ID_BYTES) + shape.n_shards * shape.n_lists * d * 4
+    text = shape.n_words * c["bytes_per_word"].value + c["title_bytes"].value + OFFSET_BYTES
+    origin = ORIGIN_BYTES + DOCUMENT_BYTES / c["passages_per_document"].value if shape.has_origins else 0
+    words = shape.n_words * c["words_indexed"].value * BM25_BYTES if shape.has_words else 0
+    vocabulary = c["vocabulary_bytes"].value if shape.has_words else 0
+    return Sizes(index, float(n * d * shape.exact_bytes), n * text, n * origin, n * words + vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of the servers of all shards, one of each, in bytes."""
+
+    needed: float  # without it every search reads the disk
+    wanted: float  # with it none does, whatever is asked
+
+
+def memory(shape: Shape, c: Constants) -> Memory:
+    """What a server maps when it starts, and what its private memory is."""
+    found = sizes(shape, c)
+    has_blas = shape.index == "Flat" and shape.per_shard * shape.dimension >= BLAS_NUMBERS
+    private = shape.n_shards * (c["server_bytes"].value + (c["blas_bytes"].value if has_blas else 0))
+    needed = private + found.index
+    return Memory(needed, needed + (found.exact if shape.code_bytes else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of a search, in seconds."""
+
+    alone: float  # p50 of a caller alone, all shards at once
+    server_cpu: float  # of all servers together, for one of many at once
+    client_cpu: float  # of who asks, for the same
+
+
+def times(shape: Shape, c: Constants, cached: float = 1.0, k: int = 10) -> Times:
+    """How long, where a share `cached` of the exact vectors is in memory."""
+    n, d, v = shape.per_shard, shape.dimension, {name: constant.value for name, constant in c.items()}
+    if shape.index == "Flat":
+        alone, many = n * (4 * d * v["flat_alone_s"] + v["flat_row_alone_s"]), n * d * v["flat_s"] + n * v["flat_row_s"]
+    elif shape.code_bytes:
+        scanned = n * shape.n_probes / shape.n_lists * shape.code_bytes
+        coarse = shape.n_lists * d * v["lists_s"]
+        alone, many = coarse + scanned * v["codes_alone_s"], coarse + scanned * v["codes_s"]
+    else:
+        steps = log2(max(2.0, n))
+        alone, many = steps * v["graph_alone_s"], steps * v["graph_s"]
+    read = RERANKED * k * (1 - cached) * v["rescored_s"] if shape.code_bytes else 0.0
+    s = shape.n_shards
+    return Times(
+        v["call_s"] + (s - 1) * v["shard_s"] + alone + read,
+        s * (v["call_cpu_s"] + many),
+        s * v["client_cpu_s"],
+    )

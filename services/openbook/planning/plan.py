@@ -1,0 +1,264 @@
+"""From what is wanted to machines: every choice is the cheapest of those that suffice. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TypeVar
+
+from openbook.errors import InvalidRequest
+from openbook.planning.constants import Constants
+from openbook.planning.demand import Demand, Machine, Machines
+from openbook.planning.model import Memory, Shape, Sizes, Times, memory, sizes, times
+
+GB = 1e9
+HOURS_A_MONTH = 730
+MAX_SHARDS = 1024
+RECALL = {"Flat": (1.0, "exact, by proof"), "HNSW": (0.99, "docs/tune-index.md: nearly all; certify yours")}
+CODES_RECALL = (0.97, "docs/measurements/scale.md: IVF4096,SQ8, generated vectors; certify yours")
+CODED = {"SQ8": CODES_RECALL, "RaBitQfs": (0.967, "scale.md: its 0.997 after SQ8's cells; certify yours")}
+INDICES = ("Flat", "HNSW32", "IVF,SQ8", "IVF,RaBitQfs")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTier:
+    """Machines that serve the index."""
+
+    shape: Shape
+    machine: Machine
+    shards_each: int  # of a machine
+    replicas: int  # of each shard
+    machines: int
+    memory: Memory  # of all shards once
+    sizes: Sizes
+    times: Times
+    cached: float  # share of the exact vectors in memory
+    rate: float  # questions a second, of all machines but those that may be lost
+    price: float  # an hour
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether each machine serves every shard, as `ray up` and systemd have it; else Kubernetes spreads them."""
+        return self.shards_each == self.shape.n_shards
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTier:
+    """Machines that encode and generate."""
+
+    machine: Machine
+    machines: int
+    answer_s: float  # p50 of the models and the endpoint, alone
+    rate: float  # as of the index
+    price: float
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        return self.machines * self.machine.gpus
+
+
+Tier = TypeVar("Tier", IndexTier, EndpointTier)
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """What gives way first as passages and questions grow together, and at how many times today's."""
+
+    what: str
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to take, and what it does."""
+
+    demand: Demand
+    index: IndexTier
+    endpoint: EndpointTier
+    recall: float
+    recall_source: str
+    p99_s: float
+    breaks: tuple[Breaks, ...]  # the first first
+    warnings: tuple[str, ...]
+    price_a_month: float
+    currency: str
+
+
+def plan(demand: Demand, offered: Machines, c: Constants) -> Plan:
+    """The cheapest machines that do it.
+
+    Raises:
+        InvalidRequest: no index has that recall, or no machine is large enough; says what would be.
+    """
+    chosen = _cheapest(_index_tiers(demand, offered.machines, c), demand, "index")
+    endpoint = _cheapest(_endpoint_tiers(demand, offered.machines, c), demand, "endpoint")
+    p99 = chosen.times.alone * c["index_tail"].value + endpoint.answer_s * c["endpoint_tail"].value
+    recall, source = recall_of(chosen.shape.index)
+    return Plan(
+        demand,
+        chosen,
+        endpoint,
+        recall,
+        source,
+        p99,
+        _breaks(demand, chosen, endpoint, c),
+        tuple(_warnings(demand, chosen, endpoint, p99)),
+        (chosen.price + endpoint.price) * HOURS_A_MONTH,
+        offered.currency,
+    )
+
+
+def recall_of(index: str) -> tuple[float, str]:
+    """At 10, as it was measured, and where."""
+    for name, found in (*RECALL.items(), *CODED.items()):
+        if name in index:
+            return found
+    raise InvalidRequest(f"index must be one of {', '.join(INDICES)}, got {index}")
+
+
+def everything_held(index: IndexTier) -> float:
+    """Bytes with which one server of each shard never reads the disk, whatever is asked."""
+    return index.memory.wanted + index.sizes.texts + index.sizes.words
+
+
+def _cheapest(tiers: Iterator[Tier], demand: Demand, what: str) -> Tier:
+    best = min(tiers, key=lambda tier: (tier.price, tier.machines), default=None)
+    if best is None:
+        raise InvalidRequest(
+            f"no {what} machine suffices for {demand.passages} passages of {demand.dimension} numbers, recall "
+            f"{demand.recall}, {demand.questions_per_s} questions a second: offer larger ones, or ask for less recall"
+        )
+    return best
+
+
+def _index_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -> Iterator[IndexTier]:
+    for index in (demand.index,) if demand.index else INDICES:
+        if recall_of(index)[0] < demand.recall:
+            continue
+        for machine in machines:
+            for shape in _shapes(demand, index):
+                tier = index_tier(demand, shape, machine, c)
+                if tier and tier.times.alone * c["index_tail"].value <= demand.p99_s / 2:
+                    yield tier
+                    break  # more shards cost more
+
+
+def _shapes(demand: Demand, index: str) -> Iterator[Shape]:
+    exact = 2 if demand.exact_dtype == "float16" else 4
+    n, shards = ceil(demand.passages * demand.grown), 1
+    while shards <= MAX_SHARDS:
+        yield Shape(n, demand.dimension, index, shards, demand.words, exact)
+        shards *= 2
+
+
+def index_tier(demand: Demand, shape: Shape, machine: Machine, c: Constants) -> IndexTier | None:
+    """As many of a kind of machine as serve this; None if a shard does not fit on one."""
+    usable, busy = c["usable"].value, c["busy"].value
+    wanted, found = memory(shape, c), sizes(shape, c)
+    room, disk = machine.memory_gb * GB * usable, machine.disk_gb * GB * usable
+    on_disk = found.snapshot * c["snapshots_on_disk"].value
+    each = min(shape.n_shards, int(room * shape.n_shards / wanted.needed), int(disk * shape.n_shards / on_disk))
+    if each < 1:
+        return None
+    groups = ceil(shape.n_shards / each)
+    each = ceil(shape.n_shards / groups)  # as evenly as can be
+    share = each / shape.n_shards
+    spare = room - wanted.needed * share
+    optional = (wanted.wanted - wanted.needed) * share
+    cached = min(1.0, spare / optional) if optional else 1.0
+    taken = times(shape, c, cached)
+    rate_of_one = machine.cores * busy / (taken.server_cpu * share)
+    wanted_rate = demand.questions_per_s * demand.grown
+    replicas = ceil(wanted_rate / rate_of_one) + demand.failures
+    n = groups * replicas
+    rate = rate_of_one * (replicas - demand.failures)
+    return IndexTier(shape, machine, each, replicas, n, wanted, found, taken, cached, rate, n * machine.price)
+
+
+def _endpoint_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -> Iterator[EndpointTier]:
+    """On GPUs and without; a generator is as much slower as it is larger."""
+    generate_s = c["generate_s"].value * demand.generator_parameters / c["embedded_parameters"].value
+    other_s = c["encode_s"].value + c["endpoint_s"].value
+    wanted = demand.questions_per_s * demand.grown
+    found = []
+    for machine in machines:
+        if machine.gpus:
+            alone = generate_s / machine.gpu_times_core
+            rate_of_one = min(machine.gpus / alone, machine.cores / other_s)
+        else:
+            alone = generate_s / min(machine.cores, 2)  # an answer by itself gains little from more
+            rate_of_one = machine.cores / (generate_s + other_s)
+        rate_of_one *= c["busy"].value
+        n = ceil(wanted / rate_of_one)
+        tier = EndpointTier(
+            machine,
+            n + demand.failures,
+            alone + other_s,
+            n * rate_of_one,
+            (n + demand.failures) * machine.price,
+        )
+        found.append(tier)
+    in_time = [tier for tier in found if tier.answer_s * c["endpoint_tail"].value <= demand.p99_s]
+    yield from in_time or [min(found, key=lambda tier: tier.answer_s)]
+
+
+def _breaks(demand: Demand, index: IndexTier, endpoint: EndpointTier, c: Constants) -> tuple[Breaks, ...]:
+    """By bisection: sizes and times do not always grow in proportion."""
+    shape, machine, usable = index.shape, index.machine, c["usable"].value
+    share = index.shards_each / shape.n_shards
+    held = index.replicas - demand.failures
+
+    def tier(times_today: float) -> Shape:
+        return shape.of(max(1, ceil(demand.passages * times_today)))
+
+    def memory_fits(x: float) -> bool:
+        return memory(tier(x), c).needed * share <= machine.memory_gb * GB * usable
+
+    def all_in_memory(x: float) -> bool:
+        return (
+            memory(tier(x), c).wanted + sizes(tier(x), c).texts + sizes(tier(x), c).words
+        ) * share <= machine.memory_gb * GB * usable
+
+    def disk_fits(x: float) -> bool:
+        on_disk = sizes(tier(x), c).snapshot * c["snapshots_on_disk"].value
+        return on_disk * share <= machine.disk_gb * GB * usable
+
+    def searches_keep_up(x: float) -> bool:
+        cpu = times(tier(x), c).server_cpu * share
+        return demand.questions_per_s * x <= held * machine.cores * c["busy"].value / cpu
+
+    found = [
+        Breaks("memory of the index machines: the index itself", _last(memory_fits)),
+        Breaks(
+            "memory of the index machines for all, texts and words too: some questions read the disk",
+            _last(all_in_memory),
+        ),
+        Breaks("disk of the index machines", _last(disk_fits)),
+        Breaks("cores of the index machines", _last(searches_keep_up)),
+        Breaks("the generator's machines", endpoint.rate / demand.questions_per_s),
+    ]
+    return tuple(sorted(found, key=lambda each: each.times))
+
+
+def _last(holds: Callable[[float], bool]) -> float:
+    """The largest multiple of today for which it holds, to a hundredth; 0 if for none, a million if for all."""
+    low, high = 0.0, 1e6
+    if holds(high):
+        return high
+    while high - low > max(1e-3, low / 200):
+        middle = (low + high) / 2 if low else high / 10
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _warnings(demand: Demand, index: IndexTier, endpoint: EndpointTier, p99: float) -> Iterator[str]:
+    if p99 > demand.p99_s:
+        yield f"p99 will be {p99:.1f} s, not {demand.p99_s:g} s: none of these machines generates fast enough"
+    if index.cached < 1:
+        yield f"{1 - index.cached:.0%} of the exact vectors are read from disk when they are scored: take local SSDs"
+    if not index.everywhere:
+        yield "no machine holds every shard: only Kubernetes spreads shards over machines (docs/deploy.md)"
+    if endpoint.machine.gpus:
+        yield "no GPU was measured: gpu_times_core of the machine is yours to measure (`make gpu`)"
+    if demand.failures == 0:
+        yield "the loss of any machine stops answers"

@@ -1,0 +1,66 @@
+"""A plan as the topology file that `openbook deploy render` reads, but for where the machines are."""
+
+from math import ceil
+from typing import Any
+
+import yaml
+
+from openbook.config import section
+from openbook.deployment.topology import Topology
+from openbook.planning.plan import Plan
+
+USABLE = 0.9
+"""Of a machine's memory, page cache included, for its index servers."""
+HEADER = """\
+# What `openbook plan` found for {n} passages and {rate:g} questions a second: {price:,.0f} {currency} a month.
+# Index: {index_machines} x {index} ({factory}). Endpoint: {endpoint_machines} x {endpoint}.
+# Add where the machines are (aws, gcp, on_premise or kubernetes: docs/settings.md), then: openbook deploy render FILE
+"""
+
+
+def topology(found: Plan) -> Topology:
+    """As values, checked."""
+    index, endpoint = found.index, found.endpoint
+    shards = index.shape.n_shards
+    cores = max(1, index.machine.cores // index.shards_each)
+    gpu = {"generator": {"device": "cuda", "dtype": "bfloat16", "num_cpus": 1, "num_gpus": 1}}
+    values: dict[str, Any] = {
+        "index": {
+            "shards": shards,
+            "replicas": index.replicas,
+            "threads": cores,
+            "memory_gb": max(1, int(index.machine.memory_gb * USABLE / index.shards_each)),
+            "disk_gb": ceil(index.machine.disk_gb),
+        },
+        "endpoint": {
+            "settings": {
+                "serving": {"topology": "split", "n_replicas": endpoint.machines},
+                "encoder": {"n_replicas": endpoint.machines},
+                "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus)},
+                "answer": {"timeout_s": found.demand.p99_s},
+            },
+            "min_workers": endpoint.machines,
+            "max_workers": 2 * endpoint.machines,
+        },
+    }
+    if endpoint.gpus:
+        values["endpoint"]["gpu"] = gpu
+    return section(Topology, "openbook plan", **values)
+
+
+def text(found: Plan) -> str:
+    """Of the file."""
+    index, endpoint = found.index, found.endpoint
+    header = HEADER.format(
+        n=index.shape.n_passages,
+        rate=found.demand.questions_per_s * found.demand.grown,
+        price=found.price_a_month,
+        currency=found.currency,
+        index_machines=index.machines,
+        index=index.machine.name,
+        factory=index.shape.factory,
+        endpoint_machines=endpoint.machines,
+        endpoint=endpoint.machine.name,
+    )
+    values = topology(found).model_dump(mode="json", exclude_defaults=True)
+    return header + str(yaml.safe_dump(values, sort_keys=False))

@@ -1,0 +1,197 @@
+"""Plans: never less for more, enough for what is asked, and sizes that a real tier has."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from openbook.cli import app
+from openbook.deployment import render
+from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.planning.constants import DEFAULTS, Calibration, calibrated, constants
+from openbook.planning.demand import Demand, Machine, Machines, machines
+from openbook.planning.measure import WORDS, build, served
+from openbook.planning.model import Shape, memory, sizes, times
+from openbook.planning.plan import GB, INDICES, index_tier, plan
+from openbook.planning.topology import text
+
+OFFERED = machines()
+EXAMPLES = 25
+HUGE = Machines(
+    machines=(
+        *OFFERED.machines,
+        Machine(name="huge", cores=256, memory_gb=100_000, disk_gb=1e6, price=1000),
+    )
+)
+NUMBERS = st.integers(1000, 50_000_000)
+SHAPES = st.builds(
+    Shape,
+    n_passages=NUMBERS,
+    dimension=st.sampled_from([64, 384, 768, 1024]),
+    index=st.sampled_from(INDICES),
+    n_shards=st.sampled_from([1, 2, 4, 8]),
+    n_words=st.floats(10, 300),
+    exact_bytes=st.sampled_from([2, 4]),
+    has_origins=st.booleans(),
+    has_words=st.booleans(),
+)
+DEMANDS = st.builds(
+    Demand,
+    passages=NUMBERS,
+    dimension=st.sampled_from([384, 768]),
+    index=st.sampled_from([None, *INDICES]),
+    recall=st.sampled_from([0.5, 0.9, 0.96]),
+    questions_per_s=st.floats(0.1, 500),
+    growth=st.floats(0, 2),
+    years=st.floats(0, 5),
+    failures=st.integers(0, 3),
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(SHAPES, st.integers(1, 10_000_000), st.integers(1, 500))
+def test_more_passages_or_numbers_need_more_of_everything(shape: Shape, more: int, longer: int) -> None:
+    for larger in (shape.of(shape.n_passages + more), replace(shape, dimension=shape.dimension + longer)):
+        for c in (DEFAULTS,):
+            assert sizes(larger, c).snapshot > sizes(shape, c).snapshot
+            assert memory(larger, c).needed > memory(shape, c).needed
+            assert memory(larger, c).wanted > memory(shape, c).wanted
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(SHAPES, st.integers(2, 20))
+def test_a_search_of_more_passages_takes_no_less_time(shape: Shape, many: int) -> None:
+    named = replace(shape, index=shape.factory)  # as many cells
+    before, after = times(named, DEFAULTS), times(named.of(shape.n_passages * many), DEFAULTS)
+    assert after.alone >= before.alone
+    assert after.server_cpu >= before.server_cpu
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(SHAPES)
+def test_shards_cost_memory_and_save_time_of_a_scan(shape: Shape) -> None:
+    more = replace(shape, index=shape.factory, n_shards=2 * shape.n_shards)
+    shape = replace(shape, index=shape.factory)
+    assert memory(more, DEFAULTS).needed >= memory(shape, DEFAULTS).needed - shape.n_shards * 35e6  # BLAS's buffers
+    scan = {name: replace(c, value=0.0) if name in ("shard_s", "lists_s") else c for name, c in DEFAULTS.items()}
+    assert times(more, scan).alone <= times(shape, scan).alone
+    assert times(more, DEFAULTS).client_cpu > times(shape, DEFAULTS).client_cpu
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(DEMANDS)
+def test_what_is_planned_is_enough(demand: Demand) -> None:
+    found = plan(demand, HUGE, DEFAULTS)
+    index, wanted = found.index, demand.questions_per_s * demand.grown
+    assert found.recall >= demand.recall
+    assert index.rate >= wanted * 0.999
+    assert found.endpoint.rate >= wanted * 0.999
+    assert index.shape.n_passages >= demand.passages * demand.grown
+    share = index.shards_each / index.shape.n_shards
+    assert memory(index.shape, DEFAULTS).needed * share <= index.machine.memory_gb * GB
+    assert index.sizes.snapshot * share * 2 <= index.machine.disk_gb * GB
+    assert index.machines * index.shards_each >= index.replicas * index.shape.n_shards
+    assert index.replicas > demand.failures
+    assert found.endpoint.machines > demand.failures
+    assert [each.times for each in found.breaks] == sorted(each.times for each in found.breaks)
+    disk_and_memory = [each.times for each in found.breaks if "index" in each.what and "all" not in each.what]
+    assert min(disk_and_memory) >= 0.98 * demand.grown  # nothing breaks before the end
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(DEMANDS, st.floats(1, 4))
+def test_more_never_costs_less(demand: Demand, factor: float) -> None:
+    price = plan(demand, HUGE, DEFAULTS).price_a_month
+    for change in (
+        {"questions_per_s": demand.questions_per_s * factor},
+        {"failures": demand.failures + 1},
+        {"growth": demand.growth * factor},
+    ):
+        assert plan(demand.model_copy(update=change), HUGE, DEFAULTS).price_a_month >= price * 0.999
+    assert plan(demand.model_copy(update={"recall": 0.1}), HUGE, DEFAULTS).price_a_month <= price
+    assert plan(demand, Machines(machines=HUGE.machines[::2]), DEFAULTS).price_a_month >= price
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(DEMANDS)
+def test_a_plan_is_a_topology_that_can_be_rendered(demand: Demand) -> None:
+    values = yaml.safe_load(text(plan(demand, HUGE, DEFAULTS)))
+    assert render.render(render.section(render.Topology, "plan", **values))
+
+
+def test_what_cannot_be_met_is_said() -> None:
+    with pytest.raises(InvalidRequest, match="no index machine suffices for 21000000 passages of 768 numbers"):
+        plan(Demand(passages=21_000_000, dimension=768, recall=1.0, index="IVF,SQ8"), OFFERED, DEFAULTS)
+    with pytest.raises(InvalidRequest, match=r"index must be Flat, HNSWn, .* got PQ8"):
+        Shape(10, 4, "PQ8")
+    slow = plan(
+        Demand(passages=1000, p99_s=1, generator_parameters=1e9), Machines(machines=OFFERED.machines[:1]), DEFAULTS
+    )
+    assert any("none of these machines generates fast enough" in each for each in slow.warnings)
+
+
+def test_wikipedia_on_one_machine_of_24_gb() -> None:
+    one = Machine(name="one", cores=8, memory_gb=24, disk_gb=300, price=0.3)
+    shape = Shape(21_000_000, 768, "IVF,SQ8")
+    demand = Demand(passages=21_000_000, dimension=768, failures=0)
+    found = index_tier(demand, shape, one, DEFAULTS)
+    assert found is not None
+    assert (found.machines, found.shape.factory) == (1, "IVF8192,SQ8")
+    assert found.cached < 0.5  # the exact vectors are read from disk
+    for too_large in ("Flat", "HNSW32"):
+        assert index_tier(demand, replace(shape, index=too_large), one, DEFAULTS) is None
+
+
+def test_a_calibration_takes_the_place_of_what_it_measured(tmp_path: Path) -> None:
+    found = calibrated(Calibration(machine="mine", date="2026-11-23", values={"call_s": 0.5}))
+    assert (found["call_s"].value, found["call_s"].source) == (0.5, "calibrated: mine, 2026-11-23")
+    assert found["flat_s"] is DEFAULTS["flat_s"]
+    path = tmp_path / "c.yaml"
+    path.write_text("machine: m\ndate: d\nvalues: {speed: 1}\n")
+    with pytest.raises(InvalidConfig, match=r"c.yaml: values: unknown: speed"):
+        constants(path)
+    path.write_text("machine: m\ndate: d\nvalues: {call_s: -1}\n")
+    with pytest.raises(InvalidConfig, match=r"c.yaml: values.call_s = -1"):
+        constants(path)
+    path.write_text("- a list")
+    for read in (constants, machines):
+        with pytest.raises(InvalidConfig, match=r"c.yaml: must map keys to values"):
+            read(path)
+
+
+def test_every_source_is_a_page_or_an_assumption() -> None:
+    root = Path(__file__).parents[3]
+    for constant in DEFAULTS.values():
+        page, _, why = constant.source.partition(":")
+        assert (root / page).exists() or page == "assumed", constant
+        assert why or page != "assumed", constant
+
+
+def test_the_command(tmp_path: Path) -> None:
+    asked = ["plan", "--passages", "1000000", "--rate", "5", "--topology", str(tmp_path / "t.yaml")]
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0, shown.output
+    for said in ("what breaks first", "what this rests on", "USD a month", "1,000,000 of 384 numbers"):
+        assert said in shown.output
+    assert render.load(tmp_path / "t.yaml").index.replicas == 2
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    assert found["assumptions"]["call_s"]["source"]
+    assert found["index"]["machine"]["name"] in {machine.name for machine in OFFERED.machines}
+    assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
+
+
+def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path) -> None:
+    shape = Shape(6000, 64, "IVF32,SQ8", 2, WORDS, has_origins=False, has_words=False)
+    snapshot = build(tmp_path / "s", shape.n_passages, shape.dimension, shape.index, shape.n_shards)
+    own = dict(DEFAULTS) | {"bytes_per_word": replace(DEFAULTS["bytes_per_word"], value=6.0)}  # of generated texts
+    own["title_bytes"] = replace(DEFAULTS["title_bytes"], value=22.0)
+    found = served(snapshot, shape.dimension, 0.1)
+    assert found.disk_bytes == pytest.approx(sizes(shape, own).snapshot, rel=0.05)
+    assert found.memory_bytes == pytest.approx(memory(shape, own).wanted, rel=0.2)
+    assert found.alone_s > 0
+    assert found.rate > 0
