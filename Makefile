@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-serving bench-hops bench-change bench-revocation identity record-faults release walk-cluster clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity record-faults release walk-cluster clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -91,6 +91,12 @@ record-faults: $(VENV)/.dev  ## Metrics of a system that is hurt, as tests of Pr
 	$(BIN)/python benchmarks/record_faults.py
 	$(BIN)/python benchmarks/record_faults.py --quiet 3600
 	$(BIN)/python benchmarks/record_faults.py --write tests/prometheus
+
+bench-plan: $(VENV)/.dev  ## What `openbook plan` predicts of index tiers beside what is measured; ten minutes
+	$(BIN)/python benchmarks/bench_plan.py
+
+bench-nodes: $(VENV)/.dev  ## Nodes of a Ray cluster lost one by one under load; five minutes
+	$(BIN)/python benchmarks/bench_nodes.py --page docs/measurements/nodes.md
 
 identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformers (N=... for more); some minutes
 	$(BIN)/python benchmarks/bench_identity.py $(or $(N),2048)

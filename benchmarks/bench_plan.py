@@ -31,7 +31,7 @@ from openbook.planning.measure import WORDS, Served, Texts, build, served
 from openbook.planning.model import Shape, memory, sizes, times
 
 PRIORITY = -10
-SECONDS = 1.5
+SECONDS = 2.0
 CONFIGURATIONS = (
     Shape(20_000, 768, "Flat", 1),
     Shape(70_000, 256, "Flat", 1),

@@ -75,6 +75,12 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
         "generator": {"n_replicas": 2},
         "access": {"keys": "redis"},
     },
+    # Each model in replicas of its own, on the nodes of Ray that are joined to a head without any.
+    "apart": {
+        "serving": {"topology": "split", "n_replicas": 2},
+        "encoder": {"n_replicas": 2},
+        "generator": {"n_replicas": 2},
+    },
 }
 
 
@@ -178,6 +184,7 @@ class System:
     key: KeyRecord | None = None  # of all who ask, where keys are needed
     clock: Path | None = None
     node: "subprocess.Popen[Any] | None" = None
+    nodes: "list[subprocess.Popen[Any]]" = field(default_factory=list)
     whole: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -236,8 +243,8 @@ def processes() -> dict[int, str]:
 
 
 @contextmanager
-def running(layout: str, folder: Path) -> Iterator[System]:
-    """The system of this layout on free ports, ready to be asked."""
+def running(layout: str, folder: Path, n_nodes: int = 0, **more: dict[str, Any]) -> Iterator[System]:
+    """The system of this layout on free ports, ready to be asked; with nodes beside Ray's head, and more settings."""
     os.environ[MARK] = str(os.getpid())
     clock = folder / "clock"
     clock.write_bytes(bytes(8))
@@ -255,11 +262,16 @@ def running(layout: str, folder: Path) -> Iterator[System]:
 
         system = System(Settings(), snapshot, folder, clock=clock)
         values = _values(layout, system, stack)
+        for name, section in more.items():
+            values[name] = {**values.get(name, {}), **section}
         system.settings = stack.enter_context(local_tiers(snapshot, parse(values)))
         system.let_in()
-        stack.enter_context(run.local_serve(system.settings.serving, num_cpus=8, shows_logs=False))
+        n_cpus = 0 if layout == "apart" else 8
+        stack.enter_context(run.local_serve(system.settings.serving, n_cpus, shows_logs=False))
         if layout == "nodes":
-            stack.callback(end, _second_node(system))
+            system.node = stack.enter_context(node())
+        for _ in range(n_nodes):
+            system.nodes.append(stack.enter_context(node()))
         run.deploy(assemble(system.settings, load_encoder, load_generator), system.settings.serving)
         system.whole = Counter(processes().values())
         yield system
@@ -305,21 +317,24 @@ def _values(layout: str, system: System, stack: ExitStack) -> dict[str, Any]:
     return values
 
 
-def _second_node(system: System) -> "subprocess.Popen[Any]":
-    """One more node of the Ray that runs, in a session of its own; waits until it has joined."""
+@contextmanager
+def node(n_cpus: int = 8) -> "Iterator[subprocess.Popen[Any]]":
+    """One more node of the Ray that runs, in a session of its own; it has joined."""
     import ray
 
+    before = sum(each["Alive"] for each in ray.nodes())
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}", "--num-cpus=8"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
+    command += [f"--num-cpus={n_cpus}", "--node-ip-address=127.0.0.1", "--object-store-memory=80000000"]
     # Ours listens on loopback, where Ray lets nodes be joined on request alone.
     env = {**os.environ, **ON_ALL_INTERFACES}
-    node = start(
-        [*command, "--node-ip-address=127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
-    )
-    give_up = time.monotonic() + 60
-    while sum(each["Alive"] for each in ray.nodes()) < 2:
-        if node.poll() is not None or time.monotonic() > give_up:
-            raise RuntimeError(f"the second node of Ray did not join: {node.poll()}")
-        time.sleep(0.1)
-    system.node = node
-    return node
+    process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    try:
+        give_up = time.monotonic() + 60
+        while sum(each["Alive"] for each in ray.nodes()) <= before:
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"a node of Ray did not join: {process.poll()}")
+            time.sleep(0.1)
+        yield process
+    finally:
+        end(process)

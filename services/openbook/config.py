@@ -253,6 +253,8 @@ class ServingSettings(Section):
     max_entries: Positive = 64  # questions in one batch, or texts in one call for embeddings; more are refused
     n_replicas: Positive = 1  # of the ingress
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
+    # on a cluster, of the ingress and of each model: 1 keeps replicas apart, so that a lost node takes one of each
+    max_replicas_per_node: Annotated[int, Field(ge=1, le=100)] | None = None
     # whose pages may ask from a browser, such as https://example.org; * for all
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
     max_in_flight: Positive = 256  # questions admitted at once by one ingress replica; one more gets 429

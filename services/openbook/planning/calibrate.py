@@ -31,7 +31,7 @@ TIERS = (
     (40_000, 256, "IVF256,SQ8", 1),
     (10_000, 256, "HNSW32", 1),
 )
-SECONDS = 1.2
+SECONDS = 2.0
 READ_BYTES = 4096
 N_READS = 300
 N_PASSAGES = 5
@@ -91,7 +91,7 @@ def _of_tiers(found: dict[tuple[int, int, str, int], Served]) -> dict[str, float
     values["codes_alone_s"] = max(0.0, codes.alone_s - empty.alone_s) / scanned
     values["codes_s"] = max(0.0, codes.server_cpu_s - empty.server_cpu_s) / scanned
     values["lists_s"] = 0.0  # it is in them
-    steps = log2(10_000)
+    steps = log2(10_000) * d
     values["graph_alone_s"] = max(0.0, graph.alone_s - empty.alone_s) / steps
     values["graph_s"] = max(0.0, graph.server_cpu_s - empty.server_cpu_s) / steps
     return values

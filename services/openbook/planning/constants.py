@@ -49,8 +49,10 @@ DEFAULTS: Constants = MappingProxyType(
         "codes_alone_s": _of(74e-9 / 768, "a byte of codes scanned for one query", "scale.md"),
         "codes_s": _of(39e-9 / 768, "a byte of codes scanned for one of many queries", "scale.md"),
         "lists_s": _of(0.1e-9, "a number of a centre of cells compared", "plan.md"),
-        "graph_alone_s": _of(0.26e-3 / 17.6, "a step of a graph, of log2(passages), for one query", "index-server.md"),
-        "graph_s": _of(0.26e-3 / 17.6 / 1.2, "the same for one of many queries", "index-server.md"),
+        "graph_alone_s": _of(
+            0.26e-3 / 17.6 / 768, "a number in each of log2(passages) steps of a graph", "index-server.md"
+        ),
+        "graph_s": _of(0.26e-3 / 17.6 / 768 / 1.2, "the same for one of many queries", "index-server.md"),
         "rescored_s": _of(0.1e-3, "a read of an exact vector that is not in memory", "assumed: a local SSD"),
         "encode_s": _of(1 / 172, "a question encoded by the embedded encoder, bfloat16", "encoder.md"),
         "generate_s": _of(2 / 4.27, "an answer of the embedded generator, 4 beams, 5 passages", "serving.md"),

@@ -26,7 +26,7 @@ from openbook.processes import end, start
 K = 10
 IN_FLIGHT = 64
 N_QUERIES = 512
-ROUNDS = 5
+ROUNDS = 8
 PER_CENTRE = 50
 NOISE = 0.7  # of a centre's length
 WORDS = 80

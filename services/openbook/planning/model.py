@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from math import log2
+from math import log2, sqrt
 
 from openbook.errors import InvalidRequest
 from openbook.planning.constants import Constants
@@ -60,12 +60,13 @@ class Shape:
             return int(named[1])
         if "IVF" not in self.index:
             return 0
-        return 1 << int(max(4, round(log2(2 * max(1.0, self.per_shard) ** 0.5))))
+        power = max(4, round(log2(2 * sqrt(max(1.0, self.per_shard)))))
+        return 1 << power
 
     @property
     def n_probes(self) -> int:
         """Cells that a search looks at unless it is told otherwise."""
-        return min(self.n_lists, max(MIN_PROBES, 2 * round(self.n_lists**0.5)))
+        return min(self.n_lists, max(MIN_PROBES, 2 * round(sqrt(self.n_lists))))
 
     @property
     def factory(self) -> str:
@@ -152,7 +153,7 @@ def times(shape: Shape, c: Constants, cached: float = 1.0, k: int = 10) -> Times
         coarse = shape.n_lists * d * v["lists_s"]
         alone, many = coarse + scanned * v["codes_alone_s"], coarse + scanned * v["codes_s"]
     else:
-        steps = log2(max(2.0, n))
+        steps = log2(max(2.0, n)) * d
         alone, many = steps * v["graph_alone_s"], steps * v["graph_s"]
     read = RERANKED * k * (1 - cached) * v["rescored_s"] if shape.code_bytes else 0.0
     s = shape.n_shards

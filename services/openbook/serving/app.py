@@ -105,10 +105,8 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
     if settings.serving.topology == "split":
         return _ingress(settings, n_threads=1, num_gpus=0).bind(
             settings,
-            _model("encoder", EncoderDeployment, encoder, _grace_s(settings)).bind(
-                encoder, make_encoder, settings.serving
-            ),
-            _model("generator", GeneratorDeployment, generator, _grace_s(settings)).bind(
+            _model("encoder", EncoderDeployment, encoder, settings).bind(encoder, make_encoder, settings.serving),
+            _model("generator", GeneratorDeployment, generator, settings).bind(
                 generator, make_generator, settings.serving
             ),
         )
@@ -164,19 +162,19 @@ def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deplo
     n_ongoing = serving.max_in_flight + SPARE_PLACES
     return _deployment(
         "ingress", serve.ingress()(Ingress), n_ongoing, n_threads, serving.num_cpus, num_gpus, _grace_s(settings)
-    ).options(num_replicas=serving.n_replicas)
+    ).options(num_replicas=serving.n_replicas, max_replicas_per_node=serving.max_replicas_per_node)
 
 
 def _grace_s(settings: Settings) -> float:
     return settings.answer.max_timeout_s + GRACE_S
 
 
-def _model(name: str, kind: type[Any], settings: ModelSettings, grace_s: float) -> serve.Deployment:
+def _model(name: str, kind: type[Any], model: ModelSettings, settings: Settings) -> serve.Deployment:
     # All that its own queue holds, and the batch under way: the queue refuses with a reason, Serve without.
-    n_ongoing = settings.max_queue + settings.max_batch + SPARE_PLACES
-    n_threads = threads(settings.n_threads)
-    return _deployment(name, kind, n_ongoing, n_threads, settings.num_cpus, settings.num_gpus, grace_s).options(
-        num_replicas=settings.n_replicas
+    n_ongoing = model.max_queue + model.max_batch + SPARE_PLACES
+    n_threads = threads(model.n_threads)
+    return _deployment(name, kind, n_ongoing, n_threads, model.num_cpus, model.num_gpus, _grace_s(settings)).options(
+        num_replicas=model.n_replicas, max_replicas_per_node=settings.serving.max_replicas_per_node
     )
 
 
