@@ -33,6 +33,10 @@ from .inject import TcpProxy
 
 DIMENSION = 64
 N_PASSAGES, N_SHARDS, N_REPLICAS = 400, 2, 2
+JOIN_TIMEOUT_S = 120.0
+SETTLED_S = 16.0
+"""After which a node of Ray that has not given up on its agents never does."""
+N_STARTS = 5
 DEADLINE_S = 3.0
 """Of every question."""
 RECITE = "recite"
@@ -328,13 +332,22 @@ def node(n_cpus: int = 8) -> "Iterator[subprocess.Popen[Any]]":
     command += [f"--num-cpus={n_cpus}", "--node-ip-address=127.0.0.1", "--object-store-memory=80000000"]
     # Ours listens on loopback, where Ray lets nodes be joined on request alone.
     env = {**os.environ, **ON_ALL_INTERFACES}
-    process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-    try:
-        give_up = time.monotonic() + 60
-        while sum(each["Alive"] for each in ray.nodes()) <= before:
-            if process.poll() is not None or time.monotonic() > give_up:
-                raise RuntimeError(f"a node of Ray did not join: {process.poll()}")
-            time.sleep(0.1)
-        yield process
-    finally:
-        end(process)
+    with ExitStack() as stack:
+        for _ in range(N_STARTS):  # on a machine with much to do a node gives up before its agents are there
+            process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+            stack.callback(end, process)
+            give_up = time.monotonic() + JOIN_TIMEOUT_S
+            while process.poll() is None and time.monotonic() < give_up:
+                if sum(each["Alive"] for each in ray.nodes()) > before and _has_settled(process.pid):
+                    yield process
+                    return
+                time.sleep(0.1)
+        raise RuntimeError(f"a node of Ray did not join: {process.poll()}")
+
+
+def _has_settled(pid: int) -> bool:
+    """Whether a node's agents run: until they do, it may still give up."""
+    with suppress(psutil.Error):
+        raylets = [each for each in psutil.Process(pid).children(recursive=True) if "raylet" in each.name()]
+        return any(time.time() - each.create_time() > SETTLED_S for each in raylets)
+    return False

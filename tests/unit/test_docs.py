@@ -23,6 +23,7 @@ from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.server.server import IndexServer
 from openbook.models.checkpoint import load_generator
+from openbook.planning.demand import Machines
 from openbook.training.settings import TrainingSettings
 from openbook.v1 import answer_pb2
 
@@ -72,6 +73,8 @@ def test_the_settings_of_a_page_are_settings(page: str, text: str) -> None:
     values = yaml.safe_load(text)
     if "loop" in values:
         TrainingSettings.model_validate(values)
+    elif "machines" in values:
+        Machines.model_validate(values)
     else:
         config.parse(values, page)
     assert values
