@@ -30,7 +30,6 @@ from openbook.planning.constants import Calibration, Constants, calibrated, cons
 from openbook.planning.measure import WORDS, Served, Texts, build, served
 from openbook.planning.model import Shape, memory, sizes, times
 
-PRIORITY = -10
 SECONDS = 2.0
 CONFIGURATIONS = (
     Shape(20_000, 768, "Flat", 1),
@@ -85,7 +84,7 @@ def compared(shapes: tuple[Shape, ...], c: Constants) -> Iterator[dict[str, obje
         shape = replace(shape, n_words=WORDS, has_origins=False)
         with tempfile.TemporaryDirectory(prefix="openbook-plan-") as folder:
             snapshot = build(Path(folder) / "s", shape.n_passages, shape.dimension, shape.index, shape.n_shards, True)
-            found = served(snapshot, shape.dimension, SECONDS, PRIORITY)
+            found = served(snapshot, shape.dimension, SECONDS)
         what = f"{shape.index}, {shape.n_passages:,} x {shape.dimension}" + (
             ", 2 shards" if shape.n_shards == 2 else ""
         )
@@ -120,7 +119,7 @@ def main() -> None:
     if args.calibration:
         c = constants(args.calibration)
     else:
-        found: Calibration = calibrate(priority=PRIORITY, models=not args.tiny)
+        found: Calibration = calibrate(models=not args.tiny)
         print(yaml.safe_dump(found.model_dump(), sort_keys=False))
         c = calibrated(found)
     rows = []

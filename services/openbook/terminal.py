@@ -234,9 +234,9 @@ def build_progress() -> Iterator[OnProgress]:
 @contextmanager
 def bytes_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes, with speed and time left."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn(what), *columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(what, total=None)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 

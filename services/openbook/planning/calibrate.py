@@ -41,7 +41,7 @@ QUESTIONS = tuple(
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def calibrate(on_step: OnStep = lambda what, done, total: None, priority: int = 0, models: bool = True) -> Calibration:
+def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = True) -> Calibration:
     """Measure it. What the models take is left out where they are not installed."""
     steps = len(TIERS) + 2
     found: dict[tuple[int, int, str, int], Served] = {}
@@ -50,7 +50,7 @@ def calibrate(on_step: OnStep = lambda what, done, total: None, priority: int = 
             on_step(f"{tier[2]}, {tier[0]} x {tier[1]}", n_done, steps)
             n, dimension, factory, n_shards = tier
             snapshot = build(Path(folder) / str(n_done), n, dimension, factory, n_shards)
-            found[tier] = served(snapshot, dimension, SECONDS, priority)
+            found[tier] = served(snapshot, dimension, SECONDS)
         on_step("disk", len(TIERS), steps)
         values = {**_of_tiers(found), "rescored_s": _random_read_s(Path(folder) / "2" / "shard-0000" / "vectors.npy")}
     on_step("models", len(TIERS) + 1, steps)

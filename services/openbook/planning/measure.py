@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -96,21 +95,8 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def served(snapshot: Path, dimension: int, seconds: float, priority: int = 0) -> Served:
-    """Serve a snapshot, a process of one thread a shard, and ask it as long as that, for each of two figures.
-
-    With a priority below 0 (it takes root) what else runs on the machine is noticed less.
-    """
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, priority or before)
-    try:
-        return _served(snapshot, dimension, seconds)
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)
-
-
-def _served(snapshot: Path, dimension: int, seconds: float) -> Served:
+def served(snapshot: Path, dimension: int, seconds: float) -> Served:
+    """Serve a snapshot, a process of one thread a shard, and ask it as long as that, for each of two figures."""
     manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
     queries = generated(N_QUERIES, dimension, seed=2)
     with ExitStack() as stack:
