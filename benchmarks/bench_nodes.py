@@ -11,7 +11,7 @@ servers are started again. Then the next one. Columns:
 - on it: what was killed. in flight: questions sent and not answered at that moment.
 - failed: those without an answer, by status; wrong: answers that are not the exact twin's.
 - recovery: seconds until the last question that failed was sent. worst: the longest that an answer took from then on.
-- whole: seconds until as many processes of each kind run as before, the new node's included.
+- whole: seconds until as many replicas and index servers run as before; the index servers wait for the new node.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from faults.system import N_PASSAGES, System, node, processes, running
 
 N_NODES = 3
 SHARE = "-8"
+ANSWERING = ("ingress", "encoder", "generator", "index")
 KILL_AT_S, JOIN_AFTER_S = 5.0, 10.0
 WHOLE_TIMEOUT_S = 90.0
 COLUMNS = ("node", "on it", "sent", "in flight", "failed", "wrong", "recovery, s", "worst, ms", "whole, s")
@@ -61,15 +62,22 @@ def questions(folder: Path, name: str, n: int = 1500) -> tuple[Path, list[str]]:
     return path, asked
 
 
-def lose(system: System, number: int) -> Counter[str]:
-    """Kill a node with all that runs on it; what that was."""
+def serving() -> Counter[str]:
+    """How many processes of each kind that answers run."""
+    return Counter(kind for kind in processes().values() if kind in ANSWERING)
+
+
+def lose(system: System, number: int) -> tuple[Counter[str], float]:
+    """Kill a node with all that runs on it; what that was, and when."""
     of_ray = system.nodes[number]
     family = [of_ray.pid, *(each.pid for each in psutil.Process(of_ray.pid).children(recursive=True))]
-    kinds = Counter(kind for pid in family if (kind := processes().get(pid)) in ("ingress", "encoder", "generator"))
+    all_kinds = processes()
+    kinds = Counter(kind for pid in family if (kind := all_kinds.get(pid)) in ANSWERING)
     index = system.index[number::2] if number < 2 else []
+    killed_at = monotonic()
     inject.kill(*family, *(each.process.pid for each in index))
     kinds["index"] = len(index)
-    return +kinds
+    return +kinds, killed_at
 
 
 def run(
@@ -79,8 +87,8 @@ def run(
     path, asked = questions(system.folder, f"node {number}")
     asking = callers.ask(system.grpc, path, rate, seconds, caller="load", seed=1)
     time.sleep(max(0.0, asking.begun + KILL_AT_S - monotonic()))
-    hurt = monotonic()
-    lost = lose(system, number)
+    before = serving()
+    lost, hurt = lose(system, number)
     time.sleep(max(0.0, hurt + JOIN_AFTER_S - monotonic()))
     system.nodes[number] = stack.enter_context(node())
     for each in system.index[number::2] if number < 2 else []:
@@ -89,7 +97,7 @@ def run(
     whole = None
     while whole is None and monotonic() < hurt + WHOLE_TIMEOUT_S:
         time.sleep(0.25)
-        whole = monotonic() if system.is_whole() else None
+        whole = monotonic() if serving() >= before else None
     outcomes = asking.result.result().outcomes
     found = verdict([asking], twin.digests(asked), Moments(hurt, None, asking.begun + seconds))
     at = hurt - asking.begun
