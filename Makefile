@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity record-faults release walk-cluster clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-cluster clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -67,6 +67,12 @@ bench-cache: $(VENV)/.dev  ## What the cache saves, its hits under Zipf, a thous
 
 bench-serving: var/demo/snapshot  ## The endpoint under load, beside the bare generator; ten minutes
 	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_serving.py var/demo/snapshot
+
+EXPERIMENTS := open-domain retrievers passages decoding diversity posterior compression abstractive
+
+experiments: $(VENV)/.dev var/demo/snapshot  ## The paper's experiments over all questions that ship, as pages in var/experiments; an hour
+	for name in $(EXPERIMENTS); do $(BIN)/openbook experiment $$name --dtype auto --out var/experiments/$$name.html || exit; done
+	$(BIN)/openbook experiment memory --out var/experiments/memory.html
 
 bench-hops: $(VENV)/.dev  ## What an answer costs besides the models, through every protocol, topology and proxy; five minutes
 	$(BIN)/python benchmarks/bench_hops.py

@@ -452,13 +452,14 @@ def evaluate(
     snapshot: Annotated[Path | None, typer.Option(help="Search this one, served for as long as it takes ...")] = None,
     index: Servers = None,
     gold: Annotated[bool, typer.Option("--gold", help="Read each question's own context, search nothing.")] = False,
+    closed_book: Annotated[bool, typer.Option("--closed-book", help="Read nothing, search nothing.")] = False,
     retrieve: Annotated[
         bool,
         typer.Option("--retrieve", help="Only search: questions, BEIR's folders or KILT's files to what is found."),
     ] = False,
     passages: Annotated[int, typer.Option(help="Passages to search with --retrieve.")] = 100,
     split: Annotated[str, typer.Option(help="Of BEIR's qrels.")] = "test",
-    retriever: Annotated[RetrieverKind, typer.Option(help="Who finds passages with --retrieve.")] = RetrieverKind.DENSE,
+    retriever: Annotated[RetrieverKind, typer.Option(help="Who finds passages.")] = RetrieverKind.DENSE,
     bm25_weight: Annotated[float | None, typer.Option(help="Hybrid: as for `openbook ask`.")] = None,
     pages: Annotated[str, typer.Option(help="KILT's pages are documents of this 'id', or of this 'title'.")] = "id",
     k: Annotated[int, typer.Option(help="Passages to read.")] = 5,
@@ -483,29 +484,31 @@ def evaluate(
     from openbook.evaluation.settings import EvaluationSettings, RankingSettings
     from openbook.terminal import build_progress
 
-    if retrieve and gold:
-        raise InvalidRequest("--retrieve and --gold exclude each other: gold context is not searched for")
+    if retrieve + gold + closed_book > 1:
+        raise InvalidRequest("--retrieve, --gold and --closed-book exclude each other: only --retrieve searches")
     model = {"dtype": dtype, "n_threads": threads or os.cpu_count()}
     asked = {
         "questions": questions,
         "out": out,
         "snapshot": snapshot,
-        "index": _index_settings(config, index) if index or not (snapshot or gold) else {},
+        "index": _index_settings(config, index) if index or not (snapshot or gold or closed_book) else {},
         "encoder": {"model": encoder, **model},
         "limit": limit,
         "seed": seed,
+        "retriever": retriever,
+        "bm25_weight": bm25_weight,
+        "pages": pages,
     }
     with build_progress() as on_progress:
         if retrieve:
-            ranked = {"split": split, "pages": pages, "n_passages": passages}
-            ranked |= {"retriever": retriever, "bm25_weight": bm25_weight}
+            ranked = {"split": split, "n_passages": passages}
             evaluate_retrieval(section(RankingSettings, "openbook evaluate", **asked, **ranked), on_progress)
         else:
             settings = section(
                 EvaluationSettings,
                 "openbook evaluate",
                 **asked,
-                context="gold" if gold else "retrieved",
+                context="gold" if gold else "none" if closed_book else "retrieved",
                 generator={"model": generator, **model},
                 k=k,
                 formulations=formulation or [Formulation.SEQUENCE],

@@ -1,16 +1,32 @@
 """The experiments over little data: what they find is what happened, and the page tells it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.errors import InvalidDocuments
+from openbook.config import EncoderSettings
+from openbook.corpus.build import build_corpus
+from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.evaluation.kilt import read
+from openbook.evaluation.summary import Mean
+from openbook.experiments import (
+    abstractive,
+    asking,
+    compression,
+    decoding,
+    diversity,
+    open_domain,
+    passages,
+    posterior,
+    retrievers,
+)
 from openbook.experiments.leaders import DATES, changed, documents, read_leaders, shipped
 from openbook.experiments.memory import MemorySettings, run
-from openbook.experiments.report import Expected, Report, Table
+from openbook.experiments.report import Expected, Heat, Report, Table
 
 BEFORE = [
     ("Poland", "President Anna KOWALSKA (since 3 May 2010)", "Prime Minister Jan NOWAK (since 1 May 2009)"),
@@ -104,7 +120,9 @@ def report(found: float) -> Report:
         made_of=[("seed", "0")],
         expected=[Expected("right", found, 0.7, 1)],
         tables=[Table("all", ("a", "b"), [("<1>", "2")], hidden=True)],
-        pictures=[("a curve", "data:image/png;base64,AAAA")],
+        pictures=[("a <curve>", "<svg></svg>")],
+        plan={"seed": 0},
+        numbers={"right": found},
     )
 
 
@@ -115,4 +133,101 @@ def test_a_page_says_ok_or_fail_and_shows_texts_as_texts() -> None:
         assert report(found).is_as_expected == (word == "ok")
     assert "&lt;Title&gt;" in page
     assert "<td>&lt;1&gt;</td>" in page
+    assert "a &lt;curve&gt;" in page
     assert "http" not in page
+
+
+def test_a_page_is_held_to_a_former_one(tmp_path: Path) -> None:
+    report(0.8).write(tmp_path / "former.html")
+    assert report(0.82).against(tmp_path / "former.html").is_as_expected
+    again = report(0.9).against(tmp_path / "former.html")
+    assert [each.is_met for each in again.expected] == [True, False]
+    assert again.expected[1].what == "right, as in former.html"
+    with pytest.raises(InvalidConfig, match=r"former\.html: was made of something else, whose seed was 0, not 1"):
+        replace(report(0.8), plan={"seed": 1}).against(tmp_path / "former.html")
+    (tmp_path / "other.html").write_text("<p>nothing</p>")
+    with pytest.raises(InvalidConfig, match=r"other\.html: is no experiment's page"):
+        report(0.8).against(tmp_path / "other.html")
+
+
+def test_shares_are_shown_with_their_intervals() -> None:
+    table = Table("t", ("a", "b", "c"), [(Mean(0.25, 0.125, 0.5), Heat(0.5), Mean(float("nan"), 0, 0))])
+    page = replace(report(0.8), tables=[table]).page()
+    assert "<b>25.0</b> <small>12.5 to 50.0</small>" in page
+    assert 'style="--p:0.500">0.50<' in page
+    assert "<td>–</td>" in page
+
+
+FACTS = [
+    ("France", "Paris is the capital of France, a country in Europe.", "What is the capital of France?", "Paris"),
+    ("Italy", "Rome is the capital of Italy, a country in Europe.", "What is the capital of Italy?", "Rome"),
+    ("Poland", "Warsaw is the capital of Poland.", "What is the capital of Poland?", "Warsaw"),
+    ("Marie Curie", "Marie Curie was born in Warsaw in 1867.", "Where was Marie Curie born?", "Warsaw"),
+]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A snapshot of four facts, questions about them, a claim about one."""
+    folder = tmp_path_factory.mktemp("facts")
+    documents = [{"id": title, "title": title, "text": text} for title, text, _, _ in FACTS]
+    asked = [{"question": question, "answers": [answer]} for _, _, question, answer in FACTS]
+    claim = {"answer": "REFUTES", "provenance": [{"title": "Italy"}]}
+    claims = [{"id": "1", "input": "Paris is the capital of Italy.", "output": [claim]}]
+    for name, rows in (("documents", documents), ("questions", asked), ("claims", claims)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_corpus(folder / "documents.jsonl", folder / "snapshot", EncoderSettings(), 2, "Flat")
+    return folder
+
+
+OPTIONS = {
+    "open-domain": [],
+    "retrievers": [],
+    "passages": ["--k", "1", "--k", "2"],
+    "decoding": ["--beams", "1", "--beams", "2"],
+    "diversity": [],
+    "posterior": ["--ask", "What is the capital of France?"],
+    "compression": ["--factory", "Flat", "--factory", "SQ8"],
+    "abstractive": [],
+}
+SAYS = {
+    "open-domain": ["✓ Paris", "closed book"],
+    "retrievers": ["dense, frozen", "hybrid, by rank", "var(--c0)"],
+    "passages": ["Exact match by file, RAG-Token", "var(--c0)"],
+    "decoding": ["Sequence, fast, 2 beams", "3 of 4"],
+    "diversity": ["Distinct tri-grams"],
+    "posterior": ["RAG-Token: “Paris”", 'class="heat"'],
+    "compression": ["SQ8", "recall at 5 of Flat, which is exact"],
+    "abstractive": ["Label accuracy", "Gold articles", "Q-BLEU-1"],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_page_can_be_made_again(name: str, facts: Path, tmp_path: Path) -> None:
+    """By its command, with the embedded models, and held to itself where it is quick."""
+    page, questions = tmp_path / f"{name}.html", [str(facts / "questions.jsonl")]
+    if name == "abstractive":
+        questions.append(str(facts / "claims.jsonl"))
+    command = ["experiment", name, *questions, "--snapshot", str(facts / "snapshot"), "--out", str(page)]
+    k = [] if name == "passages" else ["--k", "2"]
+    done = CliRunner().invoke(app, [*command, *k, "--max-new-tokens", "8", *OPTIONS[name]])
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    for said in SAYS[name]:
+        assert said in text
+    numbers = json.loads(text.partition('id="numbers">')[2].partition("</script>")[0])["numbers"]
+    known = {
+        "open-domain": {"exact match, questions, RAG-Token": 1.0, "exact match, questions, RAG-Sequence": 1.0},
+        "retrievers": {"answer in the first 2, questions, BM25": 1.0},
+        "compression": {"recall at 5, Flat": 1.0},
+        "abstractive": {"gold article in the first 10, claims": 1.0},
+    }
+    assert numbers.items() >= known.get(name, {}).items()
+    assert "FAIL  nan" not in done.stdout.replace("FAIL  nan  (0 to 1)  distinct", "")
+
+
+def test_what_ships_can_be_asked() -> None:
+    modules = (open_domain, retrievers, passages, decoding, diversity, posterior, compression, abstractive)
+    files = asking.shipped(*{name for module in modules for name in module.DATA})
+    assert len(files) == 5
+    assert all(len(list(read(path, "title"))) >= 200 for path in files)

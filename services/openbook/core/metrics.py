@@ -252,6 +252,18 @@ def _paired(confidence: ArrayLike, correct: ArrayLike) -> tuple[Float64, Float64
     return p, right
 
 
+def wilson_interval(n_right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Between what limits a share lies of which n_right of n were seen (Wilson 1927); 95 % unless z says otherwise.
+
+    Other than the bootstrap's, it does not vanish where all are right, or none. NaN for n = 0.
+    """
+    if not n:
+        return nan, nan
+    p = n_right / n
+    middle, half = p + z * z / (2 * n), z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
 def bootstrap_interval(
     values: ArrayLike, seed: int = 0, level: float = 0.95, n_resamples: int = 2000
 ) -> tuple[float, float]:

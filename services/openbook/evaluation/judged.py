@@ -5,7 +5,6 @@ from), a file of KILT's (`input`, `output` with `provenance`), and `openbook.cor
 and nothing else.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 from openbook.core import ranking as rank
 from openbook.core.fingerprint import file_digest
 from openbook.core.types import Passage
-from openbook.corpus.questions import Question, read_questions
+from openbook.corpus.questions import Question
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
+from openbook.evaluation.kilt import Pages, page_of, provenance_of, read, records, text_of
 from openbook.evaluation.score import holds_answer
 from openbook.evaluation.settings import N_RANKED, RankingSettings
 
@@ -47,24 +47,27 @@ def read_judged(path: Path, settings: RankingSettings) -> tuple[dict[str, Any], 
     """
     if path.is_dir():
         kind, judged = "documents", list(_beir(path, settings.split))
-        read = {"queries": path / "queries.jsonl", "qrels": _qrels(path, settings.split)}
+        files = {"queries": path / "queries.jsonl", "qrels": _qrels(path, settings.split)}
     else:
-        kind = "pages" if _is_kilt(path) else "answers"
-        judged = list(_kilt(path, settings.pages) if kind == "pages" else map(_of_answers, read_questions(path)))
-        read = {"questions": path}
+        questions = list(read(path, settings.pages))
+        # Where the pages of some are known, the others are left out: of them it is not known what should be found.
+        judged = [_of_pages(each, settings.pages) for each in questions if provenance_of(each)]
+        kind = "pages" if judged else "answers"
+        judged = judged or [_of_answers(each) for each in questions]
+        files = {"questions": path}
     if not judged:
         raise InvalidDocuments(f"{path}: holds no question of which it is known what should be found")
-    return {"judged by": kind, **{name: file_digest(file) for name, file in read.items()}}, judged
+    return {"judged by": kind, **{name: file_digest(file) for name, file in files.items()}}, judged
 
 
 def _beir(folder: Path, split: str) -> Iterator[Judged]:
     qrels, queries = _qrels(folder, split), folder / "queries.jsonl"
     judgments = _read_qrels(qrels)
-    for number, record in _records(queries):
+    for number, record in records(queries):
         where = f"{queries}:{number}"
-        of_question = judgments.pop(query := _text(record, "_id", where), None)
+        of_question = judgments.pop(query := text_of(record, "_id", where), None)
         if of_question is not None:
-            yield _of_documents(Question(query, _text(record, "text", where)), of_question)
+            yield _of_documents(Question(query, text_of(record, "text", where)), of_question)
     if judgments:
         raise InvalidDocuments(f"{qrels}: query {next(iter(judgments))!r} is not in {queries.name}")
 
@@ -112,33 +115,12 @@ def _by_judgments(names: Sequence[str], judgments: rank.Judgments) -> Values:
     }
 
 
-def _is_kilt(path: Path) -> bool:
-    first = next(_records(path), None)
-    return first is not None and "input" in first[1]
-
-
-def _kilt(path: Path, pages: str) -> Iterator[Judged]:
-    """Those with provenance: of the others it is not known what should be found."""
-    key = {"id": "wikipedia_id", "title": "title"}[pages]
-    for number, record in _records(path):
-        where = f"{path}:{number}"
-        outputs = record.get("output", [])
-        try:
-            sets = [{str(page[key]).strip() for page in output.get("provenance", ())} for output in outputs]
-        except (AttributeError, KeyError, TypeError):
-            raise InvalidDocuments(
-                f"{where}: output must be a list whose provenance has {key}, got {outputs!r:.200}"
-            ) from None
-        if sets := [each for each in sets if each]:
-            question = Question(str(record.get("id", number)), _text(record, "input", where))
-            yield _of_pages(question, sets, pages)
-
-
-def _of_pages(question: Question, sets: Sequence[set[str]], pages: str) -> Judged:
+def _of_pages(question: Question, pages: Pages) -> Judged:
+    sets = provenance_of(question)
     judgments = dict.fromkeys(sorted(set().union(*sets)), 1)
     return Judged(
         question,
-        name=lambda passage: passage.document_id if pages == "id" else passage.title,
+        name=lambda passage: page_of(passage, pages),
         worth=lambda names, _: {
             **_by_judgments(names, judgments),
             "r_precision": rank.kilt_r_precision(names, sets),
@@ -157,22 +139,3 @@ def _of_answers(question: Question) -> Judged:
         }
 
     return Judged(question, name=lambda passage: str(passage.id), worth=worth)
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in lines(path):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
-            if not isinstance(record, dict):
-                raise InvalidDocuments(f"{path}:{number}: must be an object, got {line.strip()!r:.80}")
-            yield number, record
-
-
-def _text(record: dict[str, Any], field: str, where: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidDocuments(f"{where}: {field} must be a string that is not empty, got {value!r:.80}")
-    return value

@@ -37,6 +37,8 @@ class Record(BaseModel):
     answer_rank: int | None  # of the first passage that holds an answer, from 1; None: none of those searched
     prior_entropy: float  # of p(z|x) over the passages read, in nats
     passage_ids: tuple[int, ...]  # all that were searched for, best first; none of a question's own passage
+    page_rank: int | None = None  # of the first passage of a page that answers, from 1
+    r_precision: float | None = None  # of the pages found, as KILT has it; None where no page is known
     signals: tuple[float, ...] = ()  # `core.confidence.SIGNALS`; none of a label, nor where a former version wrote it
 
     @property
@@ -60,7 +62,7 @@ class RecordLog(Generic[R]):
         self._kind, self._path = kind, folder / name
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PLAN).exists():
-            if difference := next(_differences(read_plan(folder), json.loads(json.dumps(plan))), None):
+            if difference := next(differences(read_plan(folder), json.loads(json.dumps(plan))), None):
                 raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
         elif self._path.exists():
             raise InvalidConfig(f"{folder}: holds {name} without a {PLAN}: name another folder")
@@ -124,9 +126,10 @@ def read_plan(folder: Path) -> dict[str, Any]:
     return plan
 
 
-def _differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:
+def differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:
+    """What differs between two values of JSON, in words, and where."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in then | now:
-            yield from _differences(then.get(key), now.get(key), key)
+            yield from differences(then.get(key), now.get(key), key)
     elif then != now:
         yield f"{name} was {json.dumps(then)}, not {json.dumps(now)}"

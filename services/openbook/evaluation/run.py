@@ -6,9 +6,10 @@ very same plan: the predictions are then those of a run that was never interrupt
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import numpy as np
 from openbook.core import metrics
 from openbook.core.confidence import signals
 from openbook.core.fingerprint import file_digest
+from openbook.core.ranking import kilt_r_precision
 from openbook.core.types import Formulation, Generation, Retrieved
-from openbook.corpus.questions import Question, read_questions
+from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments, InvalidRequest
+from openbook.evaluation.kilt import page_of, provenance_of, read
 from openbook.evaluation.record import Log, Record, write_json
 from openbook.evaluation.score import holds_answer, is_right
 from openbook.evaluation.settings import EvaluationSettings
@@ -54,12 +57,12 @@ def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stag
     batches = [
         batch
         for path, name in zip(settings.questions, settings.names, strict=True)
-        for batch in _batches(_draw(path, settings), name, settings.generator.max_batch)
+        for batch in _batches(to_ask(path, settings), name, settings.generator.max_batch)
     ]
-    plan, records = asyncio.run(_ask(settings, batches, on_progress))
+    made_of, records = asyncio.run(_ask(settings, batches, on_progress))
     results = summarise(records, settings.k)
-    write_json(settings.out / "summary.json", {"plan": plan, "results": as_json(results)})
-    (settings.out / "summary.md").write_text(as_markdown(plan, results), encoding="utf-8")
+    write_json(settings.out / "summary.json", {"plan": made_of, "results": as_json(results)})
+    (settings.out / "summary.md").write_text(as_markdown(made_of, results), encoding="utf-8")
     draw(records, settings.out / "reliability.png")
     return results
 
@@ -68,35 +71,64 @@ async def _ask(
     settings: EvaluationSettings, batches: Sequence[_Batch], on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Record]]:
     async with opened(settings) as system:
-        plan = _plan(settings, system)
-        log = Log(settings.out, plan)
+        made_of = plan(settings, system)
+        log = Log(settings.out, made_of)
         n_done = log.keep([len(batch.questions) * len(settings.formulations) for batch in batches])
         for batch in batches[n_done:]:
             on_progress(batch.file, batch.n_before, batch.n_of_file)
             log.append(await _answer(system, batch))
             on_progress(batch.file, batch.n_before + len(batch.questions), batch.n_of_file)
-        return plan, log.read()
+        return made_of, log.read()
 
 
-def _plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:
+def plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:
+    """All that answers depend on, of JSON."""
     digests = {name: file_digest(path) for name, path in zip(settings.names, settings.questions, strict=True)}
-    asked = {"limit": settings.limit, "seed": settings.seed, "formulations": list(settings.formulations)}
-    return {"questions": digests, **asked, **system.describe()}
+    asked = {"limit": settings.limit, "seed": settings.seed, "pages": settings.pages}
+    return {"questions": digests, **asked, "formulations": list(settings.formulations), **system.describe()}
 
 
 async def _answer(system: System, batch: _Batch) -> list[Record]:
     try:
         found = await system.find(batch.questions)
-        return [
-            _record(batch.file, question, each, generation, formulation, system.settings)
+        answered = [
+            each
             for formulation in system.settings.formulations
-            for question, each, generation in zip(
-                batch.questions, found, await system.answer(batch.questions, found, formulation), strict=True
-            )
+            for each in await answer(system, batch.file, batch.questions, found, formulation)
         ]
+        return [each.record for each in answered]
     except InvalidRequest as error:
         first, last = batch.questions[0].id, batch.questions[-1].id
         raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question, what was found for it and generated from it, and what that is worth."""
+
+    question: Question
+    found: Retrieved
+    generation: Generation
+    record: Record
+    seconds: float  # its part of the time in which its batch was generated
+
+
+async def answer(
+    system: System, file: str, questions: Sequence[Question], found: Sequence[Retrieved], formulation: Formulation
+) -> list[Answered]:
+    """One batch, from what was found for each, under one formulation. Raises InvalidRequest as `System.answer`."""
+    begun = perf_counter()
+    generated = await system.answer(questions, found, formulation)
+    seconds = (perf_counter() - begun) / len(questions)
+    return [
+        Answered(*each, _record(file, *each, formulation, system.settings), seconds)
+        for each in zip(questions, found, generated, strict=True)
+    ]
+
+
+def _first(holds: Iterable[bool]) -> int | None:
+    """The rank, from 1, of the first that does."""
+    return next((rank for rank, each in enumerate(holds, start=1) if each), None)
 
 
 def _record(
@@ -108,7 +140,8 @@ def _record(
     settings: EvaluationSettings,
 ) -> Record:
     to_calibrate = not (generation.classification or settings.follow)
-    holding = (rank for rank, each in enumerate(found.passages, start=1) if holds_answer(each.text, question))
+    pages = [page_of(each, settings.pages) for each in found.passages]
+    wanted = frozenset[str]().union(*(sets := provenance_of(question)))
     return Record(
         file=file,
         id=question.id,
@@ -121,18 +154,22 @@ def _record(
         f1=metrics.f1(generation.text, question.answers) if question.answers else None,
         rouge_l=metrics.rouge_l(generation.text, question.answers) if question.answers else None,
         log_likelihood=generation.log_likelihood,
-        answer_rank=next(holding, None),
+        answer_rank=_first(holds_answer(each.text, question) for each in found.passages),
         prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
         passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
+        page_rank=_first(page in wanted for page in pages),
+        r_precision=kilt_r_precision(list(dict.fromkeys(pages)), sets) if wanted else None,
         signals=signals(generation, found.passages[: settings.k]) if to_calibrate else (),
     )
 
 
-def _draw(path: Path, settings: EvaluationSettings) -> list[Question]:
-    """The questions to ask, in the order of the file."""
-    questions = list(read_questions(path))
+def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
+    """The questions to ask, in the order of the file. Raises InvalidDocuments as `evaluate`."""
+    questions = list(read(path, settings.pages))
     if not questions:
         raise InvalidDocuments(f"{path}: holds no questions")
+    if bare := [each.id for each in questions if not each.answers and each.answer_regex is None]:
+        raise InvalidDocuments(f"{path}: question {bare[0]} has no answer")
     questions = settings.draw(questions)
     if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):
         raise InvalidDocuments(f"{path}: gold context needs a context for every question, question {bare[0]} has none")

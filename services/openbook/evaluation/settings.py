@@ -17,11 +17,9 @@ from openbook.core.types import (
     RetrieverKind,
 )
 from openbook.errors import InvalidRequest
+from openbook.evaluation.kilt import Pages
 
 N_SEARCHED = 20
-"""Passages searched for whatever k is, to see how far down the first one with an answer is."""
-
-
 N_RANKED = 100
 """Passages searched, and documents ranked at most, where retrieval is evaluated alone."""
 
@@ -36,6 +34,9 @@ class SearchSettings(Section):
     snapshot: Path | None = None  # served in this process for as long as it takes
     index: IndexClientSettings = IndexClientSettings()  # or servers that run
     encoder: EncoderSettings = EncoderSettings()
+    retriever: RetrieverKind = RetrieverKind.DENSE
+    bm25_weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] | None = None  # see `RetrievalSettings`
+    pages: Pages = "id"  # KILT's pages are a snapshot's documents of this id, or of this title
     limit: Positive | None = None  # only so many questions of each file, drawn with the seed
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -61,16 +62,17 @@ class SearchSettings(Section):
         drawn = np.random.default_rng(self.seed).choice(len(items), self.limit, replace=False)
         return [items[i] for i in sorted(drawn)]
 
+    def retrieval(self, k: int) -> RetrievalSettings:
+        """How k passages are searched for."""
+        return RetrievalSettings(k=k, retriever=self.retriever, bm25_weight=self.bm25_weight)
+
 
 class RankingSettings(SearchSettings):
     """One evaluation of retrieval alone."""
 
     questions: Annotated[tuple[Path, ...], Field(min_length=1)]  # see `openbook.evaluation.judged`
     split: str = "test"  # of a folder in BEIR's layout: which file of qrels
-    pages: Literal["id", "title"] = "id"  # KILT's pages are a snapshot's documents of this id, or of this title
     n_passages: Annotated[int, Field(ge=N_RANKED, le=1000)] = N_RANKED  # searched; documents have several of them
-    retriever: RetrieverKind = RetrieverKind.DENSE
-    bm25_weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] | None = None  # see `RetrievalSettings`
     batch: Annotated[int, Field(ge=1, le=1024)] = 64  # questions encoded and searched together
 
     @model_validator(mode="after")
@@ -79,19 +81,17 @@ class RankingSettings(SearchSettings):
             raise ValueError("name a snapshot or index servers, one of them")
         return self
 
-    @property
-    def retrieval(self) -> RetrievalSettings:
-        """What is searched for."""
-        return RetrievalSettings(k=self.n_passages, retriever=self.retriever, bm25_weight=self.bm25_weight)
-
 
 class EvaluationSettings(SearchSettings):
     """One evaluation: which questions, asked of what, and how answers are decoded."""
 
-    # retrieved: from the index. gold: the question's own title and context as the only passage.
-    context: Literal["retrieved", "gold"] = "retrieved"
+    # retrieved: from the index. gold: the question's own title and context as the only passage. none: the closed book,
+    # a passage without words.
+    context: Literal["retrieved", "gold", "none"] = "retrieved"
     generator: GeneratorSettings = GeneratorSettings()
     k: Annotated[int, Field(ge=1, le=100)] = 5  # passages read
+    # Searched for whatever k is, to see how far down the first passage with an answer is.
+    n_searched: Annotated[int, Field(ge=1, le=1000)] = N_SEARCHED
     formulations: Annotated[tuple[Formulation, ...], Field(min_length=1)] = (Formulation.SEQUENCE,)
     decoding: Decoding = Decoding.THOROUGH
     n_beams: Positive = 1
@@ -101,12 +101,16 @@ class EvaluationSettings(SearchSettings):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> "EvaluationSettings":
-        if self.context == "gold" and self.n_sources:
-            raise ValueError("gold context needs neither a snapshot nor index servers")
+        if self.context != "retrieved" and self.n_sources:
+            context = {"gold": "gold context", "none": "the closed book"}[self.context]
+            raise ValueError(f"{context} needs neither a snapshot nor index servers")
         if self.context == "retrieved" and self.n_sources != 1:
             raise ValueError("name a snapshot or index servers, one of them, or ask for gold context")
-        if self.context == "gold" and self.follow:
-            raise ValueError(f"follow must be 0 with gold context, got {self.follow}")
+        if self.follow and (self.context, self.retriever) != ("retrieved", RetrieverKind.DENSE):
+            given = (
+                f"with {self.context} context" if self.context != "retrieved" else f"with retriever {self.retriever}"
+            )
+            raise ValueError(f"follow must be 0 {given}, got {self.follow}")
         _all_different("formulations", self.formulations)
         try:
             for formulation in self.formulations:

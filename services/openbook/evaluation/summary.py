@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from openbook.core import metrics
+from openbook.core.ranking import kilt_scores
 from openbook.evaluation.record import Record
 from openbook.evaluation.score import mean
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 HAS_ANSWER_AT = (1, 5, 20)
+HAS_PAGE_AT = (1, 10)
+"""As the paper looks for gold articles of FEVER."""
 ANSWERED_SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 
 
@@ -29,6 +32,13 @@ class Mean:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
         return cls(mean(values), *metrics.bootstrap_interval(values))
+
+    @classmethod
+    def of_shares(cls, values: Sequence[float]) -> "Mean":
+        """The same of values that are 0 or 1, with Wilson's interval; of others as `of`."""
+        if set(values) - {0.0, 1.0}:
+            return cls.of(values)
+        return cls(mean(values), *metrics.wilson_interval(round(sum(values)), len(values)))
 
     @classmethod
     def of_each(cls, values: Mapping[str, Sequence[float]]) -> "dict[str, Mean]":
@@ -71,6 +81,10 @@ class Result:
     distinct_3: float  # share of their tri-grams that differ
     label_accuracy: Mean  # share that is an answer letter for letter
     has_answer: Mapping[int, Mean]  # at k
+    has_page: Mapping[int, Mean]  # at k, of those whose pages are known, as of the three below
+    r_precision: Mean
+    kilt_em: Mean  # right, and R-precision is 1
+    kilt_f1: Mean
     prior_entropy: float  # mean, in nats
     mean_probability: float  # of p(y|x)
     calibration_error: float
@@ -95,6 +109,8 @@ def summarise(records: Sequence[Record], k: int) -> list[Result]:
 def _result(file: str, formulation: str, records: Sequence[Record], k: int) -> Result:
     probability, right = [record.probability for record in records], [float(record.em) for record in records]
     texts = [record for record in records if record.answers]
+    judged = [record for record in records if record.r_precision is not None]
+    found = [record.r_precision or 0.0 for record in judged]
     return Result(
         file=file,
         formulation=formulation,
@@ -106,6 +122,10 @@ def _result(file: str, formulation: str, records: Sequence[Record], k: int) -> R
         distinct_3=metrics.distinct_n_grams([record.prediction for record in records]),
         label_accuracy=Mean.of([float(metrics.label_accuracy(r.prediction, r.answers)) for r in texts]),
         has_answer={at: Mean.of([float(record.has_answer_at(at)) for record in records]) for at in HAS_ANSWER_AT},
+        has_page={at: Mean.of([float((r.page_rank or inf) <= at) for r in judged]) for at in HAS_PAGE_AT},
+        r_precision=Mean.of(found),
+        kilt_em=Mean.of(kilt_scores([float(r.em) for r in judged], found).tolist()),
+        kilt_f1=Mean.of(kilt_scores([r.f1 or 0.0 for r in judged], found).tolist()),
         prior_entropy=mean([record.prior_entropy for record in records]),
         mean_probability=mean(probability),
         calibration_error=metrics.reliability(probability, right).expected_error,

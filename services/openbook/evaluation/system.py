@@ -26,7 +26,7 @@ from openbook.core.types import (
 )
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
-from openbook.evaluation.settings import N_SEARCHED, EvaluationSettings, SearchSettings
+from openbook.evaluation.settings import EvaluationSettings, SearchSettings
 from openbook.index.client.opening import open_index
 from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
@@ -101,6 +101,9 @@ class System:
             "generator_fingerprint": self.generator.fingerprint,
             "dtype": settings.generator.dtype,
             "k": settings.k if self.library else 1,
+            "n_searched": settings.n_searched,
+            "retriever": self.library and settings.retriever,
+            "bm25_weight": self.library and settings.bm25_weight,
             "decoding": settings.decoding,
             "n_beams": settings.n_beams,
             "max_new_tokens": settings.max_new_tokens,
@@ -110,9 +113,14 @@ class System:
 
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
         """At least as many passages as are read, best first. Raises as `Library.find`."""
-        if self.library:
-            return await self.library.find(questions, RetrievalSettings(k=max(self.settings.k, N_SEARCHED)))
-        own = [Passage(0, question.id, question.title, question.context) for question in questions]
+        if self.library and self.settings.context == "retrieved":
+            return await self.library.find(
+                questions, self.settings.retrieval(max(self.settings.k, self.settings.n_searched))
+            )
+        if self.settings.context == "none":
+            own = [Passage(0, question.id, "", "") for question in questions]
+        else:
+            own = [Passage(0, question.id, question.title, question.context) for question in questions]
         return [Retrieved((passage,), np.zeros(1, np.float32), "") for passage in own]
 
     async def answer(
@@ -154,7 +162,7 @@ async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
         SnapshotMismatch: the index was not built for this encoder.
     """
     generator = RagGenerator.load(settings.generator)
-    if settings.context == "gold":
+    if settings.context != "retrieved":
         yield System(settings, generator, None)
         return
     async with opened_library(settings) as library:

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp, isnan
 from typing import Any
 
-from openbook.evaluation.summary import HAS_ANSWER_AT, Mean, Result
+from openbook.evaluation.summary import HAS_ANSWER_AT, HAS_PAGE_AT, Mean, Result
 
 Rows = Sequence[Sequence[str]]
 
 
 def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Five tables: how good, how worded, how far to trust p(y|x), when it is wrong, what a threshold buys."""
+    """How good, how worded, from which pages, how far to trust p(y|x), when it is wrong, what a threshold buys."""
     return "\n".join(
         [
             "# Evaluation\n",
@@ -20,6 +20,7 @@ def as_markdown(plan: Mapping[str, Any], results: Sequence[Result]) -> str:
             "\n## Answers that are sentences, and labels\n",
             *_table(["ROUGE-L", "BLEU-1", "distinct tri-grams", "label accuracy"]),
             *_rows(results, [[_wording(result, plan)] for result in results]),
+            *_of_pages([result for result in results if not isnan(result.r_precision.value)]),
             "\n## How far p(y|x) can be trusted\n",
             *_table(["mean p(y\\|x)", "right", "calibration error", "AUROC"]),
             *_rows(results, [[_trust(result)] for result in results]),
@@ -61,6 +62,16 @@ def _quality(result: Result, plan: Mapping[str, Any]) -> list[str]:
 def _wording(result: Result, plan: Mapping[str, Any]) -> list[str]:
     accuracy = percent(result.label_accuracy) if plan["labels"] else "–"
     return [percent(result.rouge_l), _number(result.bleu_1), _number(result.distinct_3), accuracy]
+
+
+def _of_pages(results: Sequence[Result]) -> Iterator[str]:
+    if results:
+        yield "\n## The pages that answer, and answers that rest on them\n"
+        titles = [f"page in top {k}" for k in HAS_PAGE_AT]
+        yield from _table([*titles, "R-precision", "KILT-EM", "KILT-F1"])
+        for each in results:
+            means = [*each.has_page.values(), each.r_precision, each.kilt_em, each.kilt_f1]
+            yield line([each.file, each.formulation, *map(percent, means)])
 
 
 def _trust(result: Result) -> list[str]:

@@ -1,9 +1,17 @@
 """The commands `openbook experiment NAME`: one function each."""
 
+import os
+import platform
+import re
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from importlib import import_module
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +24,26 @@ experiment_app = typer.Typer(
     no_args_is_help=True, help="The paper's experiments, each a page. See docs/experiments.md."
 )
 
-Out = Annotated[Path, typer.Option(help="The page, in HTML.")]
+Questions = Annotated[
+    list[Path] | None, typer.Argument(help="JSON lines, also .gz; see docs/evaluate.md. If none, those that ship.")
+]
+Out = Annotated[Path | None, typer.Option(help="The page, in HTML; NAME.html if not given.")]
 Check = Annotated[bool, typer.Option("--check", help="End with 1 where a number is not as expected.")]
+Against = Annotated[Path | None, typer.Option(help="A former page of the same command, whose numbers are expected.")]
+SnapshotOption = Annotated[Path | None, typer.Option("--snapshot", help="Searched; else the embedded corpus.")]
+Index = Annotated[list[str] | None, typer.Option(help="host:port of an index server that runs; give each its --index.")]
+Limit = Annotated[int | None, typer.Option(help="Only so many questions of a file, drawn at random.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds draw equal questions.")]
-Limit = Annotated[int | None, typer.Option(help="Only so many questions, drawn at random.")]
+Encoder = Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")]
+Generator = Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")]
+K = Annotated[int, typer.Option(help="Passages to read.")]
+Beams = Annotated[int, typer.Option(help="Beams; 1 is greedy.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Of an answer.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")]
+Threads = Annotated[int, typer.Option(help="Threads of the models.")]
+
+Own = Callable[..., dict[str, Any]]
+"""Takes the options that an experiment has beside those of all, or in place of them, and gives its settings."""
 
 
 @experiment_app.callback()
@@ -27,21 +51,114 @@ def experiments() -> None:
     """Named even where there is but one."""
 
 
+def _of_all(
+    context: typer.Context,
+    questions: Questions = None,
+    out: Out = None,
+    check: Check = False,
+    against: Against = None,
+    snapshot: SnapshotOption = None,
+    index: Index = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    encoder: Encoder = "embedded",
+    generator: Generator = "embedded",
+    k: K = 5,
+    beams: Beams = 1,
+    max_new_tokens: MaxNewTokens = 32,
+    dtype: Dtype = "float32",
+    threads: Threads = 1,
+) -> None:
+    """The options of all experiments that ask questions of one system."""
+
+
+def _asking(own: Own) -> Own:
+    """A command of the function's name, with the options of all and its own; it runs the module of that name."""
+    parameters = signature(_of_all).parameters | signature(own).parameters
+
+    def command(context: typer.Context, **options: Any) -> None:
+        _ask(context.info_name or "", options, own(**{name: options[name] for name in signature(own).parameters}))
+
+    command.__signature__ = Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    experiment_app.command(own.__name__.replace("_", "-"), help=own.__doc__)(command)
+    return own
+
+
+@_asking
+def open_domain() -> dict[str, Any]:
+    """Table 1: exact match on several sets of questions, with passages and without."""
+    return {}
+
+
+@_asking
+def retrievers(
+    frozen: Annotated[str, typer.Option(help="The encoder before training; the embedded one's is known.")] = "",
+    bm25_weight: Annotated[float, typer.Option(help="Of BM25 in the weighted sum.")] = 0.3,
+) -> dict[str, Any]:
+    """Table 6: BM25, the passages' own encoder, the trained one, both fused: recall and exact match."""
+    return {"frozen": frozen, "weight": bm25_weight}
+
+
+@_asking
+def passages(
+    k: Annotated[list[int] | None, typer.Option(help="So many passages; give each its --k.")] = None,
+) -> dict[str, Any]:
+    """Figure 3: exact match and recall against the number of passages."""
+    return {"ks": k} if k else {}
+
+
+@_asking
+def decoding(
+    beams: Annotated[list[int] | None, typer.Option(help="1 is greedy; give each its --beams; 1 and 4.")] = None,
+) -> dict[str, Any]:
+    """Thorough against fast decoding, RAG-Token, greedy and with beams: exact match and seconds."""
+    return {"beams": beams} if beams else {}
+
+
+@_asking
+def diversity() -> dict[str, Any]:
+    """Table 5: distinct tri-grams of what is said with passages and without."""
+    return {}
+
+
+@_asking
+def posterior(
+    ask: Annotated[list[str] | None, typer.Option(help="A question to show; give each its --ask.")] = None,
+) -> dict[str, Any]:
+    """Figure 2: which passage each token of an answer rests on, p(z|x,y<=t)."""
+    return {"shown": ask or ()}
+
+
+@_asking
+def compression(
+    factory: Annotated[list[str] | None, typer.Option(help="Of FAISS; give each its --factory.")] = None,
+) -> dict[str, Any]:
+    """Kinds of index over the same vectors: recall, exact match, bytes and milliseconds."""
+    return {"factories": factory or ()}
+
+
+@_asking
+def abstractive() -> dict[str, Any]:
+    """Table 2: abstractive answers, generated questions, and claims checked (FEVER)."""
+    return {}
+
+
 @experiment_app.command("memory")
 def memory(
-    out: Out = Path("memory.html"),
+    out: Out = None,
     check: Check = False,
     before: Annotated[Path | None, typer.Option(help="Leaders at the first date; 2016-11-26 if not given.")] = None,
     after: Annotated[Path | None, typer.Option(help="Leaders at the second date; 2020-11-27 if not given.")] = None,
     limit: Limit = None,
     seed: Seed = 0,
-    encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
-    generator: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
-    k: Annotated[int, typer.Option(help="Passages to read.")] = 5,
+    encoder: Encoder = "embedded",
+    generator: Generator = "embedded",
+    k: K = 5,
     formulation: Annotated[Formulation, typer.Option(help="How passages are marginalised out.")] = Formulation.SEQUENCE,
-    beams: Annotated[int, typer.Option(help="Beams; 1 is greedy.")] = 1,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
-    threads: Annotated[int, typer.Option(help="Threads of the models.")] = 1,
+    beams: Beams = 1,
+    dtype: Dtype = "float32",
+    threads: Threads = 1,
 ) -> None:
     """World leaders of two dates, published to a running index one after the other: do the answers follow?"""
     from openbook.config import section
@@ -63,7 +180,38 @@ def memory(
     )
     with build_progress() as on_progress:
         report = run(settings, _command(), on_progress)
-    _end(report, out, check)
+    _end(report, out or Path("memory.html"), check)
+
+
+def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
+    """Run an experiment: its module's `run`, with its `Settings`, of the options of all and what it has of its own."""
+    from openbook.config import section
+    from openbook.experiments.asking import embedded_snapshot, shipped
+    from openbook.terminal import build_progress
+
+    module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
+    out = given["out"] or Path(f"{name}.html")
+    model = {"dtype": given["dtype"], "n_threads": given["threads"]}
+    one = {setting: given[option] for setting, option in (("k", "k"), ("n_beams", "beams"))}
+    with build_progress() as on_progress:
+        searched: dict[str, Any] = {"index": {"addresses": given["index"] or (), "timeout_s": 60}}
+        if not given["index"]:
+            searched = {"snapshot": given["snapshot"] or embedded_snapshot(on_progress)}
+        settings = section(
+            module.Settings,
+            f"openbook experiment {name}",
+            questions=given["questions"] or shipped(*module.DATA),
+            out=out,
+            **searched,
+            pages="title",
+            encoder={"model": given["encoder"], **model},
+            generator={"model": given["generator"], **model},
+            **{option: given[option] for option in ("limit", "seed", "max_new_tokens")},
+            **{setting: value for setting, value in one.items() if isinstance(value, int)},  # some take several
+            **own,
+        )
+        report = module.run(settings, _command(), on_progress)
+    _end(report.against(given["against"]) if given["against"] else report, out, given["check"])
 
 
 def _command() -> str:
@@ -71,8 +219,18 @@ def _command() -> str:
     return shlex.join(["openbook", *sys.argv[1:]])
 
 
+def _processor() -> str:
+    """As Linux calls it."""
+    try:
+        names = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()
+
+
 def _end(report: "Report", out: Path, check: bool) -> None:
-    report.write(out)
+    here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{_processor()}, {os.cpu_count()} cores")]
+    replace(report, made_of=[*report.made_of, *here]).write(out)
     for each in report.expected:
         print(f"{'ok  ' if each.is_met else 'FAIL'}  {each.found:.4g}  ({each.low:g} to {each.high:g})  {each.what}")
     print(f"{out}: written")

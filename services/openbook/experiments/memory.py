@@ -24,7 +24,6 @@ from openbook.config import (
     Positive,
     Section,
 )
-from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus
 from openbook.corpus.questions import Question
@@ -34,7 +33,7 @@ from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.evaluation.system import PATIENCE_S, System, opened
 from openbook.experiments.leaders import Changed, changed, documents, read_leaders, shipped
-from openbook.experiments.report import Expected, Report, Table, percent
+from openbook.experiments.report import Cell, Expected, Report, Table, digest
 from openbook.index.client.publish import publish
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
@@ -175,8 +174,8 @@ def _report(
     cells = {
         (memory.memory, date): _accuracy(memory.answers, right[date]) for memory in (first, second) for date in right
     }
-    rows = [
-        [f"the memory {memory}", f"leaders {date}", percent(mean), paper]
+    rows: list[list[Cell]] = [
+        [f"the memory {memory}", f"leaders {date}", mean, paper]
         for ((memory, date), mean), paper in zip(cells.items(), PAPER, strict=True)
     ]
     expected = [
@@ -194,8 +193,8 @@ def _report(
         about=[paragraph.format(len(offices)) for paragraph in ABOUT],
         command=command,
         made_of=[
-            ("leaders before", f"{settings.before.name}, sha256 {file_digest(settings.before)}"),
-            ("leaders after", f"{settings.after.name}, sha256 {file_digest(settings.after)}"),
+            ("leaders before", digest(settings.before)),
+            ("leaders after", digest(settings.after)),
             ("limit, seed", f"{settings.limit}, {settings.seed}"),
             ("snapshots, as published", ", ".join(each.snapshot_id for each in asked)),
             *((name, system[name]) for name in TOLD),

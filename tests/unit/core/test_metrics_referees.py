@@ -5,7 +5,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from math import nan
+from math import exp, nan
 
 import pytest
 import regex
@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from rouge_score.rouge_scorer import RougeScorer
 
 from openbook.core import metrics
+from openbook.core.answerability import FUNCTION, q_bleu_1
 
 N = 10_000
 PIECES = [
@@ -131,3 +132,49 @@ def test_a_label_is_right_letter_for_letter() -> None:
     assert metrics.label_accuracy(" SUPPORTS ", ["SUPPORTS"])
     assert not metrics.label_accuracy("supports", ["SUPPORTS"])
     assert not metrics.label_accuracy("SUPPORTS", [])
+
+
+ASKED = ["What", "what", "team", "Who", "who", "won", "the", "Cup", "in", "Poland", "first", "of", "river", "The"]
+
+
+def test_q_bleu_1_is_that_of_its_authors() -> None:
+    """Their script written out: words of four kinds, F1 of both directions' BLEU-1 of each, weighed, and BLEU-1."""
+    asking = {"what", "which", "why", "who", "whom", "whose", "where", "when", "how"}
+
+    def kinds(question: str) -> list[list[str]]:
+        words = question.split()
+        of_type = []
+        for i, word in enumerate(words):
+            if word in asking or word in {each.capitalize() for each in asking}:
+                of_type.append(word)
+                if word.lower() in ("what", "which") and i + 1 < len(words):
+                    of_type.append(words[i + 1])
+        relevant = [w for w in words if w not in of_type and not w[0].isupper() and w not in FUNCTION]
+        rest = words[1:] if words and words[0].lower() in asking else words
+        function = [w for w in words if w.lower() in FUNCTION]
+        return [[w for w in rest if w[0].isupper()], of_type, relevant, function]
+
+    def bleu(said: list[str], right: list[str]) -> float:
+        same = (Counter(map(str.lower, said)) & Counter(map(str.lower, right))).total()
+        return same / len(said) * min(1.0, exp(1 - len(right) / len(said))) if same else 0.0
+
+    draw = random.Random(4)
+    found = []
+    for _ in range(N):
+        said, right = texts(draw, 8, ASKED), texts(draw, 8, ASKED, least=1)
+        score = 0.3 * bleu(said.split(), right.split())
+        for weight, ours, theirs in zip((0.6, 0.2, 0.1, 0.1), kinds(said), kinds(right), strict=True):
+            precision, recall = bleu(ours, theirs), bleu(theirs, ours)
+            score += 0.7 * weight * (2 * precision * recall / (precision + recall) if precision and recall else 0)
+        assert q_bleu_1(said, [right]) == pytest.approx(score)
+        found.append(score)
+    assert max(found) > 0.8 > 0.1 > min(found)
+    assert q_bleu_1("Who won?", ["Who lost?", "Who won?"]) == pytest.approx(q_bleu_1("Who won?", ["Who won?"]))
+
+
+def test_wilsons_interval_by_hand() -> None:
+    """Of Wilson 1927 as in the textbooks: 0 of 20, 10 of 20, all of 20."""
+    assert metrics.wilson_interval(0, 20) == pytest.approx((0.0, 0.16113), abs=1e-5)
+    assert metrics.wilson_interval(10, 20) == pytest.approx((0.29930, 0.70070), abs=1e-5)
+    assert metrics.wilson_interval(20, 20) == pytest.approx((0.83887, 1.0), abs=1e-5)
+    assert metrics.wilson_interval(0, 0) == (pytest.approx(nan, nan_ok=True),) * 2

@@ -26,6 +26,8 @@ def test_files_have_the_names_of_what_they_hold() -> None:
         ({"snapshot": None}, "name a snapshot or index servers"),
         ({"index": {"addresses": ["localhost:1"]}}, "name a snapshot or index servers"),
         ({"context": "gold"}, "gold context needs neither"),
+        ({"context": "none"}, "the closed book needs neither"),
+        ({"bm25_weight": -1}, "bm25_weight = -1"),
         ({"questions": []}, "questions"),
         ({"questions": ["a/nq.jsonl", "b/nq.jsonl.gz"]}, "names of files must differ, got nq, nq"),
         ({"formulations": ["token", "token"]}, "formulations must differ"),

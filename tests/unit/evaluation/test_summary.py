@@ -120,3 +120,19 @@ def test_tables_name_the_conditions_beside_the_numbers() -> None:
 )
 def test_conditions(change: dict[str, Any], shown: str) -> None:
     assert f"| {shown} |" in as_markdown({**PLAN, **change}, summarise(RECORDS, k=5))
+
+
+def test_answers_count_for_kilt_where_all_of_a_set_of_pages_came_first() -> None:
+    pages = [
+        answered(0.9, True, 1, page_rank=1, r_precision=1.0),
+        answered(0.9, True, 1, page_rank=7, r_precision=0.0),
+        answered(0.9, False, None, page_rank=None, r_precision=0.0),
+    ]
+    (result,) = summarise([*pages, answered(0.9, True, 1)], k=5)
+    assert result.em.value == 0.75
+    assert result.r_precision.value == result.kilt_em.value == result.kilt_f1.value == pytest.approx(1 / 3)
+    assert {k: mean.value for k, mean in result.has_page.items()} == pytest.approx({1: 1 / 3, 10: 2 / 3})
+    assert "KILT-EM" in as_markdown(PLAN, [result])
+    (without,) = summarise(RECORDS, k=5)
+    assert isnan(without.r_precision.value)
+    assert "KILT-EM" not in as_markdown(PLAN, [without])

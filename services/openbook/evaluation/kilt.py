@@ -1,0 +1,79 @@
+"""Questions of KILT's files (Petroni et al. 2021): answers and the pages that support them; or of any other file."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from openbook.core.types import Passage
+from openbook.corpus.questions import Question, read_questions
+from openbook.corpus.read import lines
+from openbook.errors import InvalidDocuments
+
+Pages = Literal["id", "title"]
+"""What KILT's pages are called by: they are a snapshot's documents of this id, or of this title."""
+KEYS = {"id": "wikipedia_id", "title": "title"}
+
+
+@dataclass(frozen=True, slots=True)
+class WithPages(Question):
+    """A question of which it is known where its answer stands."""
+
+    provenance: tuple[frozenset[str], ...] = ()  # sets of pages that support an answer together, none of them empty
+
+
+def read(path: Path, pages: Pages) -> Iterator[WithPages | Question]:
+    """The questions of a file of either kind, in its order. Of KILT's some may have no answer, or no provenance.
+
+    Raises:
+        InvalidDocuments: the file cannot be read, or a line is not a question; names file, line and field.
+    """
+    first = next(records(path), None)
+    if first is None or "input" not in first[1]:
+        yield from read_questions(path)
+        return
+    for number, record in records(path):
+        where, outputs = f"{path}:{number}", record.get("output", [])
+        try:
+            answers = [output["answer"] for output in outputs if output.get("answer")]
+            sets = [{str(page[KEYS[pages]]).strip() for page in output.get("provenance", ())} for output in outputs]
+            "".join(answers).encode()  # JSON's escapes can spell half a character
+        except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
+            raise InvalidDocuments(
+                f"{where}: output must be a list whose provenance has {KEYS[pages]}, got {outputs!r:.200}"
+            ) from None
+        provenance = tuple(frozenset(each) for each in sets if each)
+        text = text_of(record, "input", where)
+        yield WithPages(str(record.get("id", number)), text, tuple(answers), provenance=provenance)
+
+
+def provenance_of(question: Question) -> tuple[frozenset[str], ...]:
+    """None where no page is known."""
+    return question.provenance if isinstance(question, WithPages) else ()
+
+
+def page_of(passage: Passage, pages: Pages) -> str:
+    """What the page of a passage is called."""
+    return passage.document_id if pages == "id" else passage.title
+
+
+def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON lines with their lines' numbers, from 1. Raises InvalidDocuments."""
+    for number, line in lines(path):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise InvalidDocuments(f"{path}:{number}: must be an object, got {line.strip()!r:.80}")
+            yield number, record
+
+
+def text_of(record: dict[str, Any], field: str, where: str) -> str:
+    """A field that must be there. Raises InvalidDocuments."""
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidDocuments(f"{where}: {field} must be a string that is not empty, got {value!r:.80}")
+    return value

@@ -1,0 +1,52 @@
+"""Questions out of KILT's files: answers, and the pages that support them."""
+
+from pathlib import Path
+
+import pytest
+
+from openbook.core.types import Passage
+from openbook.errors import InvalidDocuments
+from openbook.evaluation.kilt import page_of, provenance_of, read
+
+KILT = """
+{"id": "a", "input": "Who?", "output": [{"answer": "Ann", "provenance": [
+ {"wikipedia_id": 1, "title": "A"}, {"wikipedia_id": "2", "title": "B"}]},
+ {"provenance": [{"wikipedia_id": "3", "title": "C"}]}]}
+{"id": "b", "input": "Where?", "output": [{"answer": "Rome"}, {"answer": "Roma"}]}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "kilt.jsonl"
+    path.write_text(text.replace("\n ", " "))
+    return path
+
+
+def test_answers_and_pages_are_read(tmp_path: Path) -> None:
+    first, second = read(written(tmp_path, KILT), "id")
+    assert (first.id, first.text, first.answers) == ("a", "Who?", ("Ann",))
+    assert provenance_of(first) == (frozenset("12"), frozenset("3"))
+    assert (second.answers, provenance_of(second)) == (("Rome", "Roma"), ())
+    by_title, _ = read(written(tmp_path, KILT), "title")
+    assert provenance_of(by_title) == (frozenset("AB"), frozenset("C"))
+    passage = Passage(7, "1", "A", "text")
+    assert (page_of(passage, "id"), page_of(passage, "title")) == ("1", "A")
+
+
+def test_other_files_are_read_as_ever(tmp_path: Path) -> None:
+    (question,) = read(written(tmp_path, '{"question": "Who?", "answers": ["Ann"]}\n'), "id")
+    assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("Ann",), ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"input": "Who?", "output": [{"answer": 7}]}',
+        '{"input": "Who?", "output": [{"answer": "A", "provenance": [{}]}]}',
+        '{"input": "Who?", "output": 3}',
+        '{"input": "", "output": []}',
+    ],
+)
+def test_what_is_not_kilts_is_named(line: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocuments, match=r"kilt\.jsonl:1: (output|input) must be"):
+        list(read(written(tmp_path, line + "\n"), "id"))
