@@ -107,10 +107,8 @@ class EvaluationSettings(SearchSettings):
         if self.context == "retrieved" and self.n_sources != 1:
             raise ValueError("name a snapshot or index servers, one of them, or ask for gold context")
         if self.follow and (self.context, self.retriever) != ("retrieved", RetrieverKind.DENSE):
-            given = (
-                f"with {self.context} context" if self.context != "retrieved" else f"with retriever {self.retriever}"
-            )
-            raise ValueError(f"follow must be 0 {given}, got {self.follow}")
+            given = f"{self.context} context" if self.context != "retrieved" else f"the retriever {self.retriever}"
+            raise ValueError(f"follow must be 0 with {given}, got {self.follow}")
         _all_different("formulations", self.formulations)
         try:
             for formulation in self.formulations:

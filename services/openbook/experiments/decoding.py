@@ -63,10 +63,7 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
                 "Exact match, per cent, against the time a question takes",
                 drawn(
                     Axes("ms per question", "exact match, per cent", joined=False),
-                    [
-                        Series(each.name, [_ms(asked, each)], [asked.mean(each, em)], [each.name])
-                        for each in variants.values()
-                    ],
+                    [Series(each.name, [_ms(asked, each)], [asked.mean(each, em)]) for each in variants.values()],
                 ),
             )
         ],

@@ -76,7 +76,9 @@ def drawn(axes: Axes, series: Sequence[Series]) -> str:
                 plot.vlines(each.xs, low, high, color=colour, alpha=0.5)
                 plot.plot(each.xs, values, marker, markersize=6, color=colour, label=each.name)
             for x, y, label in zip(each.xs, values, each.labels, strict=False):
-                plot.annotate(label, (x, y), (6, 4), textcoords="offset points", fontsize=9, color=INK)
+                plot.annotate(
+                    label, (x, y), (6, 4 if i % 2 else -13), textcoords="offset points", fontsize=9, color=INK
+                )
         plot.set(xlabel=axes.x, ylabel=axes.y)
         if axes.log_x:
             plot.set_xscale("log")
@@ -89,7 +91,7 @@ def drawn(axes: Axes, series: Sequence[Series]) -> str:
             plot.set_xlim(left, right)
         plot.set_ylim(bottom=0, top=min(104.0, max(1.05 * plot.get_ylim()[1], 1.0)))
         if len(series) > 1 and not series[0].labels:
-            plot.legend()
+            plot.legend(loc="best" if axes.joined else "lower right")
         out = StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = out.getvalue()

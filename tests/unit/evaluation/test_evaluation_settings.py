@@ -27,6 +27,10 @@ def test_files_have_the_names_of_what_they_hold() -> None:
         ({"index": {"addresses": ["localhost:1"]}}, "name a snapshot or index servers"),
         ({"context": "gold"}, "gold context needs neither"),
         ({"context": "none"}, "the closed book needs neither"),
+        (
+            {"follow": 2, "formulations": ["token"], "retriever": "bm25"},
+            "follow must be 0 with the retriever bm25",
+        ),
         ({"bm25_weight": -1}, "bm25_weight = -1"),
         ({"questions": []}, "questions"),
         ({"questions": ["a/nq.jsonl", "b/nq.jsonl.gz"]}, "names of files must differ, got nq, nq"),
