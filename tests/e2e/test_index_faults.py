@@ -253,3 +253,15 @@ def test_a_corrupted_byte_is_never_served(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     cut_off(Path(sys.argv[1]))
+
+
+def test_a_server_told_to_stop_many_times_at_once_ends(old: Path) -> None:
+    """As one does whose parent is killed while a supervisor stops it: a handler may be interrupted by itself."""
+    server = ServerProcess(old)
+    assert server.address
+    try:
+        for _ in range(2000):
+            server.popen.send_signal(signal.SIGTERM)
+        assert server.popen.wait(60) == 0
+    finally:
+        server.kill()

@@ -16,7 +16,7 @@ from openbook.core.types import Passage
 from openbook.corpus.questions import Question
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
-from openbook.evaluation.kilt import Pages, page_of, provenance_of, read, records, text_of
+from openbook.evaluation.kilt import Pages, WithPages, page_of, provenance_of, read, records, text_of
 from openbook.evaluation.score import holds_answer
 from openbook.evaluation.settings import N_RANKED, RankingSettings
 
@@ -50,10 +50,11 @@ def read_judged(path: Path, settings: RankingSettings) -> tuple[dict[str, Any], 
         files = {"queries": path / "queries.jsonl", "qrels": _qrels(path, settings.split)}
     else:
         questions = list(read(path, settings.pages))
-        # Where the pages of some are known, the others are left out: of them it is not known what should be found.
-        judged = [_of_pages(each, settings.pages) for each in questions if provenance_of(each)]
-        kind = "pages" if judged else "answers"
-        judged = judged or [_of_answers(each) for each in questions]
+        if any(isinstance(each, WithPages) for each in questions):
+            # Those without provenance are left out: of them it is not known what should be found.
+            kind, judged = "pages", [_of_pages(each, settings.pages) for each in questions if provenance_of(each)]
+        else:
+            kind, judged = "answers", [_of_answers(each) for each in questions]
         files = {"questions": path}
     if not judged:
         raise InvalidDocuments(f"{path}: holds no question of which it is known what should be found")

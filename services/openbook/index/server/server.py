@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
 
@@ -189,11 +190,13 @@ class IndexServer:
 
 def run(settings: IndexServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; print the address on standard output once it listens. Raises as `IndexServer`."""
-    told_to_stop = threading.Event()
+    told_to_stop: SimpleQueue[int] = (
+        SimpleQueue()
+    )  # a handler may be interrupted by itself: an event would wait for ever
     _give_back_memory()
     server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told_to_stop.set())
+        signal.signal(number, lambda told, _: told_to_stop.put(told))
     gc.collect()
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
@@ -208,7 +211,7 @@ def run(settings: IndexServerSettings) -> None:
             server.address,
         )
         print(server.address, flush=True)
-        told_to_stop.wait()
+        told_to_stop.get()
         log.info("stopping")
 
 
