@@ -271,7 +271,7 @@ def test_tasks_and_ablations_learn(files: World, name: str) -> None:
     sections["loop"] = {"n_steps": 20, "micro_batch_size": 4, "validate_every": 100, **sections.get("loop", {})}
     train(files.settings(name, **sections))
     losses = [line["loss"] for line in lines(files.folder / name)[-sections["loop"]["n_steps"] :]]
-    assert sum(losses[-3:]) < sum(losses[:3])
+    assert sum(losses[-2:]) < sum(losses[:2])  # two steps see all eight of them: parts of them differ by a third
 
 
 @pytest.mark.parametrize(
