@@ -1,16 +1,15 @@
 """Rules and dashboards: what they name exists, what is wrong fires its alert, and what is right fires none."""
 
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from scripts import load_script
 
 from openbook.deployment import prometheus, render
 
@@ -26,15 +25,6 @@ def promtool(*arguments: str | Path) -> str:
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 MAKE = load_script(ROOT / "deploy" / "grafana" / "make.py")

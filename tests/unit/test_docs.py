@@ -1,11 +1,9 @@
 """What the documentation says can be done can be done: code runs, commands parse, tables are those of the source."""
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ import typer
 import yaml
 from google.protobuf.descriptor import Descriptor
 from prometheus_client import REGISTRY
+from scripts import load_script
 
 from openbook import config, errors, telemetry
 from openbook.cli import app
@@ -158,15 +157,6 @@ def test_what_make_is_told_is_a_target() -> None:
 
 
 # --- tables
-
-
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_settings_page_is_up_to_date() -> None:

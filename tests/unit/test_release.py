@@ -1,21 +1,17 @@
 """What `make release` holds a release to."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import yaml
+from scripts import load_script
 from typer.testing import CliRunner
 
 import openbook
 from openbook.cli import app
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("release", ROOT / "deploy" / "release.py")
-assert _spec is not None
-assert _spec.loader is not None
-release = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(release)
+release = load_script(ROOT / "deploy" / "release.py")
 
 CHANGELOG = "# Changelog\n\n## Unreleased\n\n- b\n\n## 0.2.0 (2026-12-01)\n\n- a\n  more\n\n## 0.1.0\n\n- first\n"
 

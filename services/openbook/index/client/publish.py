@@ -96,7 +96,6 @@ async def publish(
     """
     url = source if isinstance(source, str) else ""
     manifest = await asyncio.to_thread(snapshot_at, url) if url else Snapshot.open(Path(source)).manifest
-    where = str(folder_at_servers or _absolute(source))
     snapshot_id, n_shards = manifest.snapshot_id, len(manifest.shards)
     async with _servers(settings) as servers:
         infos = await _all_or_raise([server.info() for server in servers])
@@ -105,9 +104,10 @@ async def publish(
             raise ShardUnavailable(
                 f"shard {shards} of {n_shards} has no server among {', '.join(server.address for server in servers)}"
             )
-        folders = [where] * len(servers)
         if url:
             folders = await _download(servers, url, snapshot_id, on_progress)
+        else:
+            folders = [str(folder_at_servers or _absolute(Path(source)))] * len(servers)
         on_progress("prepare", 0, len(servers))
         refusals: list[OpenbookError] = []
         n_prepared = 0
@@ -150,8 +150,8 @@ def held_by_root(folder: Path) -> list[Listed]:
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
 
 
-def _absolute(source: Path | str) -> Path:
-    return Path(source).resolve()  # servers have other working directories
+def _absolute(folder: Path) -> Path:
+    return folder.resolve()  # servers have other working directories
 
 
 async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on_progress: OnProgress) -> list[str]:
