@@ -1,7 +1,7 @@
 """`openbook build`: documents to passages to embeddings to a snapshot, able to go on where it was interrupted.
 
 Work in progress lies beside the target in `<out>.work`: the passages, one memory-mapped array of all embeddings, which
-of them are to be encoded and in which order, and a note of how many are done. It is continued only for the very same
+of them are to be encoded and in which order, and a note of those that are. It is continued only for the very same
 plan, and removed when the snapshot stands.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
 
 from openbook import files
 from openbook.config import EncoderSettings
@@ -24,52 +23,26 @@ from openbook.core.space import Space, check_same_space
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
-from openbook.corpus.encode import ROWS, VECTORS, alone, encode, plan_rows
+from openbook.corpus.encode import ROWS, VECTORS, Elsewhere, alone, encode, encode_elsewhere, plan_rows
 from openbook.corpus.former import Changes, Former
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
+from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, Note, Plan, check_ours, resumed
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, ExactDtype, build_snapshot, check_plan, clear, undisturbed
 from openbook.index.disk.arrays import Exact
-from openbook.index.disk.origins import is_of_origins
 from openbook.index.disk.snapshot import MANIFEST, Manifest
-from openbook.index.disk.store import OFFSETS, TEXTS, PassageReader, write_passages
+from openbook.index.disk.store import PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 from openbook.processes import threads
 
 ROWS_PER_STEP = 512
 """Passages between two notes of progress, and the least for which another process is started, which takes seconds."""
 
-NOTE = "note.json"
-FAILURES = "failures.jsonl"
-DUPLICATES = "duplicates.json"
-OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, DUPLICATES, LOCK)
-"""All that lies in a folder of work in progress, which is removed when it is done or out of date."""
-
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is."""
-
-
-class _Plan(BaseModel, frozen=True):
-    """What work in progress is made from; nothing else may go on with it."""
-
-    documents_digest: str
-    n_words: int
-    fields: tuple[Field, ...]
-    embedded_by: str
-    dimension: int
-    vectors: list[list[str | int]] | None  # as `vectors.described` tells
-    former: str | None  # snapshot id
-    duplicates: What
-
-
-class _Note(BaseModel):
-    plan: _Plan
-    vectors: str = VECTORS  # where they are, from the folder of work
-    changes: Changes | None = None
-    n_encoded: int = 0
 
 
 def build_corpus(
@@ -93,6 +66,7 @@ def build_corpus(
     on_changes: Callable[[Changes], None] = lambda changes: None,
     duplicates: What = "keep",
     on_duplicates: Callable[[Repeated], None] = lambda repeated: None,
+    elsewhere: Elsewhere | None = None,
 ) -> Manifest:
     """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25`: `index.building.build`.
 
@@ -118,7 +92,7 @@ def build_corpus(
         InvalidDocuments: the corpus, the file of questions or the vectors cannot be read, or hold no words, no
             questions or vectors of something else.
         InvalidSnapshot: `former` is none, or damaged.
-        InvalidModel: an encoder cannot be loaded.
+        InvalidModel: an encoder cannot be loaded, or is another one elsewhere.
         InvalidRequest: a question is longer than its encoder can read.
         StartupError: a process that encodes ended early.
         SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
@@ -140,24 +114,25 @@ def build_corpus(
     asks = alone(encoder).model_copy(update={"model": query_encoder or encoder.model})
     asked = _encoded(queries, asks, model) if queries else None
     work = out.with_name(f"{out.name}.work")
-    _check_ours(work)
+    check_ours(work)
     if (out / MANIFEST).exists():  # a build was killed when it was as good as done
         shutil.rmtree(work, ignore_errors=True)
         (out / LOCK).unlink(missing_ok=True)
     check_plan(out, n_shards, factory, model.dimension, scan, exact_dtype)
-    known = Former(former, model.embeds_passages_by, exact_dtype) if former else None
-    plan = _Plan(
+    embedded_by = elsewhere.embeds_passages_by(model.space) if elsewhere else model.embeds_passages_by
+    known = Former(former, embedded_by, exact_dtype) if former else None
+    plan = Plan(
         documents_digest=corpus_digest(documents),
         n_words=n_words,
         fields=fields,
-        embedded_by=model.embeds_passages_by,
+        embedded_by=embedded_by,
         dimension=model.dimension,
         vectors=given.described(vectors) if vectors else None,
         former=known.snapshot_id if known else None,
         duplicates=duplicates,
     )
     with undisturbed(work):
-        if note := _resume(work, plan):
+        if note := resumed(work, plan):
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
@@ -169,7 +144,7 @@ def build_corpus(
             on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
         manifest = build_snapshot(
             PassageReader(work, fields=fields),
-            _encoded_all(work, note, encoder, model, on_progress),
+            _encoded_all(work, note, encoder, model, elsewhere, on_progress),
             out,
             n_shards=n_shards,
             factory=factory,
@@ -181,7 +156,7 @@ def build_corpus(
             scan=scan,
             fields=fields,
             exact_dtype=exact_dtype,
-            embedded_by=None if vectors else model.embeds_passages_by,
+            embedded_by=None if vectors else embedded_by,
             bm25=bm25,
         )
         shutil.rmtree(work)
@@ -204,21 +179,7 @@ def embedded_documents() -> Path:
     return Path(str(resources.files("openbook") / "embedded/corpus/documents.jsonl.gz"))
 
 
-def _check_ours(work: Path) -> None:
-    names = {path.name for path in work.glob("*")} - set(OURS)
-    if strangers := sorted(name for name in names if not is_of_origins(name)):
-        raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
-
-
-def _resume(work: Path, plan: _Plan) -> _Note | None:
-    try:
-        note = _Note.model_validate_json((work / NOTE).read_text())
-    except (OSError, ValidationError):
-        return None
-    return note if note.plan == plan and (work / note.vectors).exists() and (work / FAILURES).exists() else None
-
-
-def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> None:
+def _start(work: Path, plan: Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> None:
     """Write the passages, and what could not be read."""
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work)
@@ -244,15 +205,15 @@ def _start(work: Path, plan: _Plan, documents: Path, on_failure: OnFailure, n_pr
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")
 
 
-def _with_vectors(work: Path, plan: _Plan, path: Path, model: TextEncoder) -> _Note:
+def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Note:
     """What there is to do where all vectors are given: nothing."""
     found = given.gathered(path, plan.dimension, work / VECTORS)
     given.check_sample(np.load(found, mmap_mode="r"), PassageReader(work), model, str(path))
     np.save(work / ROWS, np.empty(0, np.int64))
-    return _noted(work, _Note(plan=plan, vectors=VECTORS if found.parent == work else str(found.absolute())))
+    return _noted(work, Note(plan=plan, vectors=VECTORS if found.parent == work else str(found.absolute())))
 
 
-def _with_rows(work: Path, plan: _Plan, former: Former | None) -> _Note:
+def _with_rows(work: Path, plan: Plan, former: Former | None) -> Note:
     """What there is to encode: all that the former snapshot has not."""
     passages = PassageReader(work)
     vectors = np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (len(passages), plan.dimension))
@@ -261,38 +222,36 @@ def _with_rows(work: Path, plan: _Plan, former: Former | None) -> _Note:
         is_kept, changes = former.take(passages, vectors)
     vectors.flush()
     plan_rows(work, is_kept, ROWS_PER_STEP)
-    return _noted(work, _Note(plan=plan, changes=changes))
+    return _noted(work, Note(plan=plan, changes=changes))
 
 
-def _noted(work: Path, note: _Note) -> _Note:
+def _noted(work: Path, note: Note) -> Note:
     files.sync(work)  # before a note speaks of it
-    _write(work, note)
+    note.write(work)
     return note
 
 
 def _encoded_all(
-    work: Path, note: _Note, encoder: EncoderSettings, model: TextEncoder, on_progress: OnProgress
+    work: Path,
+    note: Note,
+    encoder: EncoderSettings,
+    model: TextEncoder,
+    elsewhere: Elsewhere | None,
+    on_progress: OnProgress,
 ) -> Exact:
     """All vectors, once those are encoded that were not."""
     n_rows = len(np.load(work / ROWS, mmap_mode="r"))
-    steps = {
-        start: range(start, min(start + ROWS_PER_STEP, n_rows))
-        for start in range(note.n_encoded, n_rows, ROWS_PER_STEP)
-    }
 
-    def on_written(rows: range) -> None:
-        written.add(rows.start)
-        while note.n_encoded in written:  # noted is what has no gap before it
-            note.n_encoded = steps[note.n_encoded].stop
-        _write(work, note)
-        on_progress("encode", note.n_encoded, n_rows)
+    def on_written(step: range) -> None:
+        note.add(step)
+        note.write(work)
+        on_progress("encode", note.n_done, n_rows)
 
-    written: set[int] = set()
-    on_progress("encode", note.n_encoded, n_rows)
-    encode(work, list(steps.values()), encoder, model, on_written)
+    on_progress("encode", note.n_done, n_rows)
+    steps = note.steps_left(n_rows, ROWS_PER_STEP)
+    if elsewhere:
+        encode_elsewhere(work, steps, elsewhere, on_written)
+    else:
+        encode(work, steps, encoder, model, on_written)
     vectors: Exact = np.load(work / note.vectors, mmap_mode="r")
     return vectors
-
-
-def _write(work: Path, note: _Note) -> None:
-    files.write(work / NOTE, note.model_dump_json())

@@ -7,15 +7,17 @@ the number of threads, so that is the same whoever computes it; on the company o
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openbook.config import EncoderSettings
+from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError, StartupError
 from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
@@ -28,6 +30,25 @@ ROWS = "rows.npy"
 """Which passages are to be encoded, in this order."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
+
+
+class Elsewhere(Protocol):
+    """Other machines that encode passages. They see no files of the build: passages go there, embeddings come back."""
+
+    def embeds_passages_by(self, space: str) -> str:
+        """As `TextEncoder` tells it, of the encoder there, which must be of this space.
+
+        Raises:
+            InvalidModel: it cannot be loaded there, or is another one.
+            StartupError: nobody can encode there.
+        """
+
+    def encode(self, blocks: Iterable[tuple[range, Sequence[Passage]]]) -> Iterator[tuple[range, Float32]]:
+        """The (n, d) embeddings of each block, in any order. Blocks are taken as there is room for them.
+
+        Raises:
+            InvalidModel, StartupError: as `embeds_passages_by`.
+        """
 
 
 def alone(settings: EncoderSettings) -> EncoderSettings:
@@ -89,12 +110,28 @@ def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None
     rows.flush()
 
 
-def _write(folder: Path, step: range, model: TextEncoder) -> None:
-    rows = np.load(folder / ROWS, mmap_mode="r")[step.start : step.stop]
+def encode_elsewhere(
+    folder: Path, steps: Sequence[range], elsewhere: Elsewhere, on_written: Callable[[range], None]
+) -> None:
+    """As `encode`, by others. Raises as `Elsewhere.encode`."""
+    for step, vectors in elsewhere.encode((step, _passages(folder, step)) for step in steps):
+        _put(folder, step, vectors)
+        on_written(step)
+
+
+def _passages(folder: Path, step: range) -> list[Passage]:
     passages = PassageReader(folder)
+    return [passages[i] for i in np.load(folder / ROWS, mmap_mode="r")[step.start : step.stop].tolist()]
+
+
+def _put(folder: Path, step: range, embeddings: Float32) -> None:
     vectors = np.lib.format.open_memmap(folder / VECTORS, "r+")
-    vectors[rows] = model.encode_passages([passages[i] for i in rows.tolist()])
+    vectors[np.load(folder / ROWS, mmap_mode="r")[step.start : step.stop]] = embeddings
     vectors.flush()
+
+
+def _write(folder: Path, step: range, model: TextEncoder) -> None:
+    _put(folder, step, model.encode_passages(_passages(folder, step)))
 
 
 def _by_workers(

@@ -71,6 +71,8 @@ class Packing:
         most: int = 1 << round(log2(max(1, self.batch_tokens / length)))
         least = 1 if self._on_cpu else most
         n = max(least, min(most, 1 << (n_left - 1).bit_length()))
+        if n_left <= most and self._on_cpu and not self._tried.get((torch.get_num_threads(), n, length)):
+            return 1  # to try costs as much as a batch, and this would be the only one
         while not self._keeps_bits(n, least, length) and n > least:
             n //= 2
         return n

@@ -1,182 +1,21 @@
 """Files that are damaged, lie or attack: each costs a line that says why, and all good ones are read."""
 
-import bz2
 import gzip
-import io
 import json
 import os
 import re
-import stat
-import tarfile
-import zipfile
 from pathlib import Path
 
 import every_format as formats
 import pytest
-from every_format import DOCUMENTS, read
+from every_format import read
+from hostile import HOSTILE, LIMITS, TEXT, TITLE, wide
 
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import limits as limits_module
 from openbook.corpus.sources import parsers
 from openbook.corpus.sources.limits import MB, Failure, Limits
 from openbook.errors import InvalidDocuments
-
-TITLE, TEXT = DOCUMENTS[5]  # with a letter beyond ASCII
-LATIN = TEXT.replace("bridges", "brücken").encode("latin-1")
-LIMITS = Limits(
-    memory_bytes=1024 * MB, document_bytes=MB, line_bytes=2 * MB, unpacked_free_bytes=12 * MB, unpacked_ratio=20
-)
-ZEROS = gzip.compress(bytes(30 * MB))
-LAUGHS = (
-    b'<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "' + b"&a;" * 99 + b'"><!ENTITY c "' + b"&b;" * 99 + b'">'
-    b'<!ENTITY d SYSTEM "file:///etc/hostname">]>'
-)
-
-
-def cut(content: bytes, share: float = 0.7) -> bytes:
-    return content[: int(len(content) * share)]
-
-
-def nested(n: int, content: bytes = b"deep") -> bytes:
-    for _ in range(n):
-        content = formats.zipped({"a": content})
-    return content
-
-
-def encrypted_pdf() -> bytes:
-    from pypdf import PdfReader, PdfWriter
-
-    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(formats.pdf(TITLE, TEXT))))
-    writer.encrypt("secret", algorithm="RC4-128")
-    out = io.BytesIO()
-    writer.write(out)
-    return out.getvalue()
-
-
-def encrypted_zip() -> bytes:
-    content = bytearray(formats.zipped({"a.txt": b"secret"}))
-    content[6] |= 1
-    content[content.index(b"PK\x01\x02") + 8] |= 1
-    return bytes(content)
-
-
-def zip_with_link() -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        link = zipfile.ZipInfo("link")
-        link.external_attr = (stat.S_IFLNK | 0o777) << 16
-        archive.writestr(link, "/etc/hostname")
-    return out.getvalue()
-
-
-def tar_with_links() -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, kind in (("sym", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("dev", tarfile.CHRTYPE)):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "/etc/hostname"
-            archive.addfile(member)
-        member = tarfile.TarInfo("../../up.txt")
-        member.size = 9
-        archive.addfile(member, io.BytesIO(b"good words"[:9]))
-    return out.getvalue()
-
-
-def wide_parquet() -> bytes:
-    """A kilobyte of which every 256 rows have gigabytes."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    values = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 9 * MB]))
-    out = io.BytesIO()
-    pq.write_table(pa.table({"text": values}), out)
-    return out.getvalue()
-
-
-def jsonl(*lines: str) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
-    # name: content, and for each failure where it is (behind the name) and why
-    "cut.jsonl.gz": (cut(gzip.compress(os.urandom(9) + b"\n")), {"": "EOFError: Compressed file ended before"}),
-    "damaged.gz": (b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 20, {"": "error: Error -3"}),
-    "cut.bz2": (cut(bz2.compress(formats.mediawiki(DOCUMENTS))), {"": "EOFError: Compressed file ended before"}),
-    "cut.xz": (b"\xfd7zXZ\x00" + b"\0" * 9, {"": "LZMAError"}),
-    "cut.zip": (cut(formats.zipped({"a.txt": b"a" * 99})), {"": "BadZipFile"}),
-    "cut.tar": (
-        formats.tarred({"a.txt": os.urandom(999)})[:800],
-        {"": "unexpected end", "/a.txt": "unexpected end"},
-    ),
-    "cut.parquet": (cut(formats.parquet(DOCUMENTS)), {"": "ArrowInvalid: Parquet magic bytes not found"}),
-    "cut.arrow": (cut(formats.TOGETHER["all.arrow"](DOCUMENTS)), {"": "ArrowInvalid: "}),
-    "cut.docx": (cut(formats.docx(TITLE, TEXT)), {"": "BadZipFile"}),
-    "cut.epub": (cut(formats.epub(TITLE, TEXT)), {"": "BadZipFile"}),
-    "cut.pdf": (formats.pdf(TITLE, TEXT)[:60], {"": "Pdf|no text on its"}),
-    "latin.txt": (LATIN, {"": "not UTF-8: invalid start byte at byte"}),
-    "latin.md": (b"# x\n" + LATIN, {"": "not UTF-8: invalid start byte at byte"}),
-    "latin.html": (
-        b"<html><head><meta charset=utf-8><body>" + LATIN + b"</html>",
-        {"": "says it were utf-8, and is not"},
-    ),
-    "klingon.html": (b"<html><head><meta charset=x-klingon></html>", {"": "in an encoding that nobody knows: x-kl"}),
-    "latin.csv": (b"id,text\n1,\xfc\n2,good words\n3\n", {":2": "not UTF-8", ":4": r"must have 2 columns .*, got 1"}),
-    "wide.tsv": ("id\ttext\n".encode("utf-16"), {"": "UTF-16; lines must be UTF-8"}),
-    "nameless.csv": (b"a,b\n1,2\n", {"": "the first line must name columns, one of them text or contents"}),
-    "open.csv": (b'text,n\n"' + b"never closed\n" * 99_999, {"": "line 2: not separated values: field larger than"}),
-    "columns.parquet": (
-        formats.parquet(DOCUMENTS).replace(b"text", b"tuxt"),
-        {"": "one column must be called text or contents"},
-    ),
-    "latin.jsonl": (
-        jsonl('{"id": 1, "text": "good words"}').replace(b"1", b"2") + b'{"text": "\xfc"}\n[1]\n{"text": 1.5}\n{"a',
-        {":2": "not UTF-8", ":3": "must be an object", ":4": r"text must be a string, got 1\.5", ":5": "not JSON"},
-    ),
-    "many.jsonl": (
-        jsonl(*["{}"] * 15),
-        {**{f":{i}": "text must be a string, got None" for i in range(1, 11)}, "": "and 5 more that are no documents"},
-    ),
-    "surrogate.jsonl": (jsonl('{"id": 1, "text": "\\ud800"}'), {":1": "not UTF-8: surrogates not allowed"}),
-    "long.jsonl": (jsonl('{"text": "' + "x" * 3 * MB + '"}', '{"text": "good words"}'), {":1": "a line of more than"}),
-    "long.txt": (b"word " * MB, {"": "has more than 4194304 bytes"}),
-    "longish.txt": (b"word " * (MB // 4), {"": "a document of 13107.. bytes; at most 1048576"}),
-    "zeros.gz": (ZEROS, {"": "of no format that is known"}),
-    "bomb.jsonl.gz": (gzip.compress(b'{"' + b" " * 30 * MB), {"": "unpacks to more than 12582912 bytes"}),
-    "bomb.zip": (
-        formats.zipped(dict.fromkeys(("0.jsonl", "1.jsonl"), b"{" + b" " * 9 * MB)),
-        {"/0.jsonl:1": "a line of", "": "unpacks to"},
-    ),
-    "bomb.docx": (
-        formats.zipped({"[Content_Types].xml": b"", "word/document.xml": b"<a>" + b" " * 9 * MB}),
-        {"": "word/document.xml has more than 4194304 bytes"},
-    ),
-    "deep.zip": (nested(9), {"/a/a/a/a/a": "lies in more than 5 layers"}),
-    "laughs.xml": (
-        LAUGHS + formats.mediawiki(DOCUMENTS[:2]).replace(b"Long", b"&c;&d;"),
-        {},
-    ),
-    "laughs.docx": (
-        formats.zipped(
-            {
-                "[Content_Types].xml": b"",
-                "word/document.xml": LAUGHS + b'<w:p xmlns:w="w"><w:t>&c;&d;</w:t></w:p>',
-            }
-        ),
-        {},
-    ),
-    "no-package.epub": (formats.zipped({"mimetype": b"", "META-INF/container.xml": b"<a/>"}), {"": "names no package"}),
-    "secret.pdf": (encrypted_pdf(), {"": "needs a password"}),
-    "secret.zip": (encrypted_zip(), {"/a.txt": "RuntimeError: File .* is encrypted"}),
-    "empty.pdf": (formats.pdf(TITLE, ""), {"": r"no text on its 1 pages; are they scanned\?"}),
-    "empty.html": (b"<html><body></body></html>", {"": "no text found|no HTML"}),
-    "extracted": (b'<doc id="1" url="u" title="t">\nx\n</doc>', {"": "run it with --json"}),
-    "feed.xml": (b"<?xml version='1.0'?><rss/>", {"": "XML, and neither a MediaWiki dump nor XHTML"}),
-    "cut.xml": (cut(formats.mediawiki(DOCUMENTS[:2])), {"": "XMLSyntaxError: "}),
-    "noise": (b"\x7fELF" + bytes(99), {"": "of no format that is known"}),
-    "links.zip": (zip_with_link(), {"/link": "a link"}),
-    "links.tar": (tar_with_links(), {"/sym": "a link", "/hard": "a link", "/dev": "no regular file"}),
-    "\x1b[2Jterminal.txt": (LATIN, {"": "not UTF-8"}),
-}
 
 
 def test_hostile_files_cost_a_line_each_and_the_good_ones_are_read(tmp_path: Path) -> None:
@@ -211,8 +50,8 @@ def test_hostile_files_cost_a_line_each_and_the_good_ones_are_read(tmp_path: Pat
 
 def test_a_file_that_kills_its_parser_takes_nothing_with_it(tmp_path: Path) -> None:
     """In an archive too, whose other files are read once."""
-    wide = wide_parquet()
-    members = {"a.txt": b"one", "b.parquet": wide, "c.txt": b"two", "d.parquet": wide, "e.txt": b"x"}
+    large = wide("parquet")
+    members = {"a.txt": b"one", "b.parquet": large, "c.txt": b"two", "d.parquet": large, "e.txt": b"x"}
     formats.write(tmp_path, {"all.zip": formats.zipped({**members, "noise": bytes(9)}), "then.txt": b"three"})
     documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
     assert [document.text for document in documents] == ["one", "two", "x", "three"]
@@ -225,7 +64,7 @@ def test_an_archive_that_kills_its_parser_again_and_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parsers, "MOST_DEATHS", 2)
-    members = {f"{i}.parquet": wide_parquet() for i in range(4)}
+    members = {f"{i}.parquet": wide("parquet") for i in range(4)}
     formats.write(tmp_path, {"a.zip": formats.zipped(members), "b.txt": b"good"})
     documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
     assert [document.text for document in documents] == ["good"]

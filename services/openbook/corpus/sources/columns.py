@@ -64,9 +64,21 @@ def _documents(opened: Opened, batches: Iterable[Any], columns: dict[str, str]) 
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-            for row in batch.slice(start, ROWS_AT_ONCE).select(list(columns)).to_pylist():
+            for row in _rows(batch.slice(start, ROWS_AT_ONCE).select(list(columns))):
                 number += 1
                 try:
+                    if isinstance(row, Failed):
+                        raise row
                     yield records.document(opened, {columns[name]: value for name, value in row.items()}, number)
                 except Failed as error:
                     yield Failure(f"{opened.path}:{number}", str(error))
+
+
+def _rows(batch: Any) -> list[dict[str, Any] | Failed]:
+    """Those of a batch; one with a text that is none costs no others."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [Failed(f"not UTF-8: {error.reason}")]
+        return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]

@@ -32,7 +32,8 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     text = decoded(opened.whole())
     front = FRONT_MATTER.match(text)
     stated_there = _front_matter(front[1]) if front else {}
-    title = str(stated_there.get("title") or "")
+    named = stated_there.get("title")
+    title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
     tokens = MarkdownIt().enable("table").parse(text[front.end() :] if front else text)
     blocks = list(_blocks(tokens))
     if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):

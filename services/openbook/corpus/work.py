@@ -1,0 +1,81 @@
+"""The folder of a build at work: what it is made from, how far it has come, and what must not be in it."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from openbook import files
+from openbook.core.origin import Field
+from openbook.corpus.duplicates import What
+from openbook.corpus.encode import ROWS, VECTORS
+from openbook.corpus.former import Changes
+from openbook.errors import InvalidConfig
+from openbook.index.building.build import LOCK
+from openbook.index.disk.origins import is_of_origins
+from openbook.index.disk.store import OFFSETS, TEXTS
+
+NOTE = "note.json"
+FAILURES = "failures.jsonl"
+DUPLICATES = "duplicates.json"
+OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, DUPLICATES, LOCK)
+"""All that lies in a folder of work in progress, which is removed when it is done or out of date."""
+
+
+class Plan(BaseModel, frozen=True):
+    """What work in progress is made from; nothing else may go on with it."""
+
+    documents_digest: str
+    n_words: int
+    fields: tuple[Field, ...]
+    embedded_by: str
+    dimension: int
+    vectors: list[list[str | int]] | None  # as `vectors.described` tells
+    former: str | None  # snapshot id
+    duplicates: What
+
+
+class Note(BaseModel):
+    """How far it has come."""
+
+    plan: Plan
+    vectors: str = VECTORS  # where they are, from the folder of work
+    changes: Changes | None = None
+    n_encoded: int = 0  # of the file of rows; what lies behind them and is done, too, is in `ahead`
+    ahead: dict[int, int] = {}  # where a step starts and where it stops
+
+    def steps_left(self, n_rows: int, n_together: int) -> list[range]:
+        """What there is to encode."""
+        starts = range(self.n_encoded, n_rows, n_together)
+        steps = (range(start, min(start + n_together, n_rows)) for start in starts)
+        return [step for step in steps if self.ahead.get(step.start) != step.stop]
+
+    def add(self, step: range) -> None:
+        """This one is encoded."""
+        self.ahead[step.start] = step.stop
+        while self.n_encoded in self.ahead:
+            self.n_encoded = self.ahead.pop(self.n_encoded)
+
+    @property
+    def n_done(self) -> int:
+        """How many rows are encoded."""
+        return self.n_encoded + sum(stop - start for start, stop in self.ahead.items())
+
+    def write(self, work: Path) -> None:
+        """Put it into the folder of work, in place of the one before."""
+        files.write(work / NOTE, self.model_dump_json())
+
+
+def check_ours(work: Path) -> None:
+    """Raises InvalidConfig: something lies in the folder that no build put there."""
+    names = {path.name for path in work.glob("*")} - set(OURS)
+    if strangers := sorted(name for name in names if not is_of_origins(name)):
+        raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
+
+
+def resumed(work: Path, plan: Plan) -> Note | None:
+    """The note of a build of the same plan that was interrupted here, if there is one."""
+    try:
+        note = Note.model_validate_json((work / NOTE).read_text())
+    except (OSError, ValidationError):
+        return None
+    return note if note.plan == plan and (work / note.vectors).exists() and (work / FAILURES).exists() else None

@@ -1,0 +1,122 @@
+"""`openbook build --ray`: a corpus that is encoded by tasks of a real Ray, whose processes are killed meanwhile."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tiny_encoders as tiny
+from typer.testing import CliRunner
+
+from openbook import local_ray, ray_encoding
+from openbook.cli import app
+from openbook.config import EncoderSettings
+from openbook.corpus import build as corpus_build
+from openbook.errors import InvalidConfig, InvalidModel
+from openbook.index.disk.snapshot import Manifest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+N_DOCUMENTS = 60
+AT_ONCE = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A corpus and an encoder, and a Ray of this process."""
+    path = tmp_path_factory.mktemp("on-ray")
+    tiny.saved(path / "encoder", tiny.bert_model(), tiny.bert_tokenizer())
+    rng = np.random.default_rng(0)
+    with (path / "documents.jsonl").open("w") as file:
+        for i in range(N_DOCUMENTS):
+            text = " ".join(rng.choice(tiny.WORDS, rng.integers(1, 30)))
+            file.write(json.dumps({"id": str(i), "title": "moon", "text": text}) + "\n")
+    with local_ray.started(2, {}, log_to_driver=False):
+        yield path
+
+
+def build(folder: Path, out: str, on_ray: bool, on_encoded: Callable[[int], None] = lambda n_done: None) -> Manifest:
+    settings = EncoderSettings(model=str(folder / "encoder"), n_threads=1)
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        if stage == "encode":
+            on_encoded(done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_build, "ROWS_PER_STEP", AT_ONCE)
+        elsewhere = ray_encoding.RayEncoders(settings) if on_ray else None
+        return corpus_build.build_corpus(
+            folder / "documents.jsonl", folder / out, settings, 2, "Flat", 10, on_progress=on_progress,
+            elsewhere=elsewhere,
+        )  # fmt: skip
+
+
+def content(snapshot: Path) -> dict[str, Any]:
+    files = {str(path.relative_to(snapshot)): path for path in snapshot.rglob("*") if path.is_file()}
+    manifest = json.loads(files.pop("manifest.json").read_text())
+    del manifest["created_at"]
+    return {name: path.read_bytes() for name, path in files.items()} | {"manifest": manifest}
+
+
+def kill_tasks() -> list[int]:
+    """The processes of Ray that encode now."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        if child.cmdline()[:1] == ["ray::encode"]:
+            os.kill(child.pid, signal.SIGKILL)
+            found.append(child.pid)
+    return found
+
+
+def test_processes_and_the_driver_may_end_and_the_bytes_are_those_of_a_build_here(folder: Path) -> None:
+    build(folder, "here", on_ray=False)
+    done_then: list[int] = []
+
+    def interrupt(n_done: int) -> None:
+        done_then.append(n_done)
+        if n_done >= 4 * AT_ONCE:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(folder, "there", on_ray=True, on_encoded=interrupt)
+    killed: list[int] = []
+
+    def kill_once(n_done: int) -> None:
+        done_then.append(n_done)
+        if not killed:
+            killed.extend(kill_tasks())
+
+    build(folder, "there", on_ray=True, on_encoded=kill_once)
+    assert killed
+    assert done_then == sorted(done_then), "nothing is encoded again that was noted"
+    assert done_then.count(4 * AT_ONCE) == 2
+    assert content(folder / "there") == content(folder / "here")
+
+
+def test_what_is_not_the_same_on_the_nodes_ends_the_build(folder: Path) -> None:
+    settings = EncoderSettings(model=str(folder / "encoder"), n_threads=1)
+    with pytest.raises(InvalidModel, match="the encoder must be another, as here, found"):
+        ray_encoding.RayEncoders(settings).embeds_passages_by("another")
+    missing = settings.model_copy(update={"model": "/nowhere/encoder"})
+    with pytest.raises(InvalidModel, match="/nowhere/encoder"):
+        ray_encoding.RayEncoders(missing).embeds_passages_by("any")
+
+
+def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = []
+    monkeypatch.setattr(local_ray, "joined", lambda address: addresses.append(address) or nullcontext())
+    command = ["build", str(folder / "documents.jsonl"), "--out", str(folder / "by-command"), "--threads", "1"]
+    command += ["--encoder", str(folder / "encoder"), "--words", "10", "--shards", "2"]
+    done = CliRunner().invoke(app, [*command, "--ray", "head:6379"])
+    assert done.exit_code == 0, done.output
+    assert addresses == ["head:6379"]
+    assert content(folder / "by-command")["manifest"]["n_passages"] >= N_DOCUMENTS
+    refused = CliRunner().invoke(app, [*command, "--ray-gpus", "0.5"])
+    assert isinstance(refused.exception, InvalidConfig)
+    assert "got 0.5 without --ray" in str(refused.exception)

@@ -1,0 +1,37 @@
+"""How far a build has come, whatever the order in which its steps are done."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.corpus.work import NOTE, Note, Plan, resumed
+
+PLAN = Plan(
+    documents_digest="", n_words=1, fields=(), embedded_by="", dimension=1, vectors=None, former=None, duplicates="keep"
+)
+
+
+@given(n_rows=st.integers(0, 40), n_together=st.integers(1, 9), data=st.data())
+def test_what_is_left_is_what_is_not_done(n_rows: int, n_together: int, data: st.DataObject) -> None:
+    note = Note(plan=PLAN)
+    steps = note.steps_left(n_rows, n_together)
+    assert [row for step in steps for row in step] == list(range(n_rows))
+    order = data.draw(st.permutations(steps))
+    n_done = data.draw(st.integers(0, len(order)))
+    for step in order[:n_done]:
+        note.add(step)
+    note = Note.model_validate_json(note.model_dump_json())
+    assert note.n_done == sum(map(len, order[:n_done]))
+    assert {step.start for step in note.steps_left(n_rows, n_together)} == {step.start for step in order[n_done:]}
+
+
+def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
+    for name in ("vectors.npy", "failures.jsonl"):
+        (tmp_path / name).touch()
+    assert resumed(tmp_path, PLAN) is None
+    Note(plan=PLAN, n_encoded=3, ahead={5: 7}).write(tmp_path)
+    assert resumed(tmp_path, PLAN) == Note(plan=PLAN, n_encoded=3, ahead={5: 7})
+    assert resumed(tmp_path, PLAN.model_copy(update={"n_words": 2})) is None
+    (tmp_path / NOTE).write_text("{")
+    assert resumed(tmp_path, PLAN) is None
