@@ -8,7 +8,7 @@ first two nodes and end with them. Models need no time. Questions come at a rate
 After 5 s a node is killed with all that runs on it (SIGKILL); 10 s later another one joins in its place, and its index
 servers are started again. Then the next one. Columns:
 
-- on it: what was killed. in flight: questions sent and not answered at that moment.
+- on it: what was killed, of how many. in flight: questions sent and not answered at that moment.
 - failed: those without an answer, by status; wrong: answers that are not the exact twin's.
 - recovery: seconds until the last question that failed was sent. worst: the longest that an answer took from then on.
 - whole: seconds until as many replicas and index servers run as before; the index servers wait for the new node.
@@ -105,14 +105,21 @@ def run(
     give_up = monotonic() + 60
     while not probe(system, callers, path) and monotonic() < give_up:
         pass
-    return {**found, "node": number, "lost": lost, "in_flight": in_flight, "whole_s": whole and whole - hurt}
+    return {
+        **found,
+        "node": number,
+        "lost": lost,
+        "before": before,
+        "in_flight": in_flight,
+        "whole_s": whole and whole - hurt,
+    }
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table."""
     return (
         "ABC"[row["node"]],
-        ", ".join(f"{n} {kind}" for kind, n in sorted(row["lost"].items())) or "nothing",
+        ", ".join(f"{n} of {row['before'][kind]} {kind}" for kind, n in sorted(row["lost"].items())) or "nothing",
         str(row["sent"]),
         str(row["in_flight"]),
         ", ".join(f"{n} {name.removeprefix('gRPC ')}" for name, n in row["failed"].items()) or "0",

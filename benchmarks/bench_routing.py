@@ -30,10 +30,10 @@ import numpy as np
 from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.hedges import HEDGE_BUDGET
 from openbook.core.types import Passage, RetrievalSettings
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
-from openbook.index.client.routing import HEDGE_BUDGET
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 
@@ -100,7 +100,7 @@ async def compare_hedging(addresses: tuple[str, ...], queries: Any, n_calls: int
     for tier in tiers.values():
         await ask(tier, queries, 200, n_callers)
     routers = {budget: tier._connected().router for budget, tier in tiers.items()}
-    before = {budget: (router.n_calls, router.n_hedges) for budget, router in routers.items()}
+    before = {budget: (router.hedges.n_calls, router.hedges.n_hedges) for budget, router in routers.items()}
     for _ in range(N_TURNS):
         for budget, tier in tiers.items():
             latencies[budget] += await ask(tier, queries, n_calls // N_TURNS, n_callers)
@@ -112,7 +112,7 @@ async def compare_hedging(addresses: tuple[str, ...], queries: Any, n_calls: int
         "without": plain,
         "with": hedged,
         "p99 ratio": hedged["p99"] / plain["p99"],
-        "extra calls": (router.n_hedges - hedges_before) / (router.n_calls - n_before),
+        "extra calls": (router.hedges.n_hedges - hedges_before) / (router.hedges.n_calls - n_before),
     }
 
 

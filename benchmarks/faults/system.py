@@ -326,7 +326,7 @@ def node(n_cpus: int = 8) -> "Iterator[subprocess.Popen[Any]]":
     """One more node of the Ray that runs, in a session of its own; it has joined."""
     import ray
 
-    before = sum(each["Alive"] for each in ray.nodes())
+    before = {each["NodeID"] for each in ray.nodes()}  # one that was killed is alive to Ray for some seconds more
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
     command += [f"--num-cpus={n_cpus}", "--node-ip-address=127.0.0.1", "--object-store-memory=80000000"]
@@ -338,7 +338,8 @@ def node(n_cpus: int = 8) -> "Iterator[subprocess.Popen[Any]]":
             stack.callback(end, process)
             give_up = time.monotonic() + JOIN_TIMEOUT_S
             while process.poll() is None and time.monotonic() < give_up:
-                if sum(each["Alive"] for each in ray.nodes()) > before and _has_settled(process.pid):
+                joined = any(each["Alive"] and each["NodeID"] not in before for each in ray.nodes())
+                if joined and _has_settled(process.pid):
                     yield process
                     return
                 time.sleep(0.1)

@@ -242,7 +242,7 @@ def test_whatever_happens(seed: int, budget: float) -> None:
         else:
             world.probe()
         made = world.router
-        assert made.n_hedges <= budget * made.n_calls + 1e-9
+        assert made.hedges.n_hedges <= budget * made.hedges.n_calls + 1e-9
         in_flight = sum(len(race._running) for race, _ in world.running)
         assert sum(made.replica(address).n_in_flight for address in "abcd") == in_flight
         assert all(made.replica(address).n_in_flight >= 0 for address in "abcd")

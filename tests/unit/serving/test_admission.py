@@ -1,6 +1,7 @@
 """Who gets in, on a clock that the test turns."""
 
-from contextlib import ExitStack
+from collections import deque
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -82,6 +83,47 @@ def test_a_faster_rate_is_noticed() -> None:
     house.answers(per_s=0.5)
     house.answers(per_s=10, n=600)
     house.fill(30)
+    house.enter(timeout_s=5)
+
+
+def test_a_slow_spell_is_not_taken_for_the_rate() -> None:
+    house = House()
+    house.answers(per_s=5)
+    house.answers(per_s=0.2, n=3)  # a question waited for a replica that was lost
+    house.fill(10)
+    house.enter(timeout_s=5)
+
+
+def test_whoever_stays_slow_is_found_to_be() -> None:
+    house = House()
+    house.answers(per_s=5)
+    house.answers(per_s=0.2, n=60)
+    house.fill(3)
+    with pytest.raises(Overloaded):
+        house.enter(timeout_s=15)
+
+
+def test_at_ten_times_what_can_be_done_who_is_let_in_is_in_time() -> None:
+    house = House()
+    waiting: deque[tuple[float, ExitStack]] = deque()
+    n_late = n_in_time = 0
+    for tick in range(3000):
+        house.clock.advance(0.05)
+        with suppress(Overloaded):
+            waiting.append((house.clock(), house.enter(timeout_s=10)))
+        if tick % 10 == 0:
+            came_at, stay = waiting.popleft()
+            stay.close()
+            if tick > 600:  # what came before anything was known is answered
+                n_late += house.clock() - came_at > 10
+                n_in_time += house.clock() - came_at <= 10
+    assert n_late == 0 < n_in_time
+
+
+def test_the_first_answers_of_a_process_are_not_believed() -> None:
+    house = House()
+    house.answers(per_s=0.2, n=3)
+    house.fill(5)
     house.enter(timeout_s=5)
 
 

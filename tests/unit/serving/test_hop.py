@@ -10,6 +10,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.hedges import MAX_SAVED_HEDGES, HedgeBudget
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
 from openbook.serving.workers.hop import call, call_stream
 from openbook.testing import ManualClock
@@ -39,6 +40,30 @@ class Response:
         return self.__anext__().__await__()
 
 
+class Late(Response):
+    """Comes as soon as another one has."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.other_came = asyncio.Event()
+
+    async def __anext__(self) -> Any:
+        await self.other_came.wait()
+        return await super().__anext__()
+
+
+class Early(Response):
+    """Comes, and lets the late one come."""
+
+    def __init__(self, late: Late, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.late = late
+
+    async def __anext__(self) -> Any:
+        asyncio.get_running_loop().call_soon(self.late.other_came.set)
+        return await super().__anext__()
+
+
 def sender(*responses: Response) -> Callable[[], Response]:
     left = list(responses)
     return lambda: left.pop(0)
@@ -62,6 +87,36 @@ def test_the_second_attempt_has_what_the_first_left_of_the_time() -> None:
     with pytest.raises(DeadlineExceeded, match="before encoder was done"):
         asyncio.run(call("encoder", soon, sender(Response(ActorDiedError()), second)))
     assert second.cancelled
+
+
+def rich() -> HedgeBudget:
+    """As much as is saved at most."""
+    budget = HedgeBudget(MAX_SAVED_HEDGES)
+    budget.count_call()
+    return budget
+
+
+def soon(timeout_s: float = 0.01) -> Context:
+    """Half of that is short, and then the clock of the deadline stands: only who never answers is late."""
+    return Context(Deadline.after(timeout_s, ManualClock()))
+
+
+def test_when_a_replica_takes_long_another_is_asked_and_the_first_answer_counts() -> None:
+    frozen = Response(), Response()
+    assert asyncio.run(call("encoder", soon(0.1), sender(*frozen, Response(5)), rich())) == 5
+    assert all(each.cancelled for each in frozen)
+
+
+@pytest.mark.parametrize("worse", [Overloaded("full"), BackPressureError(9, 8), ActorDiedError()])
+def test_a_hedge_that_comes_to_nothing_leaves_the_first_call_its_time(worse: Exception) -> None:
+    slow = Late(5)
+    assert asyncio.run(call("encoder", soon(1.0), sender(slow, Early(slow, worse)), rich())) == 5
+
+
+def test_without_budget_or_another_replica_nobody_else_is_asked() -> None:
+    for hedges in (None, HedgeBudget(0.0)):
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(call("encoder", soon(), sender(Response()), hedges))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import grpc
-from grpc import StatusCode, aio
+from grpc import ChannelConnectivity, StatusCode, aio
 
 from openbook import wire
+from openbook.certificates import Pem, Renewed
 from openbook.config import ClientTls
 from openbook.core.context import Context
 from openbook.core.types import Candidates, Float32, Hits, Int64, Passage, RetrievalSettings
-from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
+from openbook.errors import InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
 from openbook.index.client.stream import FrameStream, GrpcStream, Stream
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -23,9 +24,13 @@ log = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
 T = TypeVar("T")
+Credentials = Callable[[], grpc.ChannelCredentials | None]
+"""For a connection that is made now."""
 
 CONNECT_TIMEOUT_S = 1.0
 HURRY_AGAIN_S = 5.0
+RECONNECT_S = 0.05
+"""Between two connections begun anew because the one before came to nothing."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -41,32 +46,27 @@ CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(
-    address: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
-) -> aio.Channel:
+def open_channel(address: str, credentials: Credentials = lambda: None, server_name: str | None = None) -> aio.Channel:
     """A connection to an index server, for the running event loop. With TLS its certificate must be of `server_name`,
     or of its address if there is none.
     """
-    if credentials is None:
+    if (given := credentials()) is None:
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
-    return aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *named))
+    return aio.secure_channel(address, given, options=(*CHANNEL_OPTIONS, *named))
 
 
-def channel_credentials(tls: ClientTls | None) -> grpc.ChannelCredentials | None:
-    """What the settings say, or none for a plain connection.
+def channel_credentials(tls: ClientTls | None) -> Credentials:
+    """Of the settings' files as they are when a connection is made; none for a plain connection.
 
     Raises:
-        InvalidConfig: a file cannot be read.
+        InvalidConfig: a file cannot be read, or used.
     """
-    if tls is None:
-        return None
-    try:
-        files = (path and path.expanduser() for path in (tls.ca, tls.certificate, tls.key))
-        ca, certificate, key = (path.read_bytes() if path else None for path in files)
-    except OSError as error:
-        raise InvalidConfig(f"index.tls: {error.filename}: cannot be read: {error.strerror}") from None
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+    return Renewed("index.tls", tls, _from_pem).now if tls else lambda: None
+
+
+def _from_pem(pem: Pem) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(pem.authorities, pem.key or None, pem.certificate or None)
 
 
 class IndexClient:
@@ -79,20 +79,23 @@ class IndexClient:
     ShardUnavailable when the connection breaks or the answer is nonsense.
     """
 
-    def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str | None = None
-    ) -> None:
+    def __init__(self, address: str, credentials: Credentials = lambda: None, server_name: str | None = None) -> None:
         self.address = address
         self._credentials = credentials
         self._server_name = server_name
+        self._left: set[asyncio.Task[None]] = set()
         self._open()
 
     def _open(self) -> None:
-        self._channel = open_channel(self.address, self._credentials, self._server_name)
-        self._stub = index_pb2_grpc.IndexServiceStub(self._channel)
+        self._connect()
         self._stream: Stream | None = None
         self._hurrying: asyncio.Task[None] | None = None
         self._hurry_at = -math.inf
+
+    def _connect(self) -> None:
+        self._channel = open_channel(self.address, self._credentials, self._server_name)
+        self._stub = index_pb2_grpc.IndexServiceStub(self._channel)
+        self._connected_at = monotonic()
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
@@ -174,7 +177,7 @@ class IndexClient:
 
     async def close(self) -> None:
         """Let go of the connection."""
-        await self._closing()
+        await asyncio.gather(self._closing(), *self._left)
 
     async def _ask(self, call: index_pb2.Call, timeout_s: float, queries: Float32 | None = None) -> index_pb2.Reply:
         due = monotonic() + timeout_s
@@ -194,10 +197,23 @@ class IndexClient:
 
     def _usable(self) -> Stream:
         if self._stream is None or self._stream.broken:
+            self._forget_refusal()
             self._stream = GrpcStream(self.address, self._stub.Exchange())
         if isinstance(self._stream, GrpcStream) and self._hurrying is None and monotonic() >= self._hurry_at:
             self._hurrying = asyncio.create_task(self._hurry())
         return self._stream
+
+    def _forget_refusal(self) -> None:
+        """Connect anew if the last attempt failed: for as long as gRPC waits before the next one, it would refuse calls
+        on the strength of that, and the server may be there again.
+        """
+        failed = self._channel.get_state() is ChannelConnectivity.TRANSIENT_FAILURE
+        if failed and monotonic() >= self._connected_at + RECONNECT_S:
+            # Whoever asks there at this moment hears of the refusal, and is not cancelled.
+            left = asyncio.create_task(self._channel.close(CONNECT_TIMEOUT_S))
+            self._left.add(left)
+            left.add_done_callback(self._left.discard)
+            self._connect()
 
     async def _hurry(self) -> None:
         """Go on without gRPC, if the server offers it. What is under way is answered where it was asked."""

@@ -19,7 +19,7 @@ def check(settings: IndexClientSettings, address: str) -> None:
         ShardUnavailable: it does not serve, or does not answer in time.
         InvalidConfig: a file for TLS cannot be read.
     """
-    credentials = channel_credentials(settings.tls)
+    credentials = channel_credentials(settings.tls)()
     options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]
     if settings.server_name:
         options.append(("grpc.ssl_target_name_override", settings.server_name))

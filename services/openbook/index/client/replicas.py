@@ -7,11 +7,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-import grpc
-
 from openbook.core.context import Context
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded, ShardUnavailable
-from openbook.index.client.client import IndexClient
+from openbook.index.client.client import Credentials, IndexClient
 from openbook.index.client.routing import Action, Ask, Cancel, Failure, GiveUp, Health, Probe, Router
 from openbook.index.client.tier import ShardServers
 from openbook.logs import about
@@ -42,7 +40,7 @@ class Replicas:
     def __init__(
         self,
         addresses: Sequence[str],
-        credentials: grpc.ChannelCredentials | None,
+        credentials: Credentials,
         router: Router,
         on_info: Callable[[str, InfoResponse, float], None],
         server_name: str | None = None,

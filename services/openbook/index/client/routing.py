@@ -13,10 +13,8 @@ from enum import Enum, IntEnum
 from math import inf
 from random import Random
 
-HEDGE_BUDGET = 0.05
-"""Extra calls, as a share of all."""
-MAX_SAVED_HEDGES = 10.0
-"""How many hedges a quiet time may leave for a bad one."""
+from openbook.core.hedges import HEDGE_BUDGET, HedgeBudget
+
 SLOW_FACTOR = 2.0
 """A call is slow when it has taken this many times the 95th percentile of its kind: such calls are rare enough for
 the budget, and a hedge of a call that is only a little late would mostly lose."""
@@ -115,10 +113,7 @@ class Router:
 
     def __init__(self, timeout_s: float, hedge_budget: float = HEDGE_BUDGET, random: Random | None = None) -> None:
         self.timeout_s = timeout_s
-        self.n_calls = 0
-        self.n_hedges = 0
-        self._hedge_budget = hedge_budget
-        self._hedges_saved = 0.0
+        self.hedges = HedgeBudget(hedge_budget)
         self._random = random or Random()
         self._replicas: dict[str, _Replica] = {}
         self._latencies: dict[Hashable, _Latencies] = {}
@@ -188,19 +183,6 @@ class Router:
         two = self._random.sample(healthy, 2)
         return min(two, key=lambda address: self.replica(address).n_in_flight)
 
-    def count_call(self) -> None:
-        """One more call, which pays its share into the budget of hedges."""
-        self.n_calls += 1
-        self._hedges_saved = min(MAX_SAVED_HEDGES, self._hedges_saved + self._hedge_budget)
-
-    def take_hedge(self) -> bool:
-        """Whether the budget allows for an extra call; it is then spent."""
-        if self._hedges_saved < 1.0:
-            return False
-        self._hedges_saved -= 1.0
-        self.n_hedges += 1
-        return True
-
 
 @dataclass(slots=True)
 class _Attempt:
@@ -235,7 +217,7 @@ class Race:
         """Begin."""
         if not (listed := self._listed(self._addresses)):
             return [GiveUp(late=False)]
-        self._router.count_call()
+        self._router.hedges.count_call()
         return [self._ask(self._router.pick(listed), now)]
 
     def answered(self, address: str, now: float) -> list[Action]:
@@ -253,7 +235,7 @@ class Race:
         self._router.spoke(address, now)
         if failure is Failure.LATE and at_the_last_moment:
             return [*self.abandon(now), GiveUp(late=True)]
-        if failure is Failure.BUSY and not self._running and not self._retried and not self._router.take_hedge():
+        if failure is Failure.BUSY and not self._running and not self._retried and not self._router.hedges.take():
             return [GiveUp(late=False)]  # others are hardly less busy: more calls than the budget would not help them
         return self._instead(now)
 
@@ -305,7 +287,7 @@ class Race:
         if self._hedged:
             return []
         others = [a for a in self._addresses if a not in self._asked and self._router.health(a) is Health.ALIVE]
-        if not others or not self._router.take_hedge():
+        if not others or not self._router.hedges.take():
             return []
         self._hedged = True
         return [self._ask(self._router.pick(others), now, is_hedge=True)]

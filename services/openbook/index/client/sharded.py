@@ -15,6 +15,7 @@ from openbook.config import ClientTls, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.fusion import depth, joined
+from openbook.core.hedges import HEDGE_BUDGET
 from openbook.core.origin import Located, is_lasting_id, position_of
 from openbook.core.topk import check_coverage, check_questions, check_search, merge
 from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, RetrievalSettings
@@ -29,7 +30,7 @@ from openbook.errors import (
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.discovery import Change, Followed, Listed, Source, source_of
 from openbook.index.client.replicas import Replicas
-from openbook.index.client.routing import HEDGE_BUDGET, Router
+from openbook.index.client.routing import Router
 from openbook.index.client.tier import ShardServers, Tier, check_complete, no_server
 from openbook.index.client.told import Told
 from openbook.v1.index_pb2 import InfoResponse

@@ -16,18 +16,27 @@ from openbook.telemetry import refused
 MEMORY_S = 20.0
 """Of busy time, within which what was seen loses most of its weight."""
 KNOWN_S = 1.0
-"""Of busy time, before which no rate is believed."""
+KNOWN_N = 4
+"""Busy time and answers, before which no rate is believed: the first answers of a process are slow."""
+BEST_S = 60.0
+"""Of busy time, within which the best rate that was seen loses most of its weight."""
 KEPT = 8
 """One part in so many of the places is for callers who hold less than an equal share."""
 
 
 class Rate:
-    """Work done per second while there was some: while nothing is in flight, time does not count."""
+    """Work done per second while there was some: while nothing is in flight, time does not count.
+
+    What is done in a second says what was asked as much as what can be done: less, where one question came after the
+    other, or one waited for a replica that was lost. So the best of late counts, as long as it is not too long ago.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._at = clock()
         self._busy_s = self._done = 0.0  # both with older seconds weighing less
+        self._n = 0
+        self._best = 0.0
 
     def advance(self, is_busy: bool) -> None:
         """Time has passed, in which there was work or was none."""
@@ -36,21 +45,25 @@ class Rate:
             kept = math.exp((self._at - now) / MEMORY_S)
             self._busy_s = self._busy_s * kept + MEMORY_S * (1 - kept)
             self._done *= kept
+            self._best *= math.exp((self._at - now) / BEST_S)
         self._at = now
 
     def did(self, work: float) -> None:
         """So much was done."""
         self._done += work
+        self._n += work > 0
+        self._best = max(self._best, self.per_second)
 
     def seconds(self, work: float) -> float:
         """How long so much will take; 0 as long as that is not known."""
-        return work * self._busy_s / self._done if self._done and self._busy_s > KNOWN_S else 0.0
+        return work / self.per_second if self.per_second else 0.0
 
     @property
     def per_second(self) -> float:
         """Work; 0 as long as that is not known."""
-        one_s = self.seconds(1)
-        return 1 / one_s if one_s else 0.0
+        if self._n < KNOWN_N or self._busy_s <= KNOWN_S:
+            return 0.0
+        return max(self._best, self._done / self._busy_s)
 
 
 class Admission:

@@ -9,6 +9,7 @@ import numpy as np
 from openbook.config import EncoderSettings, ServedEncoderSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check
+from openbook.core.hedges import HedgeBudget
 from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
@@ -116,25 +117,27 @@ class EncoderDeployment:
 class RemoteEncoder:
     """The encoder's deployment as the port `rag.ports.Encoder`."""
 
-    def __init__(self, handle: "DeploymentHandle", fingerprint: str, space: str, dimension: int) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: "DeploymentHandle", hedges: HedgeBudget | None, fingerprint: str, space: str, dimension: int
+    ) -> None:
+        self._handle, self._hedges = handle, hedges
         self.fingerprint = fingerprint
         self.space = space
         self.dimension = dimension
 
     @classmethod
-    async def connect(cls, handle: "DeploymentHandle") -> "RemoteEncoder":
-        """Ask a replica what it serves."""
-        return cls(handle, *await handle.describe.remote())
+    async def connect(cls, handle: "DeploymentHandle", n_replicas: int) -> "RemoteEncoder":
+        """Ask one of the replicas what they serve."""
+        return cls(handle, HedgeBudget() if n_replicas > 1 else None, *await handle.describe.remote())
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         embeddings: Float32 = await call(
-            "encoder", context, lambda: self._handle.encode.remote(list(questions), context)
+            "encoder", context, lambda: self._handle.encode.remote(list(questions), context), self._hedges
         )
         return embeddings
 
     async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
         embeddings: Float32 = await call(
-            "encoder", context, lambda: self._handle.encode_own.remote(list(passages), context)
+            "encoder", context, lambda: self._handle.encode_own.remote(list(passages), context), self._hedges
         )
         return embeddings

@@ -14,6 +14,7 @@ from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.confidence import Calibration
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
+from openbook.core.hedges import HedgeBudget
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
@@ -170,20 +171,25 @@ class GeneratorDeployment:
 class RemoteGenerator:
     """The generator's deployment as the port `rag.ports.Generator`."""
 
-    def __init__(self, handle: "DeploymentHandle", fingerprint: str, calibration: Calibration) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: "DeploymentHandle", hedges: HedgeBudget | None, fingerprint: str, calibration: Calibration
+    ) -> None:
+        self._handle, self._hedges = handle, hedges
         self.fingerprint, self.calibration = fingerprint, calibration
 
     @classmethod
-    async def connect(cls, handle: "DeploymentHandle") -> "RemoteGenerator":
-        """Ask a replica what it serves."""
-        return cls(handle, *await handle.describe.remote())
+    async def connect(cls, handle: "DeploymentHandle", n_replicas: int) -> "RemoteGenerator":
+        """Ask one of the replicas what they serve."""
+        return cls(handle, HedgeBudget() if n_replicas > 1 else None, *await handle.describe.remote())
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
         generation: Generation = await call(
-            "generator", context, lambda: self._handle.generate.remote(question, retrieved, settings, context)
+            "generator",
+            context,
+            lambda: self._handle.generate.remote(question, retrieved, settings, context),
+            self._hedges,
         )
         return generation
 

@@ -1,10 +1,11 @@
-"""Calls to another deployment: under our deadline, with our errors.
+"""Calls to another deployment: under our deadline, with our errors, and of another replica where one fails us.
 
 Errors cross as values, not as exceptions: Ray would wrap an exception together with its traceback, and log both for
 every bad request, with whatever they quote. A context crosses as it is: see `Deadline.__reduce__`.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from openbook.core.context import Context
+from openbook.core.hedges import HedgeBudget
 from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.serving.workers.batching import in_time
@@ -24,9 +26,21 @@ T = TypeVar("T")
 Send = Callable[[], Any]
 """Starts the call; gives Serve's response to wait for."""
 
+SLOW = "Slow"
+"""In place of an error's name: the call went on, and another replica was asked too."""
 
-async def call(name: str, context: Context, send: Send) -> Any:
-    """The result of a call to the deployment `name`. Tried once more, on another replica, when one dies under it.
+
+HEDGE_AFTER = 0.5
+"""Of a call's time, after which another replica is asked too, as far as the budget allows: of a replica that is frozen,
+or whose node is lost, Ray may say nothing for many seconds, and whoever waits for it would be late. Half of what is
+left then is given to that one before a third try: Serve's router may have chosen the same.
+"""
+N_AT_ONCE = 3
+
+
+async def call(name: str, context: Context, send: Send, hedges: HedgeBudget | None = None) -> Any:
+    """The result of a call to the deployment `name`: the first that comes of two replicas, when one takes long and
+    there are `hedges`. Tried once more, on another replica, when one dies under it.
 
     Raises:
         DeadlineExceeded: not in time; the call is cancelled.
@@ -34,13 +48,10 @@ async def call(name: str, context: Context, send: Send) -> Any:
         OpenbookError: the one that the deployment returned.
     """
     context.deadline.check(name)
+    patience_s = HEDGE_AFTER * context.deadline.remaining_s()
     async with in_time(name, context.deadline):
         with _from_ray(name):
-            try:
-                return unwrap(await _cancellable(send()))
-            except RayActorError as error:
-                hop_errors(name, type(error).__name__).inc()
-                return unwrap(await _cancellable(send()))
+            return unwrap(await _first(name, send, hedges, patience_s))
 
 
 async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[Any]:
@@ -77,6 +88,43 @@ def unwrap(value: Any) -> Any:
     if isinstance(value, OpenbookError):
         raise value
     return value
+
+
+async def _first(name: str, send: Send, hedges: HedgeBudget | None, patience_s: float) -> Any:
+    """What the deployment returns. Raises what Ray does for the last replica that was asked."""
+    if hedges:
+        hedges.count_call()
+    wait_s = patience_s if hedges and math.isfinite(patience_s) else None  # until another one is asked
+    has_retried = False
+    running = {asyncio.create_task(_cancellable(send()))}
+    try:
+        while True:
+            done, running = await asyncio.wait(running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                if hedges and wait_s and len(running) < N_AT_ONCE and hedges.take():
+                    hop_errors(name, SLOW).inc()
+                    running.add(asyncio.create_task(_cancellable(send())))
+                    wait_s *= HEDGE_AFTER  # half of what is left now
+                else:
+                    wait_s = None
+            for task in sorted(done, key=_failure):  # an answer before a failure
+                failure = _failure(task)
+                has_died = isinstance(task.exception(), RayActorError)
+                if not failure or not (running or (has_died and not has_retried)):
+                    return task.result()
+                hop_errors(name, failure).inc()
+                if not running:
+                    has_retried = True
+                    running.add(asyncio.create_task(_cancellable(send())))
+    finally:
+        for task in running:
+            task.cancel()
+
+
+def _failure(task: "asyncio.Task[Any]") -> str:
+    """Why a replica did not answer, where another might; nothing if it did."""
+    ended = task.exception() or task.result()
+    return type(ended).__name__ if isinstance(ended, RayActorError | BackPressureError | Overloaded) else ""
 
 
 async def _cancellable(response: Any) -> Any:
