@@ -22,6 +22,7 @@ import trustme
 from grpc_health.v1 import health, health_pb2_grpc
 from pydantic import ValidationError
 
+from openbook import certificates
 from openbook.client import Client
 from openbook.config import ServerTls, ServingSettings
 from openbook.errors import InvalidConfig, ShardUnavailable
@@ -153,6 +154,14 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def refused(served: Edge, context: ssl.SSLContext) -> bool:
+    try:
+        served.get(verify=context)
+    except httpx.TransportError:
+        return True
+    return False
+
+
 def until(condition: Callable[[], bool]) -> None:
     give_up = monotonic() + PATIENCE_S
     while not condition():
@@ -246,6 +255,8 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
         assert served.get(verify=context).text == "ready"
         with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:
             assert holder.answer("who").text == "who"
+        trustme.CA().cert_pem.write_to_path(tmp_path / "clients.pem")  # another authority, while it serves
+        until(lambda: refused(served, context))
 
 
 def test_files_that_will_not_do_stop_the_start(ca: trustme.CA, tmp_path: Path) -> None:
@@ -253,7 +264,7 @@ def test_files_that_will_not_do_stop_the_start(ca: trustme.CA, tmp_path: Path) -
     one.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     other.private_key_pem.write_to_path(tmp_path / "key.pem")
     for key in ("key.pem", "none.pem"):
-        with pytest.raises(InvalidConfig, match=r"serving.tls: its files cannot be used"):
-            tls.check(ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / key))
+        with pytest.raises(InvalidConfig, match=r"serving.tls: .*cannot be (used|read)"):
+            certificates.read("serving.tls", ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / key))
     with pytest.raises(InvalidConfig, match="OPENBOOK_TLS_CERTIFICATE and OPENBOOK_TLS_KEY must be given together"):
         tls.of_environment({"OPENBOOK_TLS_KEY": "key.pem"})

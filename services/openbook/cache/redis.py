@@ -6,7 +6,6 @@ failure Redis is left alone for a moment, so that a frozen server costs one time
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -16,6 +15,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from openbook import certificates
 from openbook.cache.codec import Codec, EmbeddingCodec, GenerationCodec, Seal
 from openbook.cache.memory import MemoryCache
 from openbook.cache.trips import Breaker, Lane
@@ -194,11 +194,6 @@ def _opened(
 def _tls_options(name: str, tls: ClientTls, url: str) -> dict[str, Any]:
     if not url.startswith("rediss://"):
         raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
-    try:  # now: later whatever is wrong with them would be a miss
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.certificate and tls.key:
-            context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidConfig(f"{name}.tls: its files cannot be used: {error}") from None
+    certificates.read(f"{name}.tls", tls)  # now: later whatever is wrong with them would be a miss
     given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     return {name: str(path) for name, path in given.items() if path}

@@ -2,16 +2,20 @@
 
 import json
 import re
+import string
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.serve._private import haproxy_templates
 
 from openbook.config import ServerTls, parse
 from openbook.errors import InvalidConfig
-from openbook.serving.endpoint.problems import Problem, problem_of_status
+from openbook.serving.endpoint.openai_errors import PATHS, OpenAIError, openai_error_of_status, speaks_openai
+from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem, problem_of_status
 from openbook.serving.launch import tls
-from openbook.serving.launch.haproxy import ERRORS, grpc_errors, mended
+from openbook.serving.launch.haproxy import ERRORS, OPENAI_PATHS, error_files, mended
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
 FOLDER = Path("/tmp/x")
@@ -49,7 +53,7 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     mends = mended(TEMPLATES, FOLDER)
     assert mends.count("timeout http-request 10s") == 2  # HTTP's defaults and gRPC's
     assert mends.count("retry-on conn-failure empty-response\n    retries 1\n") == 2
-    assert mends.index("errorfile 503 /tmp/x/grpc-503.http") < mends.index("frontend grpc_frontend")
+    assert mends.index("errorfile 503 /tmp/x/error-grpc-503") < mends.index("frontend grpc_frontend")
     assert (
         len(re.findall(r" check backup$", TEMPLATES, re.M))
         == len(re.findall(r" check backup weight 0$", mends, re.M))
@@ -60,21 +64,28 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends
     assert not re.search(r"bind \*?:", mends)
-    assert "errorfile 50" not in re.sub(r"{%.*?%}|.*/grpc-.*", "", mends)
+    assert "errorfile 50" not in re.sub(r"{%.*?%}|.*/error-grpc-.*", "", mends)
 
 
 def test_errors_have_the_shape_of_all_others() -> None:
-    bodies = re.findall(
-        r"http-error status (\d+) content-type application/problem\+json string '(.*)'", mended(SAMPLE, FOLDER)
-    )
-    assert [int(status) for status, _ in bodies] == list(ERRORS)
-    for status, body in bodies:
-        code, detail = ERRORS[int(status)]
-        assert Problem.model_validate(json.loads(body), strict=True) == problem_of_status(int(status), detail, code, "")
+    files, lines = error_files(FOLDER), mended(SAMPLE, FOLDER)
+    for status, (code, detail) in ERRORS.items():
+        path = FOLDER / f"error-http-{status}"
+        assert f"http-error status {status} content-type {MEDIA_TYPE} lf-file {path}\n" in lines
+        shapes = re.fullmatch(r"%\[var\(txn\.openai,0\),iif\('(.*)','(.*)'\)\]", files[path])
+        assert shapes
+        openai, problem = map(json.loads, shapes.groups())
+        assert OpenAIError.model_validate(openai, strict=True) == openai_error_of_status(status, detail)
+        assert Problem.model_validate(problem, strict=True) == problem_of_status(status, detail, code, "")
+
+
+@given(st.one_of(st.sampled_from(PATHS), st.from_regex(OPENAI_PATHS, alphabet=string.printable)), st.text("/ax"))
+def test_openais_paths_are_those_of_the_endpoint(path: str, more: str) -> None:
+    assert bool(re.search(OPENAI_PATHS, path + more)) == speaks_openai(path + more)
 
 
 def test_callers_over_grpc_hear_a_status_of_grpc() -> None:
-    lines = grpc_errors(FOLDER)[FOLDER / "grpc-503.http"].split("\r\n")
+    lines = error_files(FOLDER)[FOLDER / "error-grpc-503"].split("\r\n")
     assert lines[0] == "HTTP/1.1 200 OK"
     assert {"content-type: application/grpc", "grpc-status: 14", f"grpc-message: {ERRORS[503][1]}"} < set(lines)
     assert lines[-2:] == ["", ""]

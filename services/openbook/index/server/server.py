@@ -8,18 +8,21 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from openbook.certificates import Pem, Renewed
 from openbook.config import IndexServerSettings, ServerTls
-from openbook.errors import InvalidConfig, PortInUse, StartupError
+from openbook.errors import PortInUse, StartupError
 from openbook.index.connection import listen_here
 from openbook.index.disk.snapshot import MAX_DIMENSION, verify_apart
 from openbook.index.server.admin import IndexAdminService, Publishing
@@ -112,6 +115,7 @@ class IndexServer:
         Raises:
             PortInUse: another process listens there.
             StartupError: the address cannot be listened on.
+            InvalidConfig: the files of TLS cannot be used.
         """
         try:
             if self._settings.tls:
@@ -224,12 +228,18 @@ def _give_back_memory() -> None:
 
 
 def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    try:
-        pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-        client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
-    except OSError as error:
-        raise InvalidConfig(f"index_server.tls: {error.filename}: cannot be read: {error.strerror}") from None
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+    files = Renewed("index_server.tls", tls, _configuration)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """gRPC asks at each new connection, one after the other, whether there is something new."""
+        return files.current if files.changed() else None
+
+    given = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # gRPC's types know of no None
+    return grpc.dynamic_ssl_server_credentials(files.current, given, tls.client_ca is not None)
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.authorities or None)
 
 
 def _address(host: str, port: int) -> str:

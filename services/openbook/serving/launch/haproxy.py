@@ -26,14 +26,30 @@ ERRORS = {
 """Of HAProxy itself, by HTTP status. Who sends no whole headers hears its own words."""
 
 
+PROBLEM = "application/problem+json"
+
+OPENAI_PATHS = r"^/v1/(chat|completions|embeddings|models|responses)(/|$)"
+"""Where callers expect OpenAI's shapes, as `endpoint.openai_errors` has it."""
+
+OPENAI_TYPES = {4: "invalid_request_error", 5: "server_error"}
+"""Of errors, by the first digit of their status."""
+
+OPENAI = f"""\
+    tcp-request content set-var(txn.openai) bool(true) if {{ path -m reg {OPENAI_PATHS} }}
+    http-after-response set-header content-type application/json if {{ var(txn.openai) -m bool }} \
+{{ res.hdr(content-type) {PROBLEM} }}
+"""
+"""Known before the body is waited for: that too may end in an error."""
+
+
 def mended(config: str, folder: Path) -> str:
-    """Serve's configuration with what it leaves out. The files of `grpc_errors` stand in the folder."""
+    """Serve's configuration with what it leaves out. Those of `error_files` stand in the folder."""
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
         limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
         # What follows the frontend of gRPC is gRPC's: so it has defaults of its own.
         for_http, for_grpc = (
-            f"defaults\n{limit}{errors}{found[1]}" for errors in (_errors_of_http(), _errors_of_grpc(folder))
+            f"defaults\n{limit}{errors}{found[1]}" for errors in (_errors_of_http(folder), _errors_of_grpc(folder))
         )
         config = config.replace(found[0], for_http, 1)
         config = re.sub(r"^frontend grpc_frontend\n", lambda front: for_grpc + front[0], config, flags=re.M)
@@ -46,33 +62,44 @@ def mended(config: str, folder: Path) -> str:
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
-    config = re.sub(r"^frontend http_frontend\n", r"\g<0>    option http-buffer-request\n", config, flags=re.M)
+    config = re.sub(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.
     config = re.sub(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config, flags=re.M)
     return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
 
 
-def _errors_of_http() -> str:
-    lines = ""
+def error_files(folder: Path) -> dict[Path, str]:
+    """By file, what callers hear: over gRPC whole responses of nothing but headers, over HTTP a body of two shapes."""
+    files = {}
     for status, (code, message) in ERRORS.items():
-        # As `endpoint.problems` has it, without what that imports: this program starts at every change of a replica.
+        files[_file(folder, "grpc", status)] = (
+            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\ncontent-type: application/grpc\r\n"
+            f"grpc-status: {StatusCode[code].value[0]}\r\ngrpc-message: {message}\r\n\r\n"
+        )
+        # As `endpoint.problems` and `endpoint.openai_errors` have them, without what these import: this program starts
+        # at every change of a replica.
         problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
-        body = json.dumps({**problem, "instance": "urn:openbook:request:", "code": code, "request_id": ""})
-        lines += f"    http-error status {status} content-type application/problem+json string '{body}'\n"
-    return lines
+        problem |= {"instance": "urn:openbook:request:", "code": code, "request_id": ""}
+        openai = {"error": {"message": message, "type": OPENAI_TYPES[status // 100], "param": None, "code": None}}
+        files[_file(folder, "http", status)] = (
+            f"%[var(txn.openai,0),iif('{json.dumps(openai)}','{json.dumps(problem)}')]"
+        )
+    return files
 
 
-def grpc_errors(folder: Path) -> dict[Path, str]:
-    """By file, what callers over gRPC hear in place of a status of HTTP: whole responses of nothing but headers."""
-    return {
-        folder / f"grpc-{status}.http": "HTTP/1.1 200 OK\r\ncontent-length: 0\r\ncontent-type: application/grpc\r\n"
-        f"grpc-status: {StatusCode[code].value[0]}\r\ngrpc-message: {message}\r\n\r\n"
-        for status, (code, message) in ERRORS.items()
-    }
+def _file(folder: Path, protocol: str, status: int) -> Path:
+    return folder / f"error-{protocol}-{status}"
+
+
+def _errors_of_http(folder: Path) -> str:
+    return "".join(
+        f"    http-error status {status} content-type {PROBLEM} lf-file {_file(folder, 'http', status)}\n"
+        for status in ERRORS
+    )
 
 
 def _errors_of_grpc(folder: Path) -> str:
-    return "".join(f"    errorfile {status} {path}\n" for status, path in zip(ERRORS, grpc_errors(folder), strict=True))
+    return "".join(f"    errorfile {status} {_file(folder, 'grpc', status)}\n" for status in ERRORS)
 
 
 def main() -> None:
@@ -81,8 +108,8 @@ def main() -> None:
 
     config = Path(sys.argv[sys.argv.index("-f") + 1])
     folder = config.parent
-    for path, response in grpc_errors(folder).items():
-        path.write_bytes(response.encode())
+    for path, content in error_files(folder).items():
+        path.write_bytes(content.encode())
     text = mended(config.read_text(), folder)
     if any(name.startswith("OPENBOOK_TLS_") for name in os.environ):
         text = _encrypted(text, folder)

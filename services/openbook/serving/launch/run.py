@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from openbook import errors, local_ray
+from openbook import certificates, errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.files import temporary_folder
@@ -44,9 +44,12 @@ GUARDS = {
     "RAY_worker_niceness": "0",
     # A proxy that died is missed after three looks at it. By default they are 10 s apart.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
+    # is slow to answer has as long as ever.
+    "RAY_health_check_period_ms": "1000",
 }
-"""Against slow callers, busy machines and dead proxies, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names the
-program of `haproxy`.
+"""Against slow callers, busy machines, dead proxies and nodes, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names
+the program of `haproxy`.
 """
 
 
@@ -62,7 +65,7 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
         StartupError: Ray does not start.
     """
     if serving.tls:
-        tls.check(serving.tls)
+        certificates.read("serving.tls", serving.tls)
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:

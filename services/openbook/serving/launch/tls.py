@@ -4,17 +4,19 @@
 socket beside each encrypted line, in a folder of ours: by it we see whether the endpoint is ready, without any.
 """
 
+import logging
 import os
 import re
 import socket
-import ssl
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from openbook.certificates import Pem, Renewed
 from openbook.config import ServerTls
 from openbook.errors import InvalidConfig
+
+log = logging.getLogger(__name__)
 
 VARIABLES = {
     "certificate": "OPENBOOK_TLS_CERTIFICATE",
@@ -54,17 +56,6 @@ def of_environment(environment: Mapping[str, str]) -> ServerTls | None:
     if not {"certificate", "key"} <= given.keys():
         raise InvalidConfig(f"{VARIABLES['certificate']} and {VARIABLES['key']} must be given together")
     return ServerTls.model_validate(given)
-
-
-def check(tls: ServerTls) -> None:
-    """Raises InvalidConfig: the files cannot be read, or do not belong together."""
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key, password="")  # never asks for one
-        if tls.client_ca:
-            context.load_verify_locations(tls.client_ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidConfig(f"serving.tls: its files cannot be used: {error}") from None
 
 
 def socket_of(folder: Path, frontend: str) -> Path:
@@ -110,9 +101,7 @@ def link(folder: Path, tls: ServerTls) -> None:
 
 
 def follow(tls: ServerTls, folder: Path, commands: Path, process: int) -> None:
-    """Give HAProxy the certificate anew whenever its files change, for as long as our parent is this process.
-
-    What does not belong together is left, and looked at again at the next change.
+    """Give HAProxy the files anew whenever they change, for as long as our parent is this process.
 
     Args:
         tls: the files.
@@ -120,22 +109,27 @@ def follow(tls: ServerTls, folder: Path, commands: Path, process: int) -> None:
         commands: HAProxy's socket for commands.
         process: HAProxy's id.
     """
-    seen = _state(tls)
+    files = Renewed("serving.tls", tls, _payloads)
     while os.getppid() == process:
         time.sleep(POLL_S)
-        if (state := _state(tls)) == seen:
-            continue
-        seen = state
-        try:
-            check(tls)
-            lines = [*tls.certificate.read_text().splitlines(), *tls.key.read_text().splitlines()]
-            pem = "\n".join(filter(str.strip, lines))  # an empty line would end it
-            said = tell(commands, f"set ssl cert {folder / CERTIFICATE} <<\n{pem}\n\n")
-            said += tell(commands, f"commit ssl cert {folder / CERTIFICATE}\n")
-        except (InvalidConfig, OSError) as error:
-            said = f"the former certificate goes on: {error}\n"
-        sys.stderr.write(said)
-        sys.stderr.flush()
+        if files.changed():
+            try:
+                for kind, name, pem in files.current:
+                    said = tell(commands, f"set ssl {kind} {folder / name} <<\n{pem}\n\n")
+                    said += tell(commands, f"commit ssl {kind} {folder / name}\n")
+                    log.warning("%s", said.strip())
+            except OSError as error:
+                log.warning("HAProxy was not told of the renewed certificate: %s", error)
+
+
+def _payloads(pem: Pem) -> list[tuple[str, str, str]]:
+    """What HAProxy calls each kind of file, its link, and its content."""
+    given = {
+        ("cert", CERTIFICATE): pem.certificate + b"\n" + pem.key,
+        ("ca-file", CLIENT_CA): pem.authorities,
+    }
+    # An empty line would end it.
+    return [(*name, "\n".join(filter(str.strip, text.decode().splitlines()))) for name, text in given.items() if text]
 
 
 def tell(commands: Path, command: str) -> str:
@@ -148,16 +142,3 @@ def tell(commands: Path, command: str) -> str:
         while part := connection.recv(1 << 16):
             parts.append(part)
     return b"".join(parts).decode(errors="replace")
-
-
-def _state(tls: ServerTls) -> list[tuple[int, int, int] | None]:
-    """What changes when a file does."""
-    states: list[tuple[int, int, int] | None] = []
-    for path in (tls.certificate, tls.key):
-        try:
-            found = path.stat()
-        except OSError:
-            states.append(None)
-        else:
-            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
-    return states

@@ -1,0 +1,108 @@
+"""Files of TLS: whether they can be used, and what is made of them, anew when they are replaced while we serve."""
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from openbook.config import ClientTls, ServerTls
+from openbook.errors import InvalidConfig
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Pem(NamedTuple):
+    """What the files hold; nothing where there is no file."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes
+    """Whose certificates are accepted of the other side."""
+
+
+class Renewed(Generic[T]):
+    """What is made of the files, which somebody may replace at any moment, one after the other.
+
+    Files that cannot be used, because one is half written or they do not belong together, leave it as it was; the log
+    says so once. By one caller at a time.
+
+    Args:
+        section: of the settings, for messages.
+        tls: the files.
+        make: what is made of their content.
+
+    Raises:
+        InvalidConfig: they cannot be used at first.
+    """
+
+    def __init__(self, section: str, tls: ServerTls | ClientTls, make: Callable[[Pem], T]) -> None:
+        self._section, self._tls, self._make = section, tls, make
+        self._state = _state(tls)
+        self.current = make(read(section, tls))
+
+    def changed(self) -> bool:
+        """Whether `current` has been made anew: the files have changed, and can be used."""
+        state = _state(self._tls)
+        if state == self._state:
+            return False
+        self._state = state
+        try:
+            pem = read(self._section, self._tls)
+        except InvalidConfig as error:
+            log.warning("%s; the former certificate goes on", error)
+            return False
+        if _state(self._tls) != state:  # what was read is perhaps not what was checked: look again the next time
+            self._state = []
+            return False
+        self.current = self._make(pem)
+        log.info("%s: certificates were renewed", self._section)
+        return True
+
+    def now(self) -> T:
+        """What is to be used now."""
+        self.changed()
+        return self.current
+
+
+def read(section: str, tls: ServerTls | ClientTls) -> Pem:
+    """What the files hold.
+
+    Raises:
+        InvalidConfig: one cannot be read or is not whole, or a key and its certificate do not belong together.
+    """
+    paths = certificate, key, authorities = _paths(tls)
+    try:
+        pem = Pem(*(path.read_bytes() if path else b"" for path in paths))
+    except OSError as error:
+        raise InvalidConfig(f"{section}: {error.filename}: cannot be read: {error.strerror}") from None
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if certificate:
+            context.load_cert_chain(certificate, key, password="")  # never asks for one
+        if authorities:
+            context.load_verify_locations(authorities)
+    except OSError as error:  # as those of ssl are
+        raise InvalidConfig(f"{section}: its files cannot be used: {error}") from None
+    return pem
+
+
+def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path | None]:
+    authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
+    certificate, key, authorities = (path and path.expanduser() for path in (tls.certificate, tls.key, authorities))
+    return certificate, key, authorities
+
+
+def _state(tls: ServerTls | ClientTls) -> list[tuple[int, int, int] | None]:
+    """What changes when a file does."""
+    states: list[tuple[int, int, int] | None] = []
+    for path in filter(None, _paths(tls)):
+        try:
+            found = path.stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
+    return states
