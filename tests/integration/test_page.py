@@ -305,6 +305,56 @@ def test_other_settings_are_compared_with_those_before(opened: Open, endpoint: E
     expect(page.locator("#how-now")).to_have_text("RAG-Token, passages 2, beams 1, temperature 0.5")
 
 
+def test_the_answer_is_one_of_the_labels_that_are_given(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(QUESTION)
+    page.get_by_text("How it answers").click()
+    page.get_by_label(re.compile("^One of these")).fill("Antonio Meucci\n\n Alexander Graham Bell \n")
+    expect(page.locator("#how-now")).to_have_text("one of Antonio Meucci, Alexander Graham Bell")
+    page.get_by_role("button", name="Ask with these").click()
+    settled(page)
+    asked = endpoint.doors.requests[-1]
+    assert asked == {"question": QUESTION, "labels": ["Antonio Meucci", "Alexander Graham Bell"], "tokens": True}
+    answer = answer_of(endpoint, **asked)
+    rows = page.locator("#answers li")
+    expect(rows).to_have_count(2)
+    for row, label in zip(rows.all(), answer["labels"], strict=True):
+        assert row.locator("bdi").inner_text() == label["text"]
+        assert shown(row.locator(".value").inner_text()) == pytest.approx(percent(label["log_probability"]), abs=0.51)
+    expect(page.get_by_role("heading", name="Among these")).to_be_visible()
+    expect(page.locator("#before li")).to_have_text(
+        "one of: as the server is set → Antonio Meucci, Alexander Graham Bell"
+    )
+    accessible(page)
+    page.reload()
+    settled(page)
+    assert endpoint.doors.requests[-1] == asked, "a link holds them"
+
+
+def test_passages_are_looked_for_again(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&follow=1")
+    settled(page)
+    expect(page.get_by_role("alert")).to_contain_text("follow")
+    box = page.get_by_label(re.compile("^Look again after"))
+    expect(box).to_be_focused()
+    expect(box).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Formulation").select_option("token")
+    page.get_by_label(re.compile("^Beams")).fill("1")
+    page.get_by_role("button", name="Ask with these").click()
+    settled(page)
+    asked = endpoint.doors.requests[-1]
+    assert asked == {"question": QUESTION, "formulation": "token", "n_beams": 1, "follow": 1, "tokens": True}
+    answer = answer_of(endpoint, **asked)
+    assert words(page) == answer["answer"].split()
+    expect(page.locator(".card")).to_have_count(len(answer["evidence"]))
+    assert len(answer["evidence"]) > 3, "more than were found at first"
+    for i, token in enumerate(answer["tokens"]):
+        page.locator(f"#words [data-word='{i}']").hover()
+        expect(page.locator("#rests-title")).to_contain_text(f"“{token['text'].strip()}”")
+        for evidence, log in zip(answer["evidence"], token["log_posterior"], strict=True):
+            p = 0 if log is None else math.exp(log)
+            assert lit(card(page, evidence["passage"]["title"])) == pytest.approx(p, abs=1e-6)
+
+
 def test_another_question_numbers_its_passages_anew(opened: Open) -> None:
     page = opened(QUESTION)
     former = numbers(page)
@@ -418,7 +468,7 @@ def test_a_server_that_is_gone_is_told(opened: Open, endpoint: Endpoint) -> None
 @pytest.mark.parametrize(
     ("status", "body", "title", "says"),
     [
-        (429, {"error": {"code": "RESOURCE_EXHAUSTED", "message": "full", "request_id": "r-1"}}, "Too many", "full"),
+        (429, {"title": "Overloaded", "detail": "full", "request_id": "r-1"}, "Too many", "full"),
         (403, {"title": "Forbidden", "detail": "it needs the scope ask", "request_id": "r-2"}, "may not", "scope ask"),
         (502, "<html>Bad Gateway</html>", "Something went wrong", "HTTP 502"),
         (200, "event: retrieved\ndata: {", "The connection broke off", "not whole"),

@@ -2,8 +2,6 @@
 
 const KINDS = {
   400: "invalid", 413: "invalid", 422: "invalid", 401: "key", 403: "forbidden", 408: "late", 429: "busy", 503: "unavailable", 504: "late",
-  INVALID_ARGUMENT: "invalid", UNAUTHENTICATED: "key", PERMISSION_DENIED: "forbidden", DEADLINE_EXCEEDED: "late",
-  RESOURCE_EXHAUSTED: "busy", UNAVAILABLE: "unavailable", FAILED_PRECONDITION: "unavailable",
 };
 
 /** Why there is no answer. `kind`: one of those above, "unreachable", "broken" (off in the middle), or "failed". */
@@ -24,20 +22,18 @@ export async function* ask(body, key, signal) {
       body: JSON.stringify(body),
       signal,
     });
-  } catch (error) {
-    signal.throwIfAborted();
-    throw new Problem("unreachable", { message: error.message });
-  }
-  if (!response.ok) throw await refused(response);
-  try {
+    if (!response.ok) {
+      const body = await response.json().catch(() => ({}));
+      throw problem({ ...body, status: response.status }, Number.parseInt(response.headers.get("Retry-After"), 10) || 0);
+    }
     for await (const [name, data] of events(response.body)) {
-      if (name === "error") throw problem(undefined, data);
+      if (name === "error") throw problem(data);
       yield [name, data];
       if (name === "answer") return;
     }
   } catch (error) {
     signal.throwIfAborted();
-    throw error instanceof Problem ? error : new Problem("broken", { message: error.message });
+    throw error instanceof Problem ? error : new Problem(response ? "broken" : "unreachable", error);
   }
   throw new Problem("broken");
 }
@@ -60,14 +56,7 @@ async function* events(stream) {
   }
 }
 
-async function refused(response) {
-  const body = await response.json().catch(() => ({}));
-  return problem(response.status, body, Number.parseInt(response.headers.get("Retry-After"), 10) || 0);
-}
-
-/** Of `{"error": {code, message, request_id}}` or of problem details, RFC 9457: {title, detail, code, request_id}. */
-function problem(status, body, retryAfter) {
-  const told = typeof body?.error === "object" && body.error ? body.error : body ?? {};
-  const message = told.message ?? told.detail ?? told.title ?? (status ? `HTTP ${status}` : "");
-  return new Problem(KINDS[status] ?? KINDS[told.code] ?? "failed", { message: String(message), requestId: told.request_id, retryAfter });
+/** Of problem details, RFC 9457. */
+function problem({ status, title = `HTTP ${status}`, detail = title, request_id }, retryAfter) {
+  return new Problem(KINDS[status] ?? "failed", { message: `${detail}`, requestId: request_id, retryAfter });
 }

@@ -3,7 +3,7 @@
 import { keyOf, meaning, nats, percent, placesOf, pOf, ratio, seconds, wordsOf } from "./model.js";
 
 export const $ = (id) => document.getElementById(id);
-const all = (selector) => [...document.querySelectorAll(selector)];
+export const all = (selector) => [...document.querySelectorAll(selector)];
 
 /** `el("p.soft", {name: value}, ...children)`: a listener by `onname`, a property of style by `--name`; texts are children. */
 export function el(kind, ...children) {
@@ -21,7 +21,8 @@ export function el(kind, ...children) {
 }
 
 const hueOf = ({ number }) => `var(--c${((number - 1) % 8) + 1})`;
-const track = (style, ...more) => el("span.track", el("i", style), ...more);
+const track = (p, ...more) => el("span.track", el("i", { "--p": p }), ...more);
+const share = (p = 0, ...more) => [track(p, ...more), el("span.value.number", percent(p))];
 const told = (passage) => `passage ${passage.number}${passage.title ? `, “${passage.title}”` : ""}`;
 
 /** The passages of one question by key, each with a number that stays while the question does. */
@@ -125,7 +126,7 @@ function drawRests({ words, passages, posterior }) {
   const rows = most.sort((a, b) => passages[a].number - passages[b].number).map((z) => {
     const { key, number, title, text } = passages[z];
     return el("li", { "--hue": hueOf(passages[z]), "data-z": z },
-      el("button", { "data-key": key }, el("span.chip", `${number}`), el("span.title", { dir: "auto" }, title || text || key), track(), el("span.value.number")));
+      el("button", { "data-key": key }, el("span.chip", `${number}`), el("span.title", { dir: "auto" }, title || text || key), share()));
   });
   const more = passages.length - rows.length;
   $("rests").replaceChildren(...rows, more ? el("li.soft", `and ${more} more`) : "");
@@ -136,20 +137,20 @@ function drawSure({ log }) {
   $("sure").hidden = log === undefined;
   $("sure").replaceChildren(
     el("p.number", el("b", `p(y|x) = ${percent(p)}`), " ", el("span.soft", `log ${nats(log)}`)),
-    track({ "--p": p }),
+    track(p),
     el("p.soft", `${meaning(p)} That is how sure the model is of the words, not whether they are true.`),
   );
 }
 
+/** Several answers, of which one is looked at, or the labels that it was chosen from. */
 function drawSeveral({ answer }, chosen, onchoose) {
-  const answers = answer?.answers ?? [];
-  $("several").hidden = answers.length < 2;
+  const { answers = [], labels = [] } = answer ?? {};
+  const row = (said, log) => [el("bdi.title", said || "(empty)"), ...share(pOf(log))];
+  $("several").hidden = answers.length < 2 && !labels.length;
+  $("several").firstElementChild.textContent = labels.length ? "Among these" : "Several answers";
   $("answers").replaceChildren(
-    ...answers.map((each, i) => {
-      const p = pOf(each.log_likelihood);
-      const pressed = { "aria-pressed": i === chosen, onclick: () => onchoose(i) };
-      return el("li", el("button", pressed, el("bdi.title", each.answer || "(empty)"), track({ "--p": p }), el("span.value.number", percent(p))));
-    }),
+    ...labels.map((each) => el("li", el("div", row(each.text, each.log_probability)))),
+    ...answers.map((each, i) => el("li", el("button", { "aria-pressed": i === chosen, onclick: () => onchoose(i) }, row(each.answer, each.log_likelihood)))),
   );
 }
 
@@ -202,7 +203,7 @@ function drawPassages(view, off, before, onswitch) {
 
 function cardOf(passage, onswitch) {
   const { key, number, id, title, document_id: from = "" } = passage;
-  const meterOf = (name, ...more) => el(`div.meter.${name}`, el("span.soft", name), track({}, ...more), el("span.value.number"));
+  const meterOf = (name, ...more) => el(`div.meter.${name}`, el("span.soft", name), share(undefined, ...more));
   const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: (event) => onswitch(key, event.target.checked) };
   return el("li.card", { "data-key": key, "--hue": hueOf(passage) },
     el("div.top",

@@ -3,18 +3,28 @@
 const NAMES = {
   formulation: "formulation", decoding: "decoding", k: "passages", n_beams: "beams", n_answers: "answers",
   temperature: "temperature", seed: "seed", max_new_tokens: "tokens at most", min_probability: "held back below",
-  min_coverage: "of the index at least",
+  min_coverage: "of the index at least", follow: "looked again after", labels: "one of",
 };
-/** What may be asked for beside the question, under its name in the API: the first two by name, the others by number. */
+/** What may be asked for beside the question, under its name in the API: by name, by number, or as lines. */
 export const FIELDS = Object.keys(NAMES);
 const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token", thorough: "thorough", fast: "fast" };
 
 // --- requests
 
+/** What a field's text asks for; undefined if that is nothing. */
+function valueOf(name, text) {
+  if (name !== "labels") return Object.hasOwn(SPELLED, text) ? text : text && Number.isFinite(+text) ? +text : undefined;
+  const lines = (text ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
+  return lines.length ? lines : undefined;
+}
+
+/** The other way round. */
+export const textOf = (value) => [value ?? ""].flat().join("\n");
+
 /** The request as the fragment of a link: it stays in the browser, no server's log has it. */
 export function toLink(asked) {
   const found = new URLSearchParams({ question: asked.question });
-  for (const name of FIELDS) if (name in asked) found.set(name, asked[name]);
+  for (const name of FIELDS) if (name in asked) found.set(name, textOf(asked[name]));
   if (asked.without?.length) found.set("without", asked.without.join());
   for (const { title, text } of asked.passages ?? []) found.append("passage", `${title}\n${text}`);
   return `#${found}`;
@@ -23,12 +33,11 @@ export function toLink(asked) {
 /** The request of a link, without whatever in it is none; null where it asks nothing. */
 export function fromLink(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const asked = { question: given.get("question") ?? "" };
-  if (!asked.question.trim()) return null;
+  const asked = { question: (given.get("question") ?? "").trim() };
+  if (!asked.question) return null;
   for (const name of FIELDS) {
-    const value = given.get(name);
-    if (Object.hasOwn(SPELLED, value)) asked[name] = value;
-    else if (value && Number.isFinite(+value)) asked[name] = +value;
+    const value = valueOf(name, given.get(name));
+    if (value !== undefined) asked[name] = value;
   }
   const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
   if (without.length) asked.without = without;
@@ -37,17 +46,17 @@ export function fromLink(hash) {
   return asked;
 }
 
-const spelled = (value) => SPELLED[value] ?? value ?? "as the server is set";
+const spelled = (value) => SPELLED[value] ?? (textOf(value).replaceAll("\n", ", ") || "as the server is set");
 
-/** In words, what is not left to the server. */
-export function settingsOf(valueOf) {
-  const found = FIELDS.filter(valueOf).map((name) => SPELLED[valueOf(name)] ?? `${NAMES[name]} ${valueOf(name)}`);
-  return found.join(", ") || spelled();
+/** In words, what is not left to the server, of a request. */
+export function settingsOf(asked) {
+  const given = FIELDS.filter((name) => name in asked);
+  return given.map((name) => SPELLED[asked[name]] ?? `${NAMES[name]} ${spelled(asked[name])}`).join(", ") || spelled();
 }
 
 /** In words, how a request differs from the one before; `told` names a passage by its key. */
 export function changes(before, now, told) {
-  const found = FIELDS.filter((name) => before[name] !== now[name]).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
+  const found = FIELDS.filter((name) => textOf(before[name]) !== textOf(now[name])).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
   const out = [before, now].map((asked) => (asked.without ?? []).map(String));
   const own = [before, now].map((asked) => (asked.passages ?? []).map((each) => keyOf({ id: -1, ...each })));
   const tell = (how, these, those) => found.push(...these.filter((key) => !those.includes(key)).map((key) => `${how} ${told(key)}`));

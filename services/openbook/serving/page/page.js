@@ -1,14 +1,15 @@
 // The page: what is asked, what has come, what is pointed at. Drawing is in draw.js.
 
 import { ask, Problem } from "./ask.js";
-import { $, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
-import { changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, toLink } from "./model.js";
+import { $, all, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
+import { changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
 
 const KEY = "openbook key";
 const HEADLINE = $("headline").textContent;
 const form = $("ask");
 const field = (name) => form.elements[name];
 
+const NOTHING = { hovered: null, focused: null, pinned: null }; // that is pointed at: else {word} or {key}
 const state = {
   wanted: null, // the request that was asked last
   now: null, // its result, as far as it has come: {asked, evidence, tokens, answer, ...}
@@ -16,7 +17,7 @@ const state = {
   chosen: 0, // which of several answers is shown
   passages: new Passages(),
   off: new Set(), // keys of own passages that are switched off
-  hovered: null, focused: null, pinned: null, // {word} or {key}
+  ...NOTHING,
   seen: new Map(), // results by link
 };
 let running = null; // the AbortController of the question on its way
@@ -25,15 +26,14 @@ let due = 0; // the frame in which tokens are drawn
 
 // --- asking
 
+const texts = () => Object.fromEntries(new FormData(form));
+
 /** What the form says, and the passages on and off of the same question. */
 function read() {
-  const found = { question: field("question").value.trim() };
-  if (!found.question) throw new Problem("invalid", { message: "question: there is none yet" });
-  for (const name of FIELDS) {
-    const { value, type, validity } = field(name);
-    if (validity.badInput) throw new Problem("invalid", { message: `${name} must be a number` });
-    if (value) found[name] = type === "number" ? +value : value;
-  }
+  const found = fromLink(toLink(texts()));
+  if (!found) throw new Problem("invalid", { message: "question: there is none yet" });
+  const wrong = FIELDS.find((name) => field(name).validity.badInput);
+  if (wrong) throw new Problem("invalid", { message: `${wrong} must be a number` });
   const { question, without, passages } = state.wanted ?? {};
   if (question === found.question && without) found.without = without;
   if (passages) found.passages = passages;
@@ -41,7 +41,7 @@ function read() {
 }
 
 function fill(request) {
-  for (const name of ["question", ...FIELDS]) field(name).value = request[name] ?? "";
+  for (const name of ["question", ...FIELDS]) field(name).value = textOf(request[name]);
   tellSettings();
 }
 
@@ -93,7 +93,7 @@ function begin(request) {
 function show(result) {
   const { now, before } = state;
   const same = now?.asked.question === result.asked.question;
-  Object.assign(state, { now: result, before: same ? (now.answer ? now : before) : null, chosen: 0, hovered: null, focused: null, pinned: null });
+  Object.assign(state, { now: result, before: same ? (now.answer ? now : before) : null, chosen: 0, ...NOTHING });
 }
 
 /** A link, or going back: what was seen is shown, everything else is asked. */
@@ -139,7 +139,7 @@ function redraw() {
     onchoose(i) {
       Object.assign(state, { chosen: i, pinned: null });
       redraw();
-      document.querySelectorAll("#answers button")[i].focus();
+      all("#answers button")[i].focus();
     },
     onback: () => askFor(before.asked),
     onswitch,
@@ -167,7 +167,7 @@ function busy(text) {
 }
 
 function tellSettings() {
-  $("how-now").textContent = settingsOf((name) => field(name).value);
+  $("how-now").textContent = settingsOf(fromLink(toLink({ ...texts(), question: "?" })));
   field("decoding").disabled = field("formulation").value === "token";
 }
 
@@ -228,10 +228,9 @@ function keyForm(request) {
 
 /** The field that the message names is marked and shown. */
 function blame(message) {
-  const places = ["question", ...FIELDS].map((name) => [message.search(`\\b${name}\\b`), name]);
-  const [first] = places.filter(([at]) => at >= 0).sort(([a], [b]) => a - b);
-  if (!first) return;
-  const box = field(first[1]);
+  const [name] = message.match(`\\b(question|${FIELDS.join("|")})\\b`) ?? [];
+  if (!name) return;
+  const box = field(name);
   if (box.id !== "question") $("how").open = true;
   box.setAttribute("aria-invalid", true);
   box.setAttribute("aria-describedby", "why");
@@ -251,16 +250,15 @@ const tellKey = () => ($("forget").hidden = !sessionStorage.getItem(KEY));
 
 // --- passages on and off, and one's own
 
+const askWith = (lists) => askFor(fromLink(toLink({ ...state.wanted, ...lists }))); // without empty ones
+
 function onswitch(key, on) {
   const { id, title, text } = state.passages.get(key);
-  const { without = [], passages = [], ...rest } = state.wanted;
-  if (id < 0) {
-    state.off[on ? "delete" : "add"](key);
-    askWith(rest, without, on ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key));
-  } else askWith(rest, on ? without.filter((each) => each !== id) : [...without, id], passages);
+  const { without = [], passages = [] } = state.wanted;
+  if (id >= 0) return askWith({ without: on ? without.filter((each) => each !== id) : [...without, id] });
+  state.off[on ? "delete" : "add"](key);
+  return askWith({ passages: on ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
 }
-
-const askWith = (rest, without, passages) => askFor({ ...rest, ...(without.length && { without }), ...(passages.length && { passages }) });
 
 $("own").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -269,9 +267,8 @@ $("own").addEventListener("submit", (event) => {
   event.target.reset();
   $("add").open = false;
   $("add").firstElementChild.focus();
-  const { without = [], passages = [], ...rest } = state.wanted;
-  const others = passages.filter((each) => each.title !== title || each.text !== text);
-  return askWith(rest, without, [...others, { title, text }]);
+  const others = (state.wanted.passages ?? []).filter((each) => each.title !== title || each.text !== text);
+  return askWith({ passages: [...others, { title, text }] });
 });
 
 // --- pointing: by a mouse over it, by the keyboard's focus, or held by a click or a tap
@@ -296,7 +293,7 @@ const hold = (target) => set({ hovered: null, focused: null, pinned: same(state.
 $("result").addEventListener("pointerover", (event) => event.pointerType === "mouse" && set({ hovered: targetOf(event.target) }));
 $("result").addEventListener("pointerleave", () => set({ hovered: null }));
 $("result").addEventListener("focusin", ({ target }) => {
-  if (target.dataset.word) for (const each of document.querySelectorAll("#words [data-word]")) each.tabIndex = each === target ? 0 : -1;
+  if (target.dataset.word) for (const each of all("#words [data-word]")) each.tabIndex = each === target ? 0 : -1;
   set({ focused: target.matches(":focus-visible") ? targetOf(target) : null });
 });
 $("result").addEventListener("focusout", () => set({ focused: null }));
@@ -304,9 +301,9 @@ $("result").addEventListener("click", ({ target }) => target.closest("[data-word
 
 addEventListener("keydown", (event) => {
   const { target, key } = event;
-  if (key === "Escape") set({ hovered: null, focused: null, pinned: null });
+  if (key === "Escape") set(NOTHING);
   if (!target.dataset?.word) return;
-  const words = [...document.querySelectorAll("#words [data-word]")];
+  const words = all("#words [data-word]");
   const right = getComputedStyle($("words")).direction === "rtl" ? -1 : 1;
   const step = { ArrowRight: right, ArrowLeft: -right, ArrowDown: 1, ArrowUp: -1, Home: -words.length, End: words.length }[key];
   if (key === "Enter" || key === " ") hold(targetOf(target));
