@@ -20,7 +20,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.index.shard.shard import Shard
 
-FORMAT_1 = Path(__file__).with_name("format_1.zip")
+FORMAT_1, FORMAT_2 = (Path(__file__).with_name(f"format_{n}.zip") for n in (1, 2))
 FIELDS = tuple(Field(f"a {type}", type) for type in FieldType)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = {
@@ -146,7 +146,7 @@ def test_names_of_files() -> None:
     assert not any(map(is_of_origins, ("vectors.npy", "field-1.npy", "../places.npy", "places.npy\n")))
 
 
-# --- format 1
+# --- former formats, and the present one, which will be one
 
 
 def test_a_snapshot_of_format_1_is_still_read(tmp_path: Path) -> None:
@@ -161,3 +161,22 @@ def test_a_snapshot_of_format_1_is_still_read(tmp_path: Path) -> None:
     assert found[1] == [Passage(i, f"doc-{i // 2}", f"Title {i // 2}", f"text {i} of Zürich") for i in (3, 5)]
     assert shards[0].find(["0" * 32]) == []
     shards[0].self_test()
+
+
+def test_a_snapshot_of_format_2_is_still_read(tmp_path: Path) -> None:
+    """Built on 23 November 2026: as that of format 1, with origins, a field and words."""
+    with zipfile.ZipFile(FORMAT_2) as archive:
+        archive.extractall(tmp_path)
+    snapshot = Snapshot.open(tmp_path)
+    assert (snapshot.manifest.format_version, snapshot.manifest.fields) == (2, (Field("year", FieldType.INT),))
+    assert snapshot.manifest.snapshot_id == "22975724ddd6dd92859520f839641b21"
+    first, second = (Shard(tmp_path, number) for number in range(2))  # verified
+    about = Origin(
+        document_digest=text_digest("doc 2"), start=0, end=17, path="doc-2.md", page=5, fields={"year": 1994}
+    )
+    assert second.fetch([4]) == [Passage(4, "doc-2", "Title 2", "text 4 of Zürich", about)]
+    assert first.find(["99799d96a8ac6681e43609afe50d3bf4"]) == first.fetch([1])
+    found = second.words.candidates("Zürich", None, 3, np.empty(0, np.int64))
+    assert found.ids.tolist() == [[3, 4, 5]]
+    assert np.all(found.bm25 > 0)
+    second.self_test()
