@@ -2,11 +2,14 @@
 
     python deploy/default-model/prepare.py DATA OUT
 
-DATA holds questions (squad-train, nq-train, entityquestions-train and -dev) and documents (squad, nq-paragraphs,
-wikipedia-intros); their sources stand in services/openbook/embedded/README.md. The index serves passages of 100 words,
-so that is what the reader learns to read: 100 words of the question's paragraph, cut at random around the answer.
-SQuAD's paragraphs are also kept whole. OUT/documents.jsonl.gz has all that these questions are about, OUT/encoder what
-end-to-end training begins with: the embedded passage encoder, for questions.
+DATA holds questions (squad-train and -more, nq-train and -more, entityquestions-train and -dev, qamr, fairytaleqa,
+quoref, webquestions-train, fever) and documents (squad, nq-paragraphs, wikipedia-intros); their sources stand in
+services/openbook/embedded/README.md. The index serves passages of 100 words, so that is what the reader learns to read:
+100 words of the question's paragraph, cut at random around the answer. SQuAD's paragraphs are also kept whole, a
+sentence of QAMR's stands among two of other questions, and questions without a paragraph have the first passage by BM25
+that has an answer, if there is one among the best three. OUT/documents.jsonl.gz has all that SQuAD, Natural Questions
+and EntityQuestions are about, OUT/encoder what end-to-end training begins with: the embedded passage encoder, for
+questions.
 """
 
 import gzip
@@ -17,6 +20,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bm25s
+
+from openbook import experiments
 from openbook.core.metrics import has_answer
 from openbook.core.passages import split_words
 from openbook.models.embedded import EMBEDDED
@@ -25,6 +31,7 @@ from openbook.models.saving import save_encoder
 
 N_WORDS = 100
 MAX_WORDS = 150  # of a whole paragraph: about what the reader's 224 tokens hold
+FEVER_KEPT_BACK = Path(experiments.__file__).with_name("data") / "fever-dev-kilt.jsonl.gz"
 Record = dict[str, Any]
 
 
@@ -66,6 +73,50 @@ def of_the_article(record: Record, articles: dict[str, str]) -> Record:
     return {**record, "context": next((p for p in passages if has_answer(p, record["answers"])), "")}
 
 
+def among_others(records: list[Record], rng: random.Random) -> Iterator[Record]:
+    """With the sentences of two other questions about it, in any order: a sentence alone gives its answer away."""
+    for record in records:
+        sentences = [record["context"], *(rng.choice(records)["context"] for _ in range(2))]
+        rng.shuffle(sentences)
+        yield {**record, "context": " ".join(sentences)}
+
+
+def found(records: list[Record], documents: Iterable[Record]) -> Iterator[Record]:
+    """With the first passage by BM25 that has an answer, of those for which one of the best three has."""
+    passages = [
+        (document["title"], passage) for document in documents for passage in split_words(document["text"], N_WORDS)
+    ]
+    index = bm25s.BM25(backend="numba")
+    index.index(bm25s.tokenize([f"{title} {text}" for title, text in passages], stopwords="en"))
+    asked = bm25s.tokenize([record["question"] for record in records], stopwords="en")
+    for record, best in zip(records, index.retrieve(asked, k=3).documents, strict=True):
+        for title, text in (passages[i] for i in best):
+            if has_answer(text, record["answers"]) and not has_answer(record["question"], record["answers"]):
+                yield {**record, "title": title, "context": text}
+                break
+
+
+def checked(claims: Iterable[Record], articles: dict[str, str], kept_back: Path) -> Iterator[Record]:
+    """FEVER's claims with that passage of a gold article which has most of their words.
+
+    Where nothing is enough to tell, of the article that the claim names. Claims that `openbook experiment abstractive`
+    asks, and others about their articles, are left out.
+    """
+    asked = list(read(kept_back))
+    ids = {record["id"] for record in asked}
+    pages = {page["title"] for record in asked for output in record["output"] for page in output.get("provenance", [])}
+    for claim in claims:
+        words = claim["claim"].rstrip(".").split()
+        spans = (
+            " ".join(words[i : i + n]) for n in range(min(6, len(words)), 1, -1) for i in range(len(words) - n + 1)
+        )
+        titles = claim["pages"] or [next((span for span in spans if span in articles), "")]
+        title = next((title for title in titles if title in articles), None)
+        if title is not None and str(claim["id"]) not in ids and pages.isdisjoint(titles):
+            text = max(split_words(articles[title], N_WORDS), key=lambda text: len(set(words) & set(text.split())))
+            yield {"question": claim["claim"], "answers": [claim["label"].lower()], "title": title, "context": text}
+
+
 def main(data: Path, out: Path) -> None:
     """Write all files."""
     rng = random.Random(0)
@@ -75,6 +126,10 @@ def main(data: Path, out: Path) -> None:
     write(out / "squad-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in squad))
     nq = read(data / "questions/nq-train.jsonl.gz")
     write(out / "nq-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in nq))
+    more = (*read(data / "questions/squad-more.jsonl.gz"), *read(data / "questions/quoref.jsonl.gz"))
+    tales = read(data / "questions/fairytaleqa.jsonl.gz")
+    write(out / "more-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in (*more, *tales)))
+    write(out / "qamr-passages.jsonl.gz", answered(among_others(list(read(data / "questions/qamr.jsonl.gz")), rng)))
     intros = list(read(data / "documents/wikipedia-intros.jsonl.gz"))
     articles = {r["title"]: r["text"] for r in intros}
     asked_about = set()
@@ -82,8 +137,12 @@ def main(data: Path, out: Path) -> None:
         questions = [of_the_article(r, articles) for r in read(data / f"questions/entityquestions-{part}.jsonl.gz")]
         write(out / f"entityquestions-{part}-passages.jsonl.gz", answered(questions))
         asked_about |= {r["title"] for r in questions}
+    claims = read(data / "questions/fever.jsonl.gz")
+    write(out / "fever-passages.jsonl.gz", checked(claims, articles, FEVER_KEPT_BACK))
     paragraphs = [*read(data / "documents/squad.jsonl.gz"), *read(data / "documents/nq-paragraphs.jsonl.gz")]
     save_encoder(out / "encoder", load_encoder(EMBEDDED, "passage"))
+    without = [r for part in ("nq-more", "webquestions-train") for r in read(data / f"questions/{part}.jsonl.gz")]
+    write(out / "found-passages.jsonl.gz", found(without, [*paragraphs, *intros]))
     write(out / "documents.jsonl.gz", [*paragraphs, *(r for r in intros if r["title"] in asked_about)])
 
 
