@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-cluster clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-cluster walk-hosts clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,6 +39,12 @@ protos: $(VENV)/.dev  ## Generate services/openbook/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos \
 	  --python_out=services --grpc_python_out=services --mypy_out=services --mypy_grpc_out=services \
 	  protos/openbook/v1/*.proto
+
+bench-kills: $(VENV)/.dev  ## Builds killed at 100 points: do they go on to the same bytes? A quarter of an hour
+	$(BIN)/python benchmarks/bench_kills.py --kills $(or $(N),100)
+
+bench-rebuild: $(VENV)/.dev  ## A corpus of which 1 % has changed, built again; what is left at 99 %; ten minutes
+	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_rebuild.py
 
 bench-scale: $(VENV)/.dev  ## A snapshot of 5 million vectors, built, served, searched; needs 25 GB of disk
 	$(BIN)/python benchmarks/bench_scale.py
@@ -122,6 +128,9 @@ release: $(VENV)/.dev  ## Wheel, sdist, notes, SBOM into dist/; the wheel tried 
 
 walk-cluster: $(VENV)/.dev  ## `ray up` on three machines in namespaces, from nothing to an answer and back; ten minutes, root
 	$(BIN)/python tests/walk_cluster.py
+
+walk-hosts: $(VENV)/.dev  ## Two machines without a cluster, in namespaces, by the words of docs/deploy.md; a minute, root
+	$(BIN)/python -m pytest -q tests/e2e/walk_hosts.py
 
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var

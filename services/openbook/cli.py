@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -12,7 +13,7 @@ from openbook import __version__
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.doctor.command import doctor
-from openbook.errors import InvalidRequest, OpenbookError
+from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError
 from openbook.experiments.command import experiment_app
 from openbook.explain.command import explain
 from openbook.keys import keys_app
@@ -23,6 +24,7 @@ from openbook.planning.command import plan
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
     from openbook.corpus.duplicates import What
+    from openbook.corpus.encode import Elsewhere
     from openbook.index.building.build import ExactDtype
 
 # Plain help: boxes leave the descriptions a third of 80 columns.
@@ -91,6 +93,8 @@ def build(
         Path | None, typer.Option(help="A page of HTML to write: what was made, left out, repeats, takes how long.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first file or record that is bad.")] = False,
+    ray: Annotated[str | None, typer.Option(help="Encode on the Ray cluster there; 'auto': on this one.")] = None,
+    ray_gpus: Annotated[float, typer.Option(min=0, help="Of a GPU, for each task that encodes there.")] = 0.0,
     fields: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,12 +120,21 @@ def build(
     failures: list[Failure] = []
     if report:
         check_place(report)
-    with print_failures(failures), build_progress() as on_progress:
+    on_cores = {"n_threads": threads or os.cpu_count(), "num_gpus": ray_gpus}
+    encodes = section(EncoderSettings, "openbook build", model=encoder, dtype=dtype, **on_cores)
+    on_ray: AbstractContextManager[Elsewhere | None] = nullcontext()
+    if ray_gpus and not ray:
+        raise InvalidConfig(f"--ray-gpus is of tasks on a Ray cluster, got {ray_gpus:g} without --ray")
+    if ray:
+        from openbook.ray_encoding import encoders
+
+        on_ray = encoders(ray, encodes)
+    with on_ray as elsewhere, print_failures(failures), build_progress() as on_progress:
         stages = Stages(on_progress)
         manifest = build_corpus(
             embedded_documents() if documents == "embedded" else Path(documents),
             out,
-            section(EncoderSettings, "openbook build", model=encoder, dtype=dtype, n_threads=threads or os.cpu_count()),
+            encodes,
             n_shards=shards,
             factory=factory,
             n_words=words,
@@ -139,6 +152,7 @@ def build(
             on_changes=changes.append,
             duplicates=cast("What", duplicates),
             on_duplicates=repeated.append,
+            elsewhere=elsewhere,
         )
     for each in changes:
         print_changes(each)

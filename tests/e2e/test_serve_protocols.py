@@ -75,6 +75,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 MAX_IN_FLIGHT = 4
 PATIENCE_S = 120.0
 N_SLOW = 300
+FROZEN_TIMEOUT_S = 8.0
+N_PAY = 24
+"""Calls that pay for one hedge."""
 SSE = {"formulation": "token", "n_beams": 1}
 
 
@@ -651,6 +654,29 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
         assert {code for code, _ in heard} <= {"UNAVAILABLE"}
         reasons = "no replica of the endpoint answers|the replica broke off its answer"
         assert any(re.search(reasons, message) for _, message in heard)  # or that the stream was reset
+
+
+def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -> None:
+    if not is_split(system):
+        pytest.skip("the models are in the endpoint's own process, and nobody else knows what that holds")
+    generator = system.settings.generator.model_copy(update={"n_replicas": 2})
+    settings = system.settings.model_copy(update={"generator": generator})
+    run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+    replicas = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.cmdline()[:1] == ["ray::ServeReplica:openbook:generator"]
+    ]
+    assert len(replicas) == 2
+    with Client(system.grpc, FROZEN_TIMEOUT_S, retries=False) as client:
+        for n in range(N_PAY):
+            client.answer(f"{QUESTION} {n}")
+        replicas[0].suspend()
+        try:
+            for n in range(N_PAY):  # whose turn is at random at first
+                assert client.answer(f"{QUESTION} then {n}").text
+        finally:
+            replicas[0].resume()
 
 
 def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:

