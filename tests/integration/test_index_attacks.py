@@ -29,6 +29,7 @@ from openbook.core.types import Passage, RetrievalSettings
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.server import frames
 from openbook.index.server.server import IndexServer
+from openbook.index.server.threads import CallThreads
 from openbook.index.shard import engine
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -129,10 +130,38 @@ def test_a_server_stops_at_once_though_calls_idle(snapshot: Path) -> None:
     server = IndexServer(IndexServerSettings(snapshot=snapshot))
     server.start()
     with idle_calls(server, None, 6):
-        stopping = threading.Thread(target=server.stop, args=(TIMEOUT_S,))
-        stopping.start()
-        stopping.join(SOON_S)
-        assert not stopping.is_alive()
+        stops_soon(server)
+
+
+def test_a_server_stops_though_a_call_that_came_before_begins_to_wait_later(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, cancelled = threading.Event(), threading.Event()
+    cancel, wait = CallThreads.cancel_waiting, CallThreads.waiting
+
+    def cancel_waiting(threads: CallThreads, since: float) -> None:
+        cancel(threads, since)
+        if stopping.is_set():
+            cancelled.set()
+
+    def waiting(threads: CallThreads, call: object, context: grpc.ServicerContext) -> Any:
+        cancelled.wait()
+        return wait(threads, call, context)
+
+    monkeypatch.setattr(CallThreads, "cancel_waiting", cancel_waiting)
+    monkeypatch.setattr(CallThreads, "waiting", waiting)
+    server = IndexServer(IndexServerSettings(snapshot=snapshot))
+    server.start()
+    with idle_calls(server, None, 1):
+        stopping.set()
+        stops_soon(server)
+
+
+def stops_soon(server: IndexServer) -> None:
+    stopping = threading.Thread(target=server.stop, args=(TIMEOUT_S,))
+    stopping.start()
+    stopping.join(SOON_S)
+    assert not stopping.is_alive()
 
 
 def test_what_is_no_message_or_none_is_one_call_and_watching_is_not_served(snapshot: Path) -> None:

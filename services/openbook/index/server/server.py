@@ -31,7 +31,7 @@ from openbook.index.server.download import Downloads
 from openbook.index.server.frames import FrameServer
 from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
-from openbook.index.server.threads import CallThreads, Fetches, Patience
+from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patience
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import MetricsServer
@@ -145,13 +145,13 @@ class IndexServer:
         self._stopped.set()
         self._downloads.close()
         stopped = self._server.stop(grace_s)
-        self._workers.cancel_waiting(monotonic())
         if self._frames is not None:
             self._frames.refuse()
         self._service.end_streams()
         if self._frames is not None:
             self._frames.stop(grace_s)
-        stopped.wait()
+        while not stopped.wait(SPARED_S):  # again and again: a call that came before may begin to wait only now
+            self._workers.cancel_waiting(monotonic() - SPARED_S)
         self._searches.close()
         self._fetches.stop()
         self._workers.shutdown()
