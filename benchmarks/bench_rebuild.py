@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench_kills import content
 from rich.console import Console
 from rich.table import Table
 
@@ -70,12 +71,6 @@ def cpu_s() -> float:
     """Of all processes that have ended below this one."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def content(snapshot: Path) -> dict[str, bytes]:
-    """All of its files but the manifest, which says when it was made."""
-    files = (path for path in snapshot.rglob("*") if path.is_file() and path.name != "manifest.json")
-    return {str(path.relative_to(snapshot)): path.read_bytes() for path in files}
 
 
 def changed(documents: Sequence[str], share: float) -> Iterator[str]:

@@ -349,18 +349,7 @@ def main() -> None:
             "TMPDIR": str(WALK / "tmp"),
         }
         environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
-        apart = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "unshare",
-            "--mount",
-            "--net",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ]
+        apart = shlex.split("setpriv --pdeathsig KILL unshare --mount --net --pid --fork --kill-child --mount-proc")
         walking = subprocess.Popen([*apart, sys.executable, __file__], env=environment)
         try:
             code = walking.wait()

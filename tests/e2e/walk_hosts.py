@@ -5,6 +5,7 @@ In place of systemd stands a program that starts what the units say, with their 
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -84,17 +85,7 @@ class Machine:
 @contextmanager
 def machine(folder: Path) -> Iterator[Machine]:
     disk = Path(tempfile.mkdtemp(dir=folder))
-    apart = [
-        "unshare",
-        "--mount",
-        "--net",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "--propagation",
-        "private",
-    ]
+    apart = shlex.split("unshare --mount --net --pid --fork --kill-child --mount-proc --propagation private")
     command = [*apart, "sh", "-c", MACHINE, "sh", str(disk), str(folder / "openbook")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,29 +1,18 @@
 """What callers hear of HAProxy itself: each in the shape that he expects on his path."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from time import monotonic, sleep
 
 import httpx
 import openai
 import pytest
+from proxies import haproxy
 
-from openbook.processes import end, free_port, start
+from openbook.processes import free_port
 from openbook.serving.endpoint.openai_errors import openai_error_of_status
 from openbook.serving.endpoint.problems import problem_of_status
 from openbook.serving.launch.haproxy import ERRORS
 
-PATIENCE_S = 30.0
-CONFIG = """global
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 30s
-    timeout server 30s
-frontend http_frontend
+SECTIONS = """frontend http_frontend
     bind 127.0.0.1:{port}
     default_backend http
 backend http
@@ -33,25 +22,9 @@ backend http
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of HAProxy without a replica."""
-    folder = tmp_path_factory.mktemp("haproxy")
-    config, port = folder / "haproxy.cfg", free_port()
-    config.write_text(CONFIG.format(port=port))
-    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(config)]
-    process = start(command, env={**os.environ}, stdout=subprocess.DEVNULL, stderr=None)
-    try:
-        give_up = monotonic() + PATIENCE_S
-        while not listens(port):
-            assert process.poll() is None
-            assert monotonic() < give_up
-            sleep(0.02)
+    port = free_port()
+    with haproxy(tmp_path_factory.mktemp("haproxy"), SECTIONS.format(port=port), (port,)):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        end(process)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_openais_client_reads_what_it_knows(url: str) -> None:

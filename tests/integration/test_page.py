@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 import scripted_page
-from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
 from scripted_page import HOSTILE, KEY, PASSAGES, Endpoint
 
 from openbook.serving.endpoint.page import FOLDER
@@ -81,6 +81,15 @@ def ask(page: Page, question: str) -> None:
 
 def settled(page: Page) -> None:
     expect(page.locator("body")).not_to_have_class(re.compile("busy"))
+
+
+def named(page: Page, says: str, label: str) -> Locator:
+    """The field of which the page says that it is wrong."""
+    expect(page.get_by_role("alert")).to_contain_text(says)
+    box = page.get_by_label(re.compile(f"^{label}"))
+    expect(box).to_be_focused()
+    expect(box).to_have_attribute("aria-invalid", "true")
+    return box
 
 
 def words(page: Page) -> list[str]:
@@ -333,10 +342,7 @@ def test_the_answer_is_one_of_the_labels_that_are_given(opened: Open, endpoint: 
 def test_passages_are_looked_for_again(opened: Open, endpoint: Endpoint) -> None:
     page = opened(fragment=f"#question={quote(QUESTION)}&follow=1")
     settled(page)
-    expect(page.get_by_role("alert")).to_contain_text("follow")
-    box = page.get_by_label(re.compile("^Look again after"))
-    expect(box).to_be_focused()
-    expect(box).to_have_attribute("aria-invalid", "true")
+    named(page, "follow", "Look again after")
     page.get_by_label("Formulation").select_option("token")
     page.get_by_label(re.compile("^Beams")).fill("1")
     page.get_by_role("button", name="Ask with these").click()
@@ -489,10 +495,7 @@ def test_errors_are_read_in_every_shape(
 def test_a_field_that_is_wrong_is_named_and_shown(opened: Open) -> None:
     page = opened(fragment=f"#question={quote(QUESTION)}&k=1000")
     settled(page)
-    expect(page.get_by_role("alert")).to_contain_text("k must be 1..10, got 1000")
-    box = page.get_by_label(re.compile("^Passages, k"))
-    expect(box).to_be_focused()
-    expect(box).to_have_attribute("aria-invalid", "true")
+    box = named(page, "k must be 1..10, got 1000", "Passages, k")
     accessible(page)
     box.fill("2")
     page.keyboard.press("Enter")

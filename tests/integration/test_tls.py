@@ -2,17 +2,14 @@
 
 import asyncio
 import http.server
-import os
 import socket
 import ssl
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import grpc
@@ -20,6 +17,7 @@ import httpx
 import pytest
 import trustme
 from grpc_health.v1 import health, health_pb2_grpc
+from proxies import haproxy, until
 from pydantic import ValidationError
 
 from openbook import certificates
@@ -29,19 +27,11 @@ from openbook.errors import InvalidConfig, ShardUnavailable
 from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.run import measure
 from openbook.loadtest.settings import LoadSettings
-from openbook.processes import end, free_port, start
+from openbook.processes import free_port
 from openbook.serving.launch import run, tls
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
-PATIENCE_S = 30.0
-CONFIG = """global
-    stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 30s
-    timeout server 30s
-frontend http_frontend
+SECTIONS = """frontend http_frontend
     bind 127.0.0.1:{http}
     default_backend http
 backend http
@@ -135,23 +125,9 @@ def edge(folder: Path, ca: trustme.CA, behind: tuple[int, int], client_ca: trust
     found = Edge(folder, ServerTls.model_validate(names), free_port(), free_port())
     found.issue(ca)
     ca.cert_pem.write_to_path(found.ca)
-    config = folder / "haproxy.cfg"
-    ports = {"http": found.http, "grpc": found.grpc, "http_server": behind[0], "grpc_server": behind[1]}
-    config.write_text(CONFIG.format(folder=folder, **ports))
-    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(config)]
-    with (folder / "log").open("w") as log:
-        process = start(command, env={**os.environ, **tls.to_environment(found.files, folder)}, stdout=log, stderr=log)
-    try:
-        until(lambda: process.poll() is not None or (listens(found.http) and listens(found.grpc)))
-        assert process.poll() is None, (folder / "log").read_text()
+    sections = SECTIONS.format(http=found.http, grpc=found.grpc, http_server=behind[0], grpc_server=behind[1])
+    with haproxy(folder, sections, (found.http, found.grpc), tls.to_environment(found.files, folder)):
         yield found
-    finally:
-        end(process)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def refused(served: Edge, context: ssl.SSLContext) -> bool:
@@ -160,13 +136,6 @@ def refused(served: Edge, context: ssl.SSLContext) -> bool:
     except httpx.TransportError:
         return True
     return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = monotonic() + PATIENCE_S
-    while not condition():
-        assert monotonic() < give_up
-        sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ class Served(Asked):
     """What was measured of one tier, all of whose servers ran here, each with one thread."""
 
     disk_bytes: int  # of the snapshot
-    memory_bytes: int  # resident, of all servers: their share of pages that several have
+    memory_bytes: int  # resident, of all servers, without the files of libraries
 
 
 def generated(n: int, dimension: int, seed: int = 0) -> Float32:
@@ -104,7 +104,7 @@ def served(snapshot: Path, dimension: int, seconds: float) -> Served:
         addresses = tuple(process.stdout.readline().strip() for process in servers)  # type: ignore[union-attr]
         pids = [process.pid for process in servers]
         asked = asyncio.run(_ask(addresses, queries, pids, seconds))
-        memory = sum(map(_resident_bytes, pids))
+        memory = sum(_resident_bytes(pid, snapshot.resolve()) for pid in pids)
     return Served(**asdict(asked), disk_bytes=disk_bytes(snapshot), memory_bytes=memory)
 
 
@@ -164,6 +164,13 @@ def _cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def _resident_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+def _resident_bytes(pid: int, snapshot: Path) -> int:
+    """Its own memory and the snapshot's pages. Without libraries' files: whose they are depends on who else runs."""
+    found, wanted = 0, ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):  # a mapping begins, of a file that comes last
+            wanted = "Rss:" if len(rest) == 5 and Path(rest[4]).is_relative_to(snapshot) else "Anonymous:"
+        elif first == wanted:
+            found += 1024 * int(rest[0])
+    return found

@@ -129,7 +129,8 @@ def _payloads(pem: Pem) -> list[tuple[str, str, str]]:
         ("ca-file", CLIENT_CA): pem.authorities,
     }
     # An empty line would end it.
-    return [(*name, "\n".join(filter(str.strip, text.decode().splitlines()))) for name, text in given.items() if text]
+    lines = {name: text.decode(errors="replace").splitlines() for name, text in given.items() if text}
+    return [(*name, "\n".join(filter(str.strip, each))) for name, each in lines.items()]
 
 
 def tell(commands: Path, command: str) -> str:

@@ -1,0 +1,53 @@
+"""HAProxy as the endpoint starts it, in front of what a test has."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+from openbook.processes import end, start
+
+PATIENCE_S = 30.0
+HEAD = """global
+    stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 30s
+    timeout server 30s
+"""
+
+
+@contextmanager
+def haproxy(
+    folder: Path, sections: str, ports: tuple[int, ...], environment: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """HAProxy with these frontends and backends, once it listens on all the ports. Gives its log."""
+    config, log = folder / "haproxy.cfg", folder / "log"
+    config.write_text(HEAD.format(folder=folder) + sections)
+    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(config)]
+    with log.open("w") as output:
+        process = start(command, env={**os.environ, **(environment or {})}, stdout=output, stderr=output)
+    try:
+        until(lambda: process.poll() is not None or all(map(listens, ports)))
+        assert process.poll() is None, log.read_text()
+        yield log
+    finally:
+        end(process)
+
+
+def listens(port: int) -> bool:
+    """Whether anybody listens there, on loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it."""
+    give_up = monotonic() + PATIENCE_S
+    while not condition():
+        assert monotonic() < give_up
+        sleep(0.02)
