@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -124,6 +125,9 @@ class Seq2Seq:
         self._twin, bias = _twin(model), None
         if self.folds:
             self._twin.set_attn_implementation(_NAME)
+            for module in self._twin.modules():  # some have a config of their own, which that call does not know
+                if isinstance(getattr(module, "config", None), PreTrainedConfig):
+                    module.config._attn_implementation = _NAME
             _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
             if hasattr(self._twin, "final_logits_bias"):
                 bias = self._twin.final_logits_bias[0]
@@ -297,6 +301,10 @@ def _folded_attention(
     """
     rows, n = key.shape[0], query.shape[0]
     if n == rows:
+        if attention_mask is not None and kwargs.get("position_bias") is None and _is_slow(query, key):
+            scale = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+            given = query * scale, key, value, attention_mask, kwargs.get("dropout", 0.0)
+            return checkpoint(_plain_attention, *given, use_reentrant=False).transpose(1, 2), None
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attended, None
     heads, length, size = query.shape[1:]
@@ -304,6 +312,19 @@ def _folded_attention(
     attended = F.scaled_dot_product_attention(folded, key, value, attention_mask, scale=kwargs.get("scaling"))
     unfolded = attended.view(rows, heads, n // rows, length, -1).permute(0, 2, 3, 1, 4)
     return unfolded.reshape(n, length, heads, -1), None
+
+
+def _is_slow(query: Tensor, key: Tensor) -> bool:
+    """Whether a gradient is wanted where PyTorch's fused kernel of CPUs goes back five times as slowly as products."""
+    wanted = torch.is_grad_enabled() and query.requires_grad and query.shape[1] == key.shape[1]
+    return wanted and query.device.type == "cpu" and query.dtype == torch.bfloat16
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    scores = query @ key.transpose(2, 3)
+    lowest = torch.finfo(scores.dtype).min  # and not -inf: a row of which all is masked would be no number
+    scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask.clamp_min(lowest)
+    return F.dropout(scores.softmax(-1).to(value.dtype), dropout) @ value
 
 
 AttentionInterface.register(_NAME, _folded_attention)

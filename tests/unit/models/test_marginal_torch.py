@@ -7,12 +7,13 @@ import pytest
 import tiny_models as tiny
 import torch
 from torch import Tensor
-from transformers import RagSequenceForGeneration, RagTokenForGeneration
+from transformers import PreTrainedConfig, RagSequenceForGeneration, RagTokenForGeneration
 
 from openbook.core import marginal as paper
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
 from openbook.models import marginal
+from openbook.models.checkpoint import load_generator
 from openbook.models.seq2seq import Seq2Seq, SpecialTokens
 from openbook.models.vocabulary import Vocabulary
 
@@ -365,6 +366,26 @@ def test_bfloat16_weights_give_float32_log_probabilities() -> None:
     ids, mask = tiny.contexts(6, 2)
     got = marginal.log_likelihood(model, ids, mask, torch.zeros(1, 2).bfloat16(), _labels(6, 1, 4), Formulation.TOKEN)
     assert got.dtype == torch.float32
+
+
+@pytest.mark.parametrize("build", [tiny.bart, tiny.t5, tiny.bert2bert])
+def test_gradients_in_bfloat16_point_where_exact_ones_do(build: Any) -> None:
+    (ids, mask), labels, gradients = tiny.contexts(8, 4), _labels(8, 2, 5, shortest=1), []
+    scores = torch.tensor([[0.0, 1.0], [0.0, -torch.inf]])
+    mask[3] = 0  # a slot without a passage
+    for model, rough in ((build(), False), (build().float(), True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=rough):
+            value = marginal.log_likelihood(model, ids, mask, scores, labels, Formulation.TOKEN).sum()
+        value.backward()
+        gradients.append(torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.995
+
+
+def test_every_layer_of_the_embedded_model_attends_as_others_do() -> None:
+    reader = Seq2Seq(load_generator("embedded").model)
+    configs = [getattr(module, "config", None) for module in reader._twin.modules()]
+    known = {config._attn_implementation for config in configs if isinstance(config, PreTrainedConfig)}
+    assert known == {"openbook_folded"}
 
 
 def test_the_mode_of_the_model_is_kept_and_the_model_left_as_it_was() -> None:
