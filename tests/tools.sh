@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what tests run beside Python: a Chromium, curl, promtool. On Debian and its kin, by root; anybody else is told.
+# Installs what tests run beside Python: a Chromium, curl, promtool; `tools.sh browsers` what make walk-browsers runs.
+# On Debian and its kin, by root; anybody else is told.
 set -eu
 
 there() {
@@ -24,6 +25,14 @@ need() {
   done
   exit 1
 }
+
+if [ "${1-}" = browsers ]; then
+  need "firefox-esr firefox" firefox
+  need webkit2gtk-driver WebKitWebDriver
+  need xvfb xvfb-run
+  need xauth xauth
+  exit
+fi
 
 need "chromium-headless-shell chromium" chromium-headless-shell chromium chromium-browser google-chrome
 need curl curl

@@ -629,6 +629,33 @@ def test_nothing_is_wider_than_a_small_screen(opened: Open, width: int) -> None:
     accessible(page)
 
 
+def test_a_citation_stays_beside_its_word(opened: Open) -> None:
+    page = opened(QUESTION)
+    apart = page.evaluate(
+        """() => {
+          const [box, word, cite] = ["", " [data-word='2']", " sup"].map((at) => document.querySelector(`#words${at}`));
+          return [...Array(300).keys()].filter((px) => {
+            box.style.width = `${200 + px}px`;
+            return cite.getBoundingClientRect().left < word.getBoundingClientRect().right;
+          });
+        }"""
+    )
+    assert apart == [], "of widths in pixels"
+
+
+def test_a_long_question_is_seen_whole(opened: Open) -> None:
+    page = opened(viewport={"width": 320, "height": 640})
+    box = page.get_by_label("Your question")
+    heights = "node => [node.clientHeight, node.scrollHeight]"
+    (one, _) = box.evaluate(heights)
+    box.fill("Which of the two who are named invented the telephone, and in which year?")
+    (high, whole) = box.evaluate(heights)
+    assert high > 2 * one
+    assert whole <= high
+    page.set_viewport_size({"width": 640, "height": 640})
+    page.wait_for_function("high => document.getElementById('question').clientHeight < high", arg=high)
+
+
 def test_on_paper_there_are_question_answer_and_numbers(opened: Open) -> None:
     page = opened(QUESTION)
     page.emulate_media(media="print")

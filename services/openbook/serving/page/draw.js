@@ -95,10 +95,10 @@ function drawWords(box, { text, words, passages, citations, result }, live) {
     const strip = el("span.strip", shares.map(([p, passage]) => el("i", { "--hue": hueOf(passage), "--p": p })));
     const named = shares.toSorted(([p], [q]) => q - p).map(([p, { number }]) => `passage ${number} ${percent(p)}`);
     const role = { role: "button", tabindex: i ? -1 : 0, "data-word": i, "aria-label": `${word.text}: ${named.join(", ")}` };
-    children.push(word.shares ? el("span.word", live ? role : {}, word.text, strip) : word.text);
-    for (const { end, evidence } of citations) {
-      if (end > word.start && end <= word.end) children.push(el("sup", { "aria-hidden": true, "--hue": hueOf(passages[evidence]) }, `${passages[evidence].number}`));
-    }
+    const node = word.shares ? el("span.word", live ? role : {}, word.text, strip) : word.text;
+    const cited = citations.filter(({ end }) => end > word.start && end <= word.end).map(({ evidence }) => passages[evidence]);
+    const numbers = cited.map((each) => el("sup", { "aria-hidden": true, "--hue": hueOf(each) }, `${each.number}`));
+    children.push(cited.length ? el("span.number", node, numbers) : node); // on one line
   });
   if (live && !result.answer) children.push(el("span.caret"));
   box.replaceChildren(...children);

@@ -8,6 +8,7 @@ const KEY = "openbook key";
 const HEADLINE = $("headline").textContent;
 const form = $("ask");
 const field = (name) => form.elements[name];
+const on = (id, name, listener) => $(id).addEventListener(name, listener);
 
 const NOTHING = { hovered: null, focused: null, pinned: null }; // that is pointed at: else {word} or {key}
 const state = {
@@ -169,6 +170,14 @@ function busy(text) {
 function tellSettings() {
   $("how-now").textContent = settingsOf(fromLink(toLink({ ...texts(), question: "?" })));
   field("decoding").disabled = field("formulation").value === "token";
+  fit();
+}
+
+/** The box is as high as its question: WebKit 2.50 knows no field-sizing. */
+function fit() {
+  const box = $("question");
+  box.style.height = 0;
+  box.style.height = `${box.scrollHeight + 3}px`; // two borders, and what was rounded
 }
 
 /** The same request for a shell. The API key is not in it. */
@@ -252,15 +261,15 @@ const tellKey = () => ($("forget").hidden = !sessionStorage.getItem(KEY));
 
 const askWith = (lists) => askFor(fromLink(toLink({ ...state.wanted, ...lists }))); // without empty ones
 
-function onswitch(key, on) {
+function onswitch(key, used) {
   const { id, title, text } = state.passages.get(key);
   const { without = [], passages = [] } = state.wanted;
-  if (id >= 0) return askWith({ without: on ? without.filter((each) => each !== id) : [...without, id] });
-  state.off[on ? "delete" : "add"](key);
-  return askWith({ passages: on ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
+  if (id >= 0) return askWith({ without: used ? without.filter((each) => each !== id) : [...without, id] });
+  state.off[used ? "delete" : "add"](key);
+  return askWith({ passages: used ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
 }
 
-$("own").addEventListener("submit", (event) => {
+on("own", "submit", (event) => {
   event.preventDefault();
   const [title, text] = ["title", "text"].map((name) => event.target.elements[name].value.trim());
   if (!text) return event.target.elements.text.focus();
@@ -290,14 +299,14 @@ function set(change) {
 
 const hold = (target) => set({ hovered: null, focused: null, pinned: same(state.pinned, target) ? null : target });
 
-$("result").addEventListener("pointerover", (event) => event.pointerType === "mouse" && set({ hovered: targetOf(event.target) }));
-$("result").addEventListener("pointerleave", () => set({ hovered: null }));
-$("result").addEventListener("focusin", ({ target }) => {
+on("result", "pointerover", (event) => event.pointerType === "mouse" && set({ hovered: targetOf(event.target) }));
+on("result", "pointerleave", () => set({ hovered: null }));
+on("result", "focusin", ({ target }) => {
   if (target.dataset.word) for (const each of all("#words [data-word]")) each.tabIndex = each === target ? 0 : -1;
   set({ focused: target.matches(":focus-visible") ? targetOf(target) : null });
 });
-$("result").addEventListener("focusout", () => set({ focused: null }));
-$("result").addEventListener("click", ({ target }) => target.closest("[data-word], button[data-key]") && hold(targetOf(target)));
+on("result", "focusout", () => set({ focused: null }));
+on("result", "click", ({ target }) => target.closest("[data-word], button[data-key]") && hold(targetOf(target)));
 
 addEventListener("keydown", (event) => {
   const { target, key } = event;
@@ -327,24 +336,25 @@ function submit(event) {
 form.addEventListener("submit", submit);
 form.addEventListener("input", tellSettings);
 field("question").addEventListener("keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && submit(event));
-$("stop").addEventListener("click", () => {
+on("stop", "click", () => {
   running?.abort();
   busy();
   say("Stopped.");
   settle();
   $("submit").focus();
 });
-$("examples").addEventListener("click", ({ target }) => {
+on("examples", "click", ({ target }) => {
   if (target.tagName !== "BUTTON") return;
   field("question").value = target.textContent;
   submit();
 });
-$("forget").addEventListener("click", () => {
+on("forget", "click", () => {
   sessionStorage.removeItem(KEY);
   tellKey();
   field("question").focus();
 });
 addEventListener("popstate", follow);
+addEventListener("resize", fit);
 new ResizeObserver(redrawThreads).observe(document.body);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
 
