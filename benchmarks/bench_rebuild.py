@@ -1,8 +1,8 @@
 """A corpus of which 1 % has changed, built again from the former snapshot; and what a build killed at 99 % has left.
 
-    python benchmarks/bench_rebuild.py [--documents 0] [--share 0.01] [--dtype float32]
+    python benchmarks/bench_rebuild.py [CORPUS] [--documents 0] [--share 0.01] [--dtype float32]
 
-With the embedded encoder, over the corpus that ships with openbook, or its first documents:
+With the embedded encoder, over JSON lines, the corpus that ships with openbook if no other is named, or its first documents:
 
 - first: the corpus as it is
 - again: with every hundredth document's words in reverse, so that all its passages are others, `--from` the first
@@ -86,11 +86,12 @@ def changed(documents: Sequence[str], share: float) -> Iterator[str]:
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, nargs="?", default=build.embedded_documents())
     parser.add_argument("--documents", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
-    documents = [line for _, line in lines(build.embedded_documents())][: args.documents or None]
+    documents = [line for _, line in lines(args.corpus)][: args.documents or None]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before, after = folder / "before.jsonl", folder / "after.jsonl"
@@ -109,7 +110,16 @@ def main() -> None:
         table.add_row(what, f"{seconds:.1f}", f"{shares[0]:.1%}", f"{cpu:.1f}", f"{shares[1]:.1%}")
     Console().print(table)
     print(f"the snapshots have {'the same bytes' if is_same else 'OTHER BYTES'}")
-    print(json.dumps({"benchmark": "rebuild", "settings": vars(args), "seconds": found, "same": is_same}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "rebuild",
+                "settings": vars(args) | {"corpus": args.corpus.name},
+                "seconds": found,
+                "same": is_same,
+            }
+        )
+    )
     sys.exit(not is_same)
 
 
