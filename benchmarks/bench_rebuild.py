@@ -2,7 +2,7 @@
 
     python benchmarks/bench_rebuild.py [CORPUS] [--documents 0] [--share 0.01] [--dtype float32]
 
-With the embedded encoder, over JSON lines, the corpus that ships with openbook if no other is named, or its first documents:
+With the embedded encoder, over JSON lines, by default the corpus that ships with openbook, or its first documents:
 
 - first: the corpus as it is
 - again: with every hundredth document's words in reverse, so that all its passages are others, `--from` the first
