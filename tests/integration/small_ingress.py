@@ -1,10 +1,12 @@
 """A process that HAProxy takes for an ingress of Serve: who asks it, `/Ingress/Ask`, hears its process's number.
 
-A question `slow` is answered, and a stream, `/Ingress/Follow`, goes on from its first part, once a line comes on
-standard input. From SIGUSR1 on it says, asked for its health, that it drains, as `ray.serve._private.replica` does.
+A question `large` has a large answer. A question `slow` is answered, and a stream, `/Ingress/Follow`, goes on from its
+first part, once a line comes on standard input. From SIGUSR1 on it says, asked for its health, that it drains, as
+`ray.serve._private.replica` does.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -14,6 +16,7 @@ import grpc
 from aiohttp import web
 
 ME = str(os.getpid())
+LARGE = 1_500_000
 
 
 class Ingress:
@@ -30,7 +33,7 @@ class Ingress:
     async def ask(self, question: bytes) -> bytes:
         if question == b"slow":
             await self.told.wait()
-        return ME.encode()
+        return bytes(LARGE) if question == b"large" else ME.encode()
 
     async def follow(self) -> AsyncIterator[bytes]:
         yield ME.encode()
@@ -81,6 +84,7 @@ def over_http(ingress: Ingress) -> web.Application:
 
 async def main() -> None:
     """Print the ports of HTTP and gRPC, then serve until the process is ended."""
+    logging.disable()  # of those who leave
     ingress = Ingress()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(over_grpc(ingress))
