@@ -94,6 +94,7 @@ var/demo/snapshot: $(VENV)/.dev
 
 bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
 	$(BIN)/python benchmarks/bench_slow_senders.py
+	$(BIN)/python benchmarks/bench_proxy_memory.py
 	$(BIN)/python benchmarks/bench_attacks.py
 
 bench-faults: $(VENV)/.dev  ## Whatever can break, broken under load: wrong answers, hangs, recovery; twenty minutes

@@ -61,10 +61,21 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     )
     assert mends.count("    http-request deny deny_status 503\n") == TEMPLATES.count(" Ping ") == 3
     assert mends.count("option http-buffer-request") == 1
+    assert mends.count(" min-recv 1\n") == TEMPLATES.count("tcp-check expect ") == 2
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends
     assert not re.search(r"bind \*?:", mends)
     assert "errorfile 50" not in re.sub(r"{%.*?%}|.*/error-grpc-.*", "", mends)
+
+
+def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> None:
+    def watched(*servers: str) -> str:
+        backend = ["backend x", "    default-server fall 2 inter 5s check", *servers, "    server y 1:2 check backup"]
+        return mended("\n".join([*backend, ""]), FOLDER).splitlines()[1]
+
+    one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
+    assert watched(one) == "    default-server fall 2 inter 5s check"
+    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 1s"
 
 
 def test_errors_have_the_shape_of_all_others() -> None:

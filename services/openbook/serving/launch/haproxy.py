@@ -16,6 +16,42 @@ from grpc import StatusCode
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
+SILENT_S = 1
+"""How long a replica may take to say that it is well, and how often it is asked, where there is another one. After two
+silences in a row, so 2.3 to 3.3 s after it froze, it is down.
+"""
+
+SILENT = "silent.lua"
+SILENT_LUA = """\
+-- What a server holds that is down because it is silent is taken from it, so that `retry-on` asks another: at once if
+-- another one is up. If all are silent the machine may be at a loss, and they have 10 s more to go on. Not by
+-- `on-marked-down shutdown-sessions`: that would cut off what servers end that are about to stop, and who has just
+-- found out that one is gone. Who still waits for a connection moves on by himself, after 5 s.
+local function relieve(backend)
+  local silent, n, up = {}, 0, false
+  for _, server in pairs(backend.servers) do
+    local stats = server:get_stats()
+    if stats.bck == 0 then
+      n, up = n + 1, up or stats.status:match("^UP")
+      local check = stats.check_status:match("L%dTOUT")
+      if check and stats.scur > 0 and stats.status:match("^DOWN") then
+        silent[server] = stats.lastchg - (check == "L4TOUT" and 6 or 0)
+      end
+    end
+  end
+  for server, down in pairs(silent) do
+    if down >= ((up or n == 1) and 0 or 10) then server:shut_sess() end
+  end
+end
+
+core.register_task(function()
+  while true do
+    core.msleep(100)
+    for _, backend in pairs(core.backends) do relieve(backend) end
+  end
+end)
+"""
+
 ERRORS = {
     408: ("DEADLINE_EXCEEDED", f"a request must arrive within {REQUEST_TIMEOUT_S} s"),
     500: ("INTERNAL", "internal error of the proxy"),
@@ -43,7 +79,7 @@ OPENAI = f"""\
 
 
 def mended(config: str, folder: Path) -> str:
-    """Serve's configuration with what it leaves out. Those of `error_files` stand in the folder."""
+    """Serve's configuration with what it leaves out. Those of `error_files`, and SILENT, stand in the folder."""
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
         limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
@@ -56,6 +92,10 @@ def mended(config: str, folder: Path) -> str:
     # Once more, on another replica, where one dies before its answer began. Not more often: a question that kills
     # replicas must not kill all of them.
     config = re.sub(r"^( *retry-on) .*$", r"\1 conn-failure empty-response\n    retries 1", config, flags=re.M)
+    # Who is silent is soon known to be, if there is another, and what he holds is asked of that one.
+    config = re.sub(r"^backend .*\n(?:[ \t].*\n|\n)*", _watched, config, flags=re.M)
+    config = re.sub(r"^( *tcp-check expect) binary (.*)$", _answered, config, flags=re.M)
+    config += f"global\n    lua-load {folder / SILENT}\n"
     # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
     # it gets none, and who asks hears at once that nobody answers.
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
@@ -66,6 +106,19 @@ def mended(config: str, folder: Path) -> str:
     # Every local user might command it by its socket, and all the world read its figures.
     config = re.sub(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config, flags=re.M)
     return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
+
+
+def _watched(backend: re.Match[str]) -> str:
+    """Without another one Serve's patience holds, two silences of 5 s: to be late is better than to fail."""
+    if len(re.findall(r"^ *server (?!.* backup$).* check\b", backend[0], re.M)) < 2:
+        return backend[0]
+    return re.sub(r"^ *default-server .*$", rf"\g<0> inter {SILENT_S}s", backend[0], flags=re.M)
+
+
+def _answered(expect: re.Match[str]) -> str:
+    """Over gRPC who answers that he is about to stop would count as silent: HAProxy would wait for the right answer."""
+    any_answer = f"{expect[2]}|{b'grpc-status'.hex()}".upper()
+    return f"{expect[1]} rbinary {any_answer}\n{expect[0]} min-recv 1"
 
 
 def error_files(folder: Path) -> dict[Path, str]:
@@ -108,7 +161,7 @@ def main() -> None:
 
     config = Path(sys.argv[sys.argv.index("-f") + 1])
     folder = config.parent
-    for path, content in error_files(folder).items():
+    for path, content in {**error_files(folder), folder / SILENT: SILENT_LUA}.items():
         path.write_bytes(content.encode())
     text = mended(config.read_text(), folder)
     if any(name.startswith("OPENBOOK_TLS_") for name in os.environ):

@@ -1,0 +1,112 @@
+"""Two small ingresses behind the HAProxy that Serve configures and we mend, without Ray."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from ray.serve._private import haproxy
+from ray.serve._private.common import RequestProtocol
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+from openbook.processes import end, free_port, free_ports, start
+from openbook.serving.launch import tls
+
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Behind:
+    """HAProxy, and what stands behind it."""
+
+    folder: Path
+    http: int
+    grpc: int
+    ingresses: "list[subprocess.Popen[str]]"
+    pid: int = 0  # of HAProxy
+
+    def until(self, status: str, *ingresses: int) -> set[str]:
+        """What came of the last check, once HAProxy has all of these in this state."""
+        give_up = monotonic() + PATIENCE_S
+        names = [(protocol, str(number)) for protocol in ("http", "grpc") for number in ingresses]
+        while True:
+            rows = csv.DictReader(tls.tell(self.folder / "admin.sock", "show stat\n").splitlines())
+            found = {(row["# pxname"], row["svname"]): row for row in rows}
+            if {found[name]["status"] for name in names} == {status}:
+                return {found[name]["check_status"].removeprefix("* ") for name in names}
+            assert monotonic() < give_up, found
+            sleep(0.02)
+
+    def tell_all(self, number: int) -> None:
+        for process in self.ingresses:
+            process.send_signal(number)
+
+    def go_on(self, *ingresses: "subprocess.Popen[str]") -> None:
+        """They answer what they owe."""
+        for process in ingresses:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+
+@contextmanager
+def behind_haproxy(folder: Path) -> Iterator[Behind]:
+    """Both are up."""
+    script = Path(__file__).parent / "small_ingress.py"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as stack:
+        ingresses = [start([sys.executable, str(script)], text=True, **pipes) for _ in range(2)]
+        for process in ingresses:
+            stack.callback(end, process)
+        found = Behind(folder, free_port(), free_port(), ingresses)
+        ports = [process.stdout.readline().split() for process in ingresses if process.stdout]
+        assert len(ports) == 2
+        _configure(found, [[int(each) for each in pair] for pair in ports])
+        command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(folder / "haproxy.cfg")]
+        stack.callback(found.tell_all, signal.SIGCONT)
+        with (folder / "log").open("w") as log:
+            proxy = start(command, env={**os.environ}, stdout=log, stderr=log)
+        stack.callback(end, proxy)
+        found.pid = proxy.pid
+        give_up = monotonic() + PATIENCE_S
+        while not (folder / "admin.sock").exists():
+            assert monotonic() < give_up, (folder / "log").read_text()
+            sleep(0.02)
+        found.until("UP", 0, 1)
+        yield found
+
+
+def _configure(behind: Behind, ports: list[list[int]]) -> None:
+    """As Serve's manager of HAProxy writes it."""
+    spare = free_ports(3)
+    files = {name: str(behind.folder / name) for name in ("server_state_base", "server_state_file")}
+    config = haproxy.HAProxyConfig(
+        socket_path=str(behind.folder / "admin.sock"),
+        metrics_socket_path=str(behind.folder / "metrics.sock"),
+        **files,
+        nbthread=1,
+        timeout_client_s=60,
+        stats_port=spare,
+        metrics_port=spare + 1,
+        http_options=HTTPOptions(host="127.0.0.1", port=behind.http),
+        grpc_options=gRPCOptions(port=behind.grpc, grpc_servicer_functions=["any"]),
+    )
+    backends = {
+        name: haproxy.BackendConfig(
+            name=name,
+            path_prefix="/",
+            app_name="openbook",
+            protocol=protocol,
+            servers=[haproxy.ServerConfig(str(number), "127.0.0.1", pair[i]) for number, pair in enumerate(ports)],
+            fallback_server=haproxy.ServerConfig("fallback", "127.0.0.1", spare + 2),
+        )
+        for i, (name, protocol) in enumerate((("http", RequestProtocol.HTTP), ("grpc", RequestProtocol.GRPC)))
+    }
+    api = haproxy.HAProxyApi(config, backends, config_file_path=str(behind.folder / "haproxy.cfg"))
+    api._generate_config_file_internal()

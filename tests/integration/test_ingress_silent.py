@@ -1,0 +1,141 @@
+"""An ingress replica that is frozen, and one that is to stop, behind the HAProxy that Serve configures and we mend."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import httpx
+import pytest
+from behind import PATIENCE_S, Behind, behind_haproxy
+
+LATEST_S = 8.0
+"""Promised are 3.3 s, on a machine with nothing else to do."""
+N = 6
+LONG = b"x" * 100_000
+"""More than HAProxy keeps: it cannot be asked again."""
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[Behind]:
+    with behind_haproxy(tmp_path) as found:
+        yield found
+
+
+class Callers:
+    """Over both protocols. What they hear is who answered, or the code of an error."""
+
+    def __init__(self, behind: Behind) -> None:
+        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{behind.http}", timeout=PATIENCE_S)
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{behind.grpc}")
+        self._n_begun = 0
+        self.all_begun = asyncio.Event()
+
+    async def ask(self, question: bytes = b"who", n: int = N) -> set[str]:
+        """So often over each, all at once."""
+        ways = (self._ask_over_http, self._ask_over_grpc)
+        return set(await asyncio.gather(*(way(question) for way in ways for _ in range(n))))
+
+    async def _ask_over_http(self, question: bytes) -> str:
+        try:
+            reply = await self._http.post("/Ingress/Ask", content=question)
+        except httpx.RemoteProtocolError:
+            return "UNAVAILABLE"  # so HAProxy ends what is not the first request of its connection
+        return reply.text if reply.status_code == 200 else str(reply.json()["code"])
+
+    async def _ask_over_grpc(self, question: bytes) -> str:
+        try:
+            answer: bytes = await self._channel.unary_unary("/Ingress/Ask")(question, timeout=PATIENCE_S)
+            return answer.decode()
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+    async def follow(self) -> list[str]:
+        """A stream from each ingress over each protocol: all that came of them."""
+        ways = (self._follow_over_http, self._follow_over_grpc)
+        return await asyncio.gather(*(self._heard(way()) for way in ways for _ in range(2)))
+
+    async def _heard(self, stream: AsyncIterator[str]) -> str:
+        parts = []
+        with suppress(httpx.RemoteProtocolError, grpc.aio.AioRpcError):
+            async for part in stream:
+                parts.append(part)
+                self._n_begun += 1
+                if self._n_begun == 4:
+                    self.all_begun.set()
+        return " ".join(parts)
+
+    async def _follow_over_http(self) -> AsyncIterator[str]:
+        async with self._http.stream("POST", "/Ingress/Follow") as reply:
+            async for part in reply.aiter_text():
+                yield part
+
+    async def _follow_over_grpc(self) -> AsyncIterator[str]:
+        async for part in self._channel.unary_stream("/Ingress/Follow")(b"", timeout=PATIENCE_S):
+            yield part.decode()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def callers(behind: Behind) -> AsyncIterator[tuple[Callers, asyncio.Task[set[str]], asyncio.Task[list[str]]]]:
+    """Callers, whom each ingress owes an answer, and the rest of a stream, over each protocol."""
+    found = Callers(behind)
+    tasks: tuple[asyncio.Task[set[str]], asyncio.Task[list[str]]] | tuple[()] = ()
+    try:
+        streams = asyncio.create_task(found.follow())
+        await asyncio.wait_for(found.all_begun.wait(), PATIENCE_S)
+        tasks = asyncio.create_task(found.ask(b"slow", 2)), streams
+        yield found, *tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await found.close()
+
+
+def test_what_a_frozen_ingress_holds_is_asked_of_the_other(behind: Behind) -> None:
+    asyncio.run(freeze(behind))
+
+
+async def freeze(behind: Behind) -> None:
+    frozen, other = behind.ingresses
+    async with callers(behind) as (them, answers, streams):
+        frozen.send_signal(signal.SIGSTOP)
+        began = monotonic()
+        assert await them.ask() == {str(other.pid)}
+        assert await them.ask(LONG, 1) <= {str(other.pid), "UNAVAILABLE"}
+        assert await asyncio.to_thread(behind.until, "DOWN", 0) == {"L7TOUT"}
+        assert monotonic() - began < LATEST_S
+        behind.go_on(other)
+        assert await answers == {str(other.pid)}
+        assert sorted(await streams) == sorted(2 * [str(frozen.pid), f"{other.pid} {other.pid}"])  # cut off, and whole
+        other.send_signal(signal.SIGSTOP)
+        held = asyncio.create_task(them.ask())
+        await asyncio.to_thread(behind.until, "DOWN", 0, 1)
+        assert await them.ask() == {"UNAVAILABLE"}
+        behind.tell_all(signal.SIGCONT)
+        await asyncio.to_thread(behind.until, "UP", 0, 1)
+        assert await held == {str(other.pid)}  # for nobody else could have answered sooner
+        assert await them.ask() == {str(frozen.pid), str(other.pid)}
+
+
+def test_an_ingress_that_is_to_stop_ends_what_it_has_begun(behind: Behind) -> None:
+    asyncio.run(stop(behind))
+
+
+async def stop(behind: Behind) -> None:
+    stopping, other = behind.ingresses
+    async with callers(behind) as (them, answers, streams):
+        stopping.send_signal(signal.SIGUSR1)
+        assert await asyncio.to_thread(behind.until, "DOWN", 0) == {"L7STS", "L7RSP"}  # it is not silent
+        assert await them.ask() == {str(other.pid)}
+        behind.go_on(stopping, other)
+        both = {str(stopping.pid), str(other.pid)}
+        assert await answers == both
+        assert set(await streams) == {f"{pid} {pid}" for pid in both}
