@@ -12,8 +12,8 @@ import httpx
 import pytest
 from behind import PATIENCE_S, Behind, behind_haproxy
 
-LATEST_S = 15.0
-"""Promised are 7 s, on a machine with nothing else to do."""
+LATEST_S = 8.0
+"""Promised are 3.3 s, on a machine with nothing else to do."""
 N = 6
 LONG = b"x" * 100_000
 """More than HAProxy keeps: it cannot be asked again."""

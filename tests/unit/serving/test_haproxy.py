@@ -75,7 +75,7 @@ def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> N
 
     one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
     assert watched(one) == "    default-server fall 2 inter 5s check"
-    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 2s"
+    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 1s"
 
 
 def test_errors_have_the_shape_of_all_others() -> None:

@@ -16,10 +16,9 @@ from grpc import StatusCode
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
-SILENT_S = 2
+SILENT_S = 1
 """How long a replica may take to say that it is well, and how often it is asked, where there is another one. After two
-silences in a row, so 4 to 7 s after it froze, it is down. One second would be too little where cores are short: a replica
-that works can be as silent as that.
+silences in a row, so 2.3 to 3.3 s after it froze, it is down.
 """
 
 SILENT = "silent.lua"
