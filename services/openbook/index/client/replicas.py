@@ -221,6 +221,8 @@ class Replicas:
                 info = await client.info(PROBE_TIMEOUT_S)
                 break
             except OpenbookError as error:
+                if isinstance(error, DeadlineExceeded) and self.router.health(address) is Health.ALIVE:
+                    continue  # it answered others meanwhile, and a new connection would cost those who still wait
                 if address not in self.problems:
                     log.warning("index server does not answer: %s", error)
                 self.problems[address] = error
