@@ -71,15 +71,15 @@ def serving(folder: Path) -> Iterator[WebFiles]:
             if hold:
                 files.is_held.set()
                 files.go_on.wait()
+            counted = Counter({self.path: 0 if cut else len(body)})
+            with lock:
+                files.sent += counted  # before: who has all of it may look at once
             try:
                 self.wfile.write(body)
             except OSError:
-                return None
-            if cut:
-                self.close_connection = True
-                return None
-            with lock:
-                files.sent[self.path] += len(body)
+                with lock:
+                    files.sent -= counted
+            self.close_connection |= cut
             return None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

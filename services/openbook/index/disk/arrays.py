@@ -1,5 +1,6 @@
 """NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from openbook.errors import InvalidSnapshot
 
 Exact = NDArray[np.float32] | NDArray[np.float16]
 """Vectors that scores are computed from."""
+
+PARSING = threading.Lock()
+"""NumPy parses headers as Python, whose parser can fail where several threads are at it: 3.11, SystemError."""
 
 ROWS_AT_ONCE = 1 << 14
 ROUNDING = 1e-9
@@ -70,7 +74,8 @@ def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tup
         InvalidSnapshot: the file cannot be read, or holds another type or shape.
     """
     try:
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        with PARSING:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InvalidSnapshot(f"{path}: is no array: {error}") from None
     fits = len(mapped.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, mapped.shape, strict=True))
