@@ -162,7 +162,7 @@ def test_a_server_stops_though_a_call_that_came_before_begins_to_wait_later(
 def stops_soon(server: IndexServer) -> None:
     stopping = threading.Thread(target=server.stop, args=(TIMEOUT_S,))
     stopping.start()
-    stopping.join(TIMEOUT_S / 2)  # in a whole run it has taken more than SOON_S, why is not known
+    stopping.join(TIMEOUT_S / 2)
     assert not stopping.is_alive(), "\n".join(map("".join, map(format_stack, sys._current_frames().values())))
 
 
