@@ -26,6 +26,7 @@ import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
+from slow_sender import send_slowly
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -49,15 +50,7 @@ def sends(n_bytes: int, n_begin: int) -> Attacker:
     """Says that so many bytes follow, sends the first of them, then one a second."""
 
     async def attacker(http: int, _: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", http)
-        try:
-            writer.write(HEAD.format(n_bytes).encode() + bytes(n_begin))
-            while not reader.at_eof() and not writer.is_closing():
-                writer.write(b"x")
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1000), 1)
-        finally:
-            writer.close()
+        await send_slowly(http, HEAD.format(n_bytes).encode() + bytes(n_begin))
 
     return attacker
 

@@ -24,6 +24,7 @@ import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
+from slow_sender import send_slowly
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported
@@ -43,15 +44,7 @@ def attack(port: int, n: int, standing: Event) -> None:
     async def sender() -> None:
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                try:
-                    writer.write(UNFINISHED)
-                    while not reader.at_eof() and not writer.is_closing():
-                        writer.write(b"x")
-                        with suppress(TimeoutError):
-                            await asyncio.wait_for(reader.read(1000), 1)
-                finally:
-                    writer.close()
+                await send_slowly(port, UNFINISHED)
 
     os.nice(19)  # it would be another machine's work
 

@@ -1,7 +1,6 @@
 """Two small ingresses behind the HAProxy that Serve configures and we mend, without Ray."""
 
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from proxies import CONFIG, PATIENCE_S, started
 from ray.serve._private import haproxy
 from ray.serve._private.common import RequestProtocol
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from openbook.processes import end, free_port, free_ports, start
 from openbook.serving.launch import tls
-
-PATIENCE_S = 30.0
 
 
 @dataclass
@@ -68,16 +66,8 @@ def behind_haproxy(folder: Path) -> Iterator[Behind]:
         ports = [process.stdout.readline().split() for process in ingresses if process.stdout]
         assert len(ports) == 2
         _configure(found, [[int(each) for each in pair] for pair in ports])
-        command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(folder / "haproxy.cfg")]
         stack.callback(found.tell_all, signal.SIGCONT)
-        with (folder / "log").open("w") as log:
-            proxy = start(command, env={**os.environ}, stdout=log, stderr=log)
-        stack.callback(end, proxy)
-        found.pid = proxy.pid
-        give_up = monotonic() + PATIENCE_S
-        while not (folder / "admin.sock").exists():
-            assert monotonic() < give_up, (folder / "log").read_text()
-            sleep(0.02)
+        found.pid = stack.enter_context(started(folder, (folder / "admin.sock").exists)).pid
         found.until("UP", 0, 1)
         yield found
 
@@ -108,5 +98,5 @@ def _configure(behind: Behind, ports: list[list[int]]) -> None:
         )
         for i, (name, protocol) in enumerate((("http", RequestProtocol.HTTP), ("grpc", RequestProtocol.GRPC)))
     }
-    api = haproxy.HAProxyApi(config, backends, config_file_path=str(behind.folder / "haproxy.cfg"))
+    api = haproxy.HAProxyApi(config, backends, config_file_path=str(behind.folder / CONFIG))
     api._generate_config_file_internal()

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from time import monotonic, sleep
 from openbook.processes import end, start
 
 PATIENCE_S = 30.0
+CONFIG, LOG = "haproxy.cfg", "log"
 HEAD = """global
     stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
 defaults
@@ -26,15 +28,23 @@ def haproxy(
     folder: Path, sections: str, ports: tuple[int, ...], environment: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
     """HAProxy with these frontends and backends, once it listens on all the ports. Gives its log."""
-    config, log = folder / "haproxy.cfg", folder / "log"
-    config.write_text(HEAD.format(folder=folder) + sections)
-    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(config)]
-    with log.open("w") as output:
+    (folder / CONFIG).write_text(HEAD.format(folder=folder) + sections)
+    with started(folder, lambda: all(map(listens, ports)), environment):
+        yield folder / LOG
+
+
+@contextmanager
+def started(
+    folder: Path, is_ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """HAProxy with the configuration that stands in the folder, once it is ready."""
+    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(folder / CONFIG)]
+    with (folder / LOG).open("w") as output:
         process = start(command, env={**os.environ, **(environment or {})}, stdout=output, stderr=output)
     try:
-        until(lambda: process.poll() is not None or all(map(listens, ports)))
-        assert process.poll() is None, log.read_text()
-        yield log
+        until(lambda: process.poll() is not None or is_ready())
+        assert process.poll() is None, (folder / LOG).read_text()
+        yield process
     finally:
         end(process)
 
