@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,38 @@ def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None
                 await call
 
     check(server, scenario)
+
+
+@pytest.mark.parametrize("server", ["TCP", "Unix"], indirect=True)
+def test_a_connection_that_opens_while_all_is_closed_is_closed_too(
+    server: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open = FrameStream.open
+    opened: list[FrameStream] = []
+
+    async def scenario() -> None:
+        is_open, go_on = asyncio.Event(), asyncio.Event()
+
+        async def open_(*asked: Any) -> FrameStream:
+            stream = await really_open(*asked)
+            opened.append(stream)
+            is_open.set()
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                await stream.close()
+                raise
+            return stream
+
+        monkeypatch.setattr(FrameStream, "open", open_)
+        client = IndexClient(server.address)
+        await search(client, VECTORS[:1], 3)
+        await is_open.wait()
+        go_on.set()
+        await client.close()
+
+    asyncio.run(scenario())
+    assert [stream.was_closed for stream in opened] == [True]
 
 
 def test_a_closed_tier_leaves_nothing_running(server: IndexServer) -> None:

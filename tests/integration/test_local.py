@@ -60,6 +60,8 @@ def test_they_are_named_in_the_settings_while_they_run(snapshot: Path, started: 
         assert len(set(settings.index.addresses)) == 2
         assert str(settings.cache.url).startswith("redis://127.0.0.1:")
         assert all(each.process.poll() is None for each in started)
+        assert {os.getsid(each.process.pid) for each in started} == {os.getsid(0)}  # scheduled beside the models
+        assert os.getpgrp() not in {os.getpgid(each.process.pid) for each in started}  # which Ctrl-C does not reach
     assert [each.process.poll() for each in started] == [0, 0]
 
 

@@ -235,7 +235,9 @@ class IndexClient:
                 self._hurrying = None
 
     def _closing(self) -> Coroutine[Any, Any, None]:
-        """What closes all that is open now."""
+        """What closes all that is open now. Nothing more is opened from now on: it would not be closed."""
+        if self._hurrying is not None:
+            self._hurrying.cancel()
         return _close(self._channel, self._hurrying, self._stream)
 
     def _read(self, from_wire: Callable[[Message], T], message: Message) -> T:
@@ -259,7 +261,6 @@ def from_grpc(address: str) -> Iterator[None]:
 
 async def _close(channel: aio.Channel, hurrying: "asyncio.Task[None] | None", stream: Stream | None) -> None:
     if hurrying is not None:
-        hurrying.cancel()
         await asyncio.gather(hurrying, return_exceptions=True)
     if stream is not None:
         await stream.close()

@@ -25,6 +25,8 @@ Call = Callable[[IndexClient, Context, float], Awaitable[Result]]
 """One call to one server, on behalf of somebody, within so many seconds."""
 
 PROBE_TIMEOUT_S = 0.5
+ALONE_S = 2.0
+"""Of silence until who has no other replica loses his connection: half a second may be a machine that is very busy."""
 FAILURES: dict[type[OpenbookError], Failure] = {
     ShardUnavailable: Failure.LOST,
     Overloaded: Failure.BUSY,
@@ -52,6 +54,7 @@ class Replicas:
         self._closed = False
         self._changing: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._replicas: dict[str, Sequence[str]] = {}  # of the shard that each was last asked for
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
 
@@ -71,6 +74,7 @@ class Replicas:
         )
         calls: dict[asyncio.Task[Result], str] = {}
         heard: list[OpenbookError] = []
+        self._replicas |= dict.fromkeys(shard.addresses, shard.addresses)
 
         def follow(actions: Sequence[Action]) -> None:
             for action in actions:
@@ -214,6 +218,7 @@ class Replicas:
 
     async def _until_it_answers(self, address: str) -> None:
         client = self._clients[address]
+        patient_until = monotonic() + ALONE_S
         while True:
             await asyncio.sleep(self.router.probe_delay_s(address))
             began = monotonic()
@@ -227,10 +232,17 @@ class Replicas:
                     log.warning("index server does not answer: %s", error)
                 self.problems[address] = error
                 self.router.unanswered(address)
+                if isinstance(error, DeadlineExceeded) and began < patient_until and not self._has_others(address):
+                    continue
                 await client.reset()  # what waits there is asked elsewhere
+                patient_until = monotonic() + ALONE_S
         if address in self.problems:
             log.warning("index server %s answers again", address)
         self._told(address, info, began)
+
+    def _has_others(self, address: str) -> bool:
+        others = set(self._replicas.get(address, ())) - {address}
+        return any(self.router.health(other) is Health.ALIVE for other in others)
 
 
 def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> OpenbookError:
