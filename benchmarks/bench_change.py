@@ -77,7 +77,7 @@ class Up:
         self.await_log("ready:")
         self.index = re.findall(r"--index (\S+)", self.log.read_text())
 
-    def write(self, serving: str = "", more: str = "") -> None:
+    def write(self, serving: str = ", n_replicas: 1", more: str = "") -> None:
         new = self.config.with_suffix(".new")
         new.write_text(f"serving: {{{self.serving}{serving}}}\n{more}\n")
         os.replace(new, self.config)
@@ -89,7 +89,7 @@ class Up:
                 raise RuntimeError(f"{text!r} did not come {n} times: {self.log.read_text()[-2000:]}")
             time.sleep(0.1)
 
-    def change(self, serving: str = "", more: str = "") -> None:
+    def change(self, serving: str = ", n_replicas: 1", more: str = "") -> None:
         n = self.log.read_text().count("in force")
         self.write(serving, more)
         self.await_log("in force", n + 1)
@@ -119,7 +119,7 @@ def steps(up: Up) -> dict[str, Callable[[], None]]:
         "roll-back": lambda: up.publish("0"),
         "another generator": lambda: up.change(more=reader),
         "two replicas": lambda: up.change(", n_replicas: 2", reader),
-        "one replica": lambda: up.change("", reader),
+        "one replica": lambda: up.change(more=reader),
         "other defaults": lambda: up.change(more="answer: {k: 3}"),
         "Redis killed": up.kill_redis,
     }

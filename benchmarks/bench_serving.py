@@ -4,8 +4,9 @@
 
 Starts the whole system as `openbook up` does, and asks it over gRPC, in this order:
 
-- saturated: 16 callers in a closed loop. Then the system stops, and a process with the generator alone answers the same
-  questions from the same passages in batches of the sizes that the endpoint computed, before and after.
+- saturated: 16 callers in a closed loop. Then the system stops, and as many processes as there were replicas, each with
+  the generator alone, answer the same questions from the same passages in batches of the sizes that the endpoint
+  computed, twice.
 - at 70 % of that rate, open loop, Poisson: p99 beside p50.
 - at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
 - a flood of one caller: p99 of another, beside the same without the flood.
@@ -24,11 +25,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from urllib.error import URLError
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -46,12 +49,15 @@ from openbook.loadtest.questions import embedded
 from openbook.loadtest.result import Figures
 from openbook.loadtest.run import measure, run
 from openbook.loadtest.settings import LoadSettings
-from openbook.processes import free_ports
+from openbook.processes import free_ports, threads
+from openbook.serving.app import ENVIRONMENT
 from openbook.serving.launch.local import local_system
+from openbook.serving.launch.run import fitted
 
 CALLERS = 16
 WARM_UP_S = 10.0
 N_BARE = 48
+N_METRICS_PORTS = 32
 console = Console(width=110)
 
 
@@ -59,20 +65,23 @@ console = Console(width=110)
 def system(snapshot: Path, path: Path | None) -> Iterator[Settings]:
     """The whole system on free ports."""
     settings = config.load(path)
-    first = free_ports(2)
-    ports = {"http_port": first, "grpc_port": first + 1}
+    first = free_ports(2 + N_METRICS_PORTS)
+    ports = {"http_port": first, "grpc_port": first + 1, "metrics_port": first + 2}
     settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=ports)})
     with local_system(snapshot, settings, shows_logs=False) as complete:
-        yield complete
+        yield fitted(complete)
 
 
-def metric(settings: Settings, pattern: str) -> dict[str, float]:
-    """Samples of the replica's metrics whose name and labels match."""
-    url = f"{settings.serving.http_url}/metrics"
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
-    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in samples if re.search(pattern, name)}
+def metric(settings: Settings, pattern: str) -> Counter[str]:
+    """Samples of the replicas' metrics whose name and labels match, of all replicas together."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    found: Counter[str] = Counter()
+    first = settings.serving.metrics_port or 0
+    for port in range(first, first + N_METRICS_PORTS):
+        with suppress(URLError), opener.open(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            samples = (line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if not line.startswith("#"))
+            found.update({name: float(value) for name, value in samples if re.search(pattern, name)})  # type: ignore[arg-type]
+    return found
 
 
 def batches_computed(settings: Settings) -> dict[int, float]:
@@ -102,18 +111,22 @@ def load(settings: Settings, seconds: float, rate: float = 1.0, **options: Any) 
     return result.measured
 
 
-def bare(path: Path, sizes: dict[int, float], settings: GeneratorSettings) -> float:
-    """Questions a second of the generator alone, in a process of its own, in batches of these sizes."""
+def bare(path: Path, sizes: dict[int, float], settings: Settings) -> float:
+    """Questions a second of the generators alone, each in a process of its own, in batches of these sizes."""
     command = [
         sys.executable,
         __file__,
         str(path),
         "--bare",
         json.dumps(list(sizes.items())),
-        settings.model_dump_json(),
+        settings.generator.model_dump_json(),
     ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+    environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(threads(settings.generator.n_threads))}
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(settings.serving.n_replicas)
+    ]
+    return sum(float(each.communicate()[0].split()[-1]) for each in started)
 
 
 def run_bare(path: Path, sizes: Sequence[tuple[int, float]], settings: GeneratorSettings) -> float:
@@ -244,7 +257,7 @@ def main() -> None:
         table.add_row(*row(name, figures, peak))
     console.print(table)
     if sizes:
-        alone = [bare(contexts, sizes, settings.generator) for _ in range(2)]
+        alone = [bare(contexts, sizes, settings) for _ in range(2)]
         told |= {"bare": alone, "batches": sizes, "share_of_bare": peak / mean(alone)}
         shown = ", ".join(f"{rate:.2f}" for rate in alone)
         console.print(

@@ -49,6 +49,7 @@ def run(folder: Path, begun: float) -> None:
     snapshot = embedded_snapshot(folder)
     settings = config.load()
     free = {"http_port": free_port(), "grpc_port": free_port()}
+    free["n_replicas"] = settings.serving.n_replicas or 1  # more would answer more at once, and not be there sooner
     settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=free)})
     with (
         until_stopped(),

@@ -77,6 +77,14 @@ def threads(asked: int = 0) -> int:
     return max(1, n_cores)
 
 
+def memory_bytes() -> int:
+    """Of this machine, within what its control group (a container) is granted."""
+    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # not Linux, or "max"
+        n_bytes = min(n_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return n_bytes
+
+
 def is_loopback(host: str) -> bool:
     """Whether only processes of this machine reach what listens there."""
     try:

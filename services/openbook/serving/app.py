@@ -162,7 +162,7 @@ def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deplo
     n_ongoing = serving.max_in_flight + SPARE_PLACES
     return _deployment(
         "ingress", serve.ingress()(Ingress), n_ongoing, n_threads, serving.num_cpus, num_gpus, _grace_s(settings)
-    ).options(num_replicas=serving.n_replicas, max_replicas_per_node=serving.max_replicas_per_node)
+    ).options(num_replicas=max(1, serving.n_replicas), max_replicas_per_node=serving.max_replicas_per_node)
 
 
 def _grace_s(settings: Settings) -> float:

@@ -198,12 +198,22 @@ def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_
     little = desk.enter(caller="little")
     also = desk.enter(caller="also little")
     assert desk.queue.take(is_short=True)[0] == [little, also]
-    for _ in range(3):
+    for _ in range(10):
         desk.enter(caller="some")  # beside eighteen: no few
     assert desk.queue.take(is_short=True)[0] == []
     desk.queue.end()
     late = desk.enter(caller="little")
     assert late not in desk.queue.take()[0]  # theirs who ask for more
+
+
+def test_who_had_to_wait_for_long_is_let_past_again() -> None:
+    """He has more here than he asks for at a time."""
+    desk = Desk(start_s=100, max_batch=16)
+    for _ in range(30):
+        desk.enter(caller="much")
+    desk.queue.begin(desk.queue.take()[0])
+    waited = [desk.enter(caller="little") for _ in range(5)]
+    assert desk.queue.take(is_short=True)[0] == waited
 
 
 def test_of_many_callers_with_a_question_each_nobody_goes_before() -> None:

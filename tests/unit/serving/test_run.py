@@ -27,7 +27,7 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
         (application,) = deployed
     arrived, *_ = cloudpickle.loads(cloudpickle.dumps(application._bound_deployment.init_args))
     assert isinstance(arrived, Settings)
-    assert arrived == settings
+    assert arrived == run.fitted(settings)
     assert arrived.index.admin_token is not None
     assert arrived.index.admin_token.get_secret_value() == "correct-horse-battery"
 
@@ -60,15 +60,41 @@ def test_ports_in_a_row_are_free() -> None:
         ({"serving": {"n_replicas": 2}, "generator": {"n_threads": 3}}, 3),
         ({"serving": {"n_replicas": 2, "topology": "split"}}, 0),
         ({"serving": {"topology": "split"}, "generator": {"n_replicas": 8}}, 1),
+        ({"serving": {"n_replicas": 1}}, 0),
+        ({}, 2),
     ],
 )
 def test_generators_of_one_machine_share_its_cores(
     values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "threads", lambda: 8)
+    monkeypatch.setattr(run, "memory_bytes", lambda: 24 << 30)
     deployed: list[Any] = []
     monkeypatch.setattr(run, "deploy", lambda application, serving: deployed.append(application))
     run.update(parse({"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}, **values}))
     (application,) = deployed
     (arrived, *_) = application._bound_deployment.init_args
     assert arrived.generator.n_threads == expected
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "gb", "values", "expected"),
+    [
+        (2, 24, {}, 2),
+        (16, 64, {}, 4),
+        (16, 8, {}, 2),
+        (2, 2, {}, 1),
+        (4, 24, {"generator": {"n_threads": 2}}, 2),
+        (2, 24, {"generator": {"n_threads": 3}}, 1),
+        (2, 24, {"serving": {"n_replicas": 3}}, 3),
+        (2, 24, {"serving": {"topology": "split"}}, 1),
+        (2, 24, {"generator": {"num_gpus": 0.5}}, 1),
+        (2, 24, {"encoder": {"device": "cuda:0"}}, 1),
+    ],
+)
+def test_as_many_replicas_as_the_machine_has_use_for(
+    n_cores: int, gb: int, values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "threads", lambda: n_cores)
+    monkeypatch.setattr(run, "memory_bytes", lambda: gb << 30)
+    assert run.fitted(parse(values)).serving.n_replicas == expected

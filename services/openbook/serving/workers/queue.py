@@ -15,6 +15,9 @@ from openbook.serving.workers.pace import Pace
 
 SHORT = 8
 """What takes at most this part of what is left of a batch does not wait for its end."""
+FEW = 2
+"""Who has at most this part of what another one has here asks for little. A smaller part would be a trap: who once had
+to wait has more here than he asks for, would therefore wait on, and never be let past."""
 
 
 @dataclass(eq=False, slots=True)
@@ -199,7 +202,7 @@ class Queue(Generic[W]):
 
     def _asks_little(self, waiting: W, n_of: Counter[str]) -> bool:
         """Whether its caller has few of those here, beside another who has many."""
-        return n_of[waiting.context.caller] * SHORT <= max(n_of.values())
+        return n_of[waiting.context.caller] * FEW <= max(n_of.values())
 
     def _left_s(self) -> float:
         """Of the batch under way, as predicted."""
