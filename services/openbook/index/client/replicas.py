@@ -54,7 +54,7 @@ class Replicas:
         self._closed = False
         self._changing: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._replicas: dict[str, Sequence[str]] = {}  # of the shard that each was last asked for
+        self._shards: dict[str, ShardServers] = {}  # for which each was asked last
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
 
@@ -74,7 +74,7 @@ class Replicas:
         )
         calls: dict[asyncio.Task[Result], str] = {}
         heard: list[OpenbookError] = []
-        self._replicas |= dict.fromkeys(shard.addresses, shard.addresses)
+        self._shards |= dict.fromkeys(shard.addresses, shard)
 
         def follow(actions: Sequence[Action]) -> None:
             for action in actions:
@@ -241,8 +241,9 @@ class Replicas:
         self._told(address, info, began)
 
     def _has_others(self, address: str) -> bool:
-        others = set(self._replicas.get(address, ())) - {address}
-        return any(self.router.health(other) is Health.ALIVE for other in others)
+        """Whether another replica of its shard can be asked."""
+        addresses = self._shards[address].addresses if address in self._shards else ()
+        return any(each != address and self.router.health(each) is Health.ALIVE for each in addresses)
 
 
 def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> OpenbookError:
