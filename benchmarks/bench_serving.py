@@ -51,8 +51,8 @@ from openbook.loadtest.run import measure, run
 from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_ports, threads
 from openbook.serving.app import ENVIRONMENT
+from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.local import local_system
-from openbook.serving.launch.run import fitted
 
 CALLERS = 16
 WARM_UP_S = 10.0

@@ -10,7 +10,7 @@ from ray import cloudpickle
 
 from openbook.config import ServingSettings, Settings, parse
 from openbook.processes import free_ports
-from openbook.serving.launch import run
+from openbook.serving.launch import fitting, run
 
 
 def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
         (application,) = deployed
     arrived, *_ = cloudpickle.loads(cloudpickle.dumps(application._bound_deployment.init_args))
     assert isinstance(arrived, Settings)
-    assert arrived == run.fitted(settings)
+    assert arrived == fitting.fitted(settings)
     assert arrived.index.admin_token is not None
     assert arrived.index.admin_token.get_secret_value() == "correct-horse-battery"
 
@@ -67,8 +67,8 @@ def test_ports_in_a_row_are_free() -> None:
 def test_generators_of_one_machine_share_its_cores(
     values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "threads", lambda: 8)
-    monkeypatch.setattr(run, "memory_bytes", lambda: 24 << 30)
+    monkeypatch.setattr(fitting, "threads", lambda: 8)
+    monkeypatch.setattr(fitting, "memory_bytes", lambda: 24 << 30)
     deployed: list[Any] = []
     monkeypatch.setattr(run, "deploy", lambda application, serving: deployed.append(application))
     run.update(parse({"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}, **values}))
@@ -95,6 +95,6 @@ def test_generators_of_one_machine_share_its_cores(
 def test_as_many_replicas_as_the_machine_has_use_for(
     n_cores: int, gb: int, values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "threads", lambda: n_cores)
-    monkeypatch.setattr(run, "memory_bytes", lambda: gb << 30)
-    assert run.fitted(parse(values)).serving.n_replicas == expected
+    monkeypatch.setattr(fitting, "threads", lambda: n_cores)
+    monkeypatch.setattr(fitting, "memory_bytes", lambda: gb << 30)
+    assert fitting.fitted(parse(values)).serving.n_replicas == expected

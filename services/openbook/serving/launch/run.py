@@ -21,8 +21,9 @@ from openbook import certificates, errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import PortInUse, StartupError
 from openbook.files import temporary_folder
-from openbook.processes import free_port, free_ports, is_loopback, memory_bytes, threads
+from openbook.processes import free_port, free_ports, is_loopback
 from openbook.serving.launch import tls
+from openbook.serving.launch.fitting import fitted
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,6 @@ LONGEST_S = 330
 N_REPLICA_PORTS = 128  # each is left alone for some minutes after its replica
 SPARE_CPUS = 64
 """Ray only counts them. In an update new replicas stand beside the old ones, and there may be more of them."""
-MAX_REPLICAS = 4
-REPLICA_BYTES = 4 << 30
-"""Of the machine's memory, for each replica of the ingress where it says itself how many it has."""
 EVERYWHERE = ("0.0.0.0", "::")
 
 GUARDS = {
@@ -149,35 +147,6 @@ def update(settings: Settings) -> None:
     from openbook.serving.app import assemble, make_encoder, make_generator
 
     deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving)
-
-
-def fitted(settings: Settings) -> Settings:
-    """With what was left open fitted to this machine: how many replicas of the ingress, and threads of each generator.
-
-    Two models of one thread answer half as many questions again as one of two, and none waits for a batch behind the
-    other (docs/measurements/serving.md); two that compute with all cores at once would stand in each other's way.
-    """
-    generator, serving = settings.generator, settings.serving
-    is_fused = serving.topology == "fused"
-    n_replicas = serving.n_replicas or (_replicas(settings) if is_fused else 1)
-    n_generators = n_replicas if is_fused else generator.n_replicas
-    n_threads = generator.n_threads
-    if n_generators > 1 and not n_threads:
-        n_threads = max(1, threads() // n_generators)
-    return settings.model_copy(
-        update={
-            "serving": serving.model_copy(update={"n_replicas": n_replicas}),
-            "generator": generator.model_copy(update={"n_threads": n_threads}),
-        }
-    )
-
-
-def _replicas(settings: Settings) -> int:
-    models = settings.encoder, settings.generator
-    if any(model.num_gpus or model.device not in ("auto", "cpu") for model in models):
-        return 1
-    n_cores = threads() // (settings.generator.n_threads or 1)
-    return max(1, min(n_cores, memory_bytes() // REPLICA_BYTES, MAX_REPLICAS))
 
 
 def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
