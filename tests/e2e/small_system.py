@@ -125,9 +125,9 @@ def write_snapshot(folder: Path) -> Path:
 
 @contextmanager
 def serving_tier(
-    snapshot: Path, redis_url: str, serving: dict[str, Any], modules: Sequence[str] = ()
+    snapshot: Path, redis_url: str, serving: dict[str, Any], modules: Sequence[str] = (), **more: Any
 ) -> Iterator[System]:
-    """Index servers and Ray Serve on free ports. `modules`: those with more models for it."""
+    """Index servers and Ray Serve on free ports. `modules`: those with more models for it; `more`: other settings."""
     import ray
 
     # The workers know nothing of the tests' folder.
@@ -142,6 +142,7 @@ def serving_tier(
         "encoder": {"num_cpus": 0.1},
         "generator": {"num_cpus": 0.1},
         "serving": {**ports, **serving},
+        **more,
     }
     with local_tiers(snapshot, parse(values)) as settings, run.local_serve(settings.serving, num_cpus=2):
         run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
