@@ -53,11 +53,11 @@ from openbook.processes import free_ports, threads
 from openbook.serving.app import ENVIRONMENT
 from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.local import local_system
+from openbook.telemetry import N_METRICS_PORTS
 
 CALLERS = 16
 WARM_UP_S = 10.0
 N_BARE = 48
-N_METRICS_PORTS = 32
 console = Console(width=110)
 
 

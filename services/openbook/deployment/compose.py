@@ -14,7 +14,7 @@ GUARDED = {
     "restart": "unless-stopped",
 }
 AHEAD = 16 * 1024
-"""Who hardly works is not to wait behind the models: they ask for nothing, and compute on all cores."""
+"""Sixteen times what everybody has: who hardly works is not to wait behind the models, which take all cores."""
 TLS = "/etc/openbook/tls"
 EVICTS = ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
 KEEPS = ["--appendonly", "yes", "--appendfsync", "always"]
