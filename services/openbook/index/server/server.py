@@ -47,6 +47,7 @@ DRAIN_INTERVAL_S = 0.05
 SWITCH_S = 1e-4  # a fiftieth of Python's own: whoever is asked for little waits behind those who are asked for much
 PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h. To give back every reply at once would cost time.
 MALLOC_OPTIONS = {-1: 4 << 20, -3: 32 << 20, -8: 4}
 EXCHANGE = f"/{index_pb2.DESCRIPTOR.services_by_name['IndexService'].full_name}/Exchange"  # has its own limit
@@ -194,12 +195,10 @@ class IndexServer:
 
 def run(settings: IndexServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; print the address on standard output once it listens. Raises as `IndexServer`."""
-    told_to_stop: SimpleQueue[int] = (
-        SimpleQueue()
-    )  # a handler may be interrupted by itself: an event would wait for ever
+    told_to_stop: SimpleQueue[int] = SimpleQueue()  # a handler may interrupt itself: an event would wait for ever
     _give_back_memory()
     server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda told, _: told_to_stop.put(told))
     gc.collect()
     sys.setswitchinterval(SWITCH_S)
@@ -217,6 +216,8 @@ def run(settings: IndexServerSettings) -> None:
         print(server.address, flush=True)
         told_to_stop.get()
         log.info("stopping")
+    for number in STOP_SIGNALS:  # a handler of ours is taken away while Python ends: one more signal would kill
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _give_back_memory() -> None:
