@@ -34,12 +34,19 @@ class Behind:
         give_up = monotonic() + PATIENCE_S
         names = [(protocol, str(number)) for protocol in ("http", "grpc") for number in ingresses]
         while True:
-            rows = csv.DictReader(tls.tell(self.folder / "admin.sock", "show stat\n").splitlines())
-            found = {(row["# pxname"], row["svname"]): row for row in rows}
+            found = self._figures()
             if {found[name]["status"] for name in names} == {status}:
                 return {found[name]["check_status"].removeprefix("* ") for name in names}
             assert monotonic() < give_up, found
             sleep(0.02)
+
+    def n_open(self, section: str, name: str) -> int:
+        """Connections of a frontend, calls of a backend, as they are now."""
+        return int(self._figures()[section, name]["scur"])
+
+    def _figures(self) -> dict[tuple[str, str], dict[str, str]]:
+        rows = csv.DictReader(tls.tell(self.folder / "admin.sock", "show stat\n").splitlines())
+        return {(row["# pxname"], row["svname"]): row for row in rows}
 
     def tell_all(self, number: int) -> None:
         for process in self.ingresses:

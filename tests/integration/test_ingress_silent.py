@@ -1,4 +1,5 @@
-"""An ingress replica that is frozen, and one that is to stop, behind the HAProxy that Serve configures and we mend."""
+"""An ingress replica that is frozen, one that is to stop, and slow callers of one: behind HAProxy as Serve configures
+it and we mend it."""
 
 import asyncio
 import signal
@@ -11,7 +12,7 @@ import grpc
 import httpx
 import pytest
 from behind import Behind, behind_haproxy
-from proxies import PATIENCE_S
+from proxies import PATIENCE_S, until
 
 LATEST_S = 8.0
 """Promised are 3.3 s, on a machine with nothing else to do."""
@@ -140,3 +141,34 @@ async def stop(behind: Behind) -> None:
         both = {str(stopping.pid), str(other.pid)}
         assert await answers == both
         assert set(await streams) == {f"{pid} {pid}" for pid in both}
+
+
+def test_a_replica_does_not_meet_a_call_over_grpc_before_its_message(behind: Behind) -> None:
+    asyncio.run(never_end(behind))
+
+
+async def never_end(behind: Behind) -> None:
+    them, never = Callers(behind), asyncio.Event()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    async def call(channel: grpc.aio.Channel) -> str:
+        try:
+            async for _ in channel.stream_stream("/Ingress/Ask")(nothing(), timeout=PATIENCE_S):
+                pass
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        return "OK"
+
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{behind.grpc}", [("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        calls = [asyncio.create_task(call(channel)) for _ in range(50)]
+        assert await them.ask() == {str(process.pid) for process in behind.ingresses}
+        await asyncio.to_thread(until, lambda: behind.n_open("grpc_frontend", "FRONTEND") == 2)
+        n_met = behind.n_open("grpc", "BACKEND")
+        heard = await asyncio.gather(*calls)
+    await them.close()
+    assert (n_met, set(heard)) == (0, {"DEADLINE_EXCEEDED: a call must arrive within 10 s, 1 s while many others do"})

@@ -15,7 +15,7 @@ from openbook.errors import InvalidConfig
 from openbook.serving.endpoint.openai_errors import PATHS, OpenAIError, openai_error_of_status, speaks_openai
 from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem, problem_of_status
 from openbook.serving.launch import tls
-from openbook.serving.launch.haproxy import ERRORS, OPENAI_PATHS, error_files, mended
+from openbook.serving.launch.haproxy import ERRORS, OPENAI_PATHS, WHOLE_CALLS, error_files, mended
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
 FOLDER = Path("/tmp/x")
@@ -60,7 +60,7 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
         > 0
     )
     assert mends.count("    http-request deny deny_status 503\n") == TEMPLATES.count(" Ping ") == 3
-    assert mends.count("option http-buffer-request") == 1
+    assert mends.count("option http-buffer-request") == mends.count(WHOLE_CALLS) == 1
     assert mends.count(" min-recv 1\n") == TEMPLATES.count("tcp-check expect ") == 2
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends

@@ -16,6 +16,24 @@ from grpc import StatusCode
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
+CROWD, CROWDED_S = 1 << 13, 1
+"""From so many calls over gRPC on, of all connections, a call has so long to arrive: others need the room."""
+
+MAX_CALLS = 1 << 16
+"""Over gRPC at once: each costs the proxy some 8 KB at most, and a connection has up to 100."""
+
+WHOLE_CALLS = f"""\
+    stick-table type integer size 1 store conn_cur
+    http-request track-sc0 int(1)
+    http-request deny deny_status 429 if {{ sc0_conn_cur gt {MAX_CALLS} }}
+    acl answers_early path_beg /grpc.reflection.
+    http-request wait-for-body time {CROWDED_S}s if {{ sc0_conn_cur gt {CROWD} }} !answers_early
+    http-request wait-for-body time {REQUEST_TIMEOUT_S}s if !answers_early
+"""
+"""Replicas do not meet a call before its message, as far as HAProxy's buffer holds it: they would give each some 20 KB.
+Of our methods none answers before all has been asked; reflection does.
+"""
+
 SILENT_S = 1
 """How long a replica may take to say that it is well, and how often it is asked, where there is another one. After two
 silences in a row, so 2.3 to 3.3 s after it froze, it is down.
@@ -61,6 +79,10 @@ ERRORS = {
 }
 """Of HAProxy itself, by HTTP status. Who sends no whole headers hears its own words."""
 
+GRPC_ERRORS = ERRORS | {
+    408: ("DEADLINE_EXCEEDED", f"a call must arrive within {REQUEST_TIMEOUT_S} s, {CROWDED_S} s while many others do"),
+    429: ("RESOURCE_EXHAUSTED", f"at most {MAX_CALLS} calls at once: try again later"),
+}
 
 PROBLEM = "application/problem+json"
 
@@ -101,8 +123,9 @@ def mended(config: str, folder: Path) -> str:
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
-    # Replicas never meet who sends byte by byte. Not over gRPC: its streams may answer before all has been asked.
+    # Replicas never meet who sends byte by byte.
     config = re.sub(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config, flags=re.M)
+    config = re.sub(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.
     config = re.sub(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config, flags=re.M)
     return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
@@ -123,12 +146,14 @@ def _answered(expect: re.Match[str]) -> str:
 
 def error_files(folder: Path) -> dict[Path, str]:
     """By file, what callers hear: over gRPC whole responses of nothing but headers, over HTTP a body of two shapes."""
-    files = {}
-    for status, (code, message) in ERRORS.items():
-        files[_file(folder, "grpc", status)] = (
+    files = {
+        _file(folder, "grpc", status): (
             "HTTP/1.1 200 OK\r\ncontent-length: 0\r\ncontent-type: application/grpc\r\n"
             f"grpc-status: {StatusCode[code].value[0]}\r\ngrpc-message: {message}\r\n\r\n"
         )
+        for status, (code, message) in GRPC_ERRORS.items()
+    }
+    for status, (code, message) in ERRORS.items():
         # As `endpoint.problems` and `endpoint.openai_errors` have them, without what these import: this program starts
         # at every change of a replica.
         problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
@@ -152,7 +177,7 @@ def _errors_of_http(folder: Path) -> str:
 
 
 def _errors_of_grpc(folder: Path) -> str:
-    return "".join(f"    errorfile {status} {_file(folder, 'grpc', status)}\n" for status in ERRORS)
+    return "".join(f"    errorfile {status} {_file(folder, 'grpc', status)}\n" for status in GRPC_ERRORS)
 
 
 def main() -> None:
