@@ -111,6 +111,31 @@ def test_servers_move_join_and_leave_while_they_are_asked(start: Callable[[int],
     asyncio.run(run())
 
 
+def test_all_servers_move_at_any_moment_of_a_question(start: Callable[[int], IndexServer], tmp_path: Path) -> None:
+    lines, servers = Lines(tmp_path / "servers"), [[start(0), start(1)] for _ in range(2)]
+    lines.write(*servers[0])
+
+    async def run() -> None:
+        async with asked(lines) as index:
+            await index.connect()
+            expected = await search(index)
+            ids = expected.ids[0].tolist()
+            passages = await index.fetch(ids, expected.snapshot_id, Context())
+            for n_ticks in range(12):
+                here, there = (
+                    [server.address for server in each] for each in (servers[n_ticks % 2], servers[n_ticks % 2 - 1])
+                )
+                searched = asyncio.create_task(search(index))
+                fetched = asyncio.create_task(index.fetch(ids, expected.snapshot_id, Context()))
+                for _ in range(n_ticks):
+                    await asyncio.sleep(0)
+                index._changed(discovery.Change(joined=tuple(there), left=tuple(here)))
+                np.testing.assert_array_equal((await searched).scores, expected.scores)
+                assert await fetched == passages
+
+    asyncio.run(run())
+
+
 def test_a_list_that_breaks_changes_nothing_until_it_is_whole_again(
     start: Callable[[int], IndexServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

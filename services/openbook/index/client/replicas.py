@@ -34,6 +34,10 @@ FAILURES: dict[type[OpenbookError], Failure] = {
 }
 
 
+class Moved(Exception):
+    """All replicas of a shard that were known are listed no more: others may be."""
+
+
 class Replicas:
     """Connections to all servers, which may come and go. `on_info` hears what a server holds, each time one was asked,
     and when that was.
@@ -58,6 +62,11 @@ class Replicas:
         self.problems: dict[str, OpenbookError] = {}
         """Of those that did not say what they hold when they were last asked."""
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all servers listed now."""
+        return tuple(self._clients)
+
     async def ask(self, method: str, shard: ShardServers, size: int, context: Context, call: Call[Result]) -> Result:
         """The first answer of a shard's replicas to a call of so many rows.
 
@@ -66,6 +75,7 @@ class Replicas:
             DeadlineExceeded: none did in time.
             Overloaded: those asked have no place for it.
             OpenbookError: what one of them answered.
+            Moved: none of them is listed any more.
         """
         deadline = context.deadline
         deadline.check(f"shard {shard.number} was asked")
@@ -102,6 +112,8 @@ class Replicas:
                     case Probe(address):
                         self._probe(address)
                     case GiveUp(late):
+                        if not late and self.router.have_left(shard.addresses):
+                            raise Moved
                         raise _why(late, shard, heard)
 
         try:

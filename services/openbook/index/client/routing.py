@@ -129,6 +129,10 @@ class Router:
         """Whether nobody is there to ask, as far as is known."""
         return all(self.health(address) >= Health.DEAD for address in addresses)
 
+    def have_left(self, addresses: Sequence[str]) -> bool:
+        """Whether none of them is listed any more."""
+        return all(self.health(address) is Health.LEFT for address in addresses)
+
     def joined(self, address: str) -> None:
         """A server is listed, again perhaps: what is known of who was there before does not count."""
         replica = self.replica(address)

@@ -29,7 +29,7 @@ from openbook.errors import (
 )
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.discovery import Change, Followed, Listed, Source, source_of
-from openbook.index.client.replicas import Replicas
+from openbook.index.client.replicas import Moved, Replicas
 from openbook.index.client.routing import Router
 from openbook.index.client.tier import ShardServers, Tier, check_complete, no_server
 from openbook.index.client.told import Told
@@ -205,7 +205,10 @@ class ShardedIndex:
             return await client.find(passage_id, tier.snapshot_id, inner, timeout_s)
 
         replicas = self._connected()
-        found = await _all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
+        try:
+            found = await _all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
+        except Moved:
+            return await self.locate(passage_id, snapshot_id, context)
         for passage in chain.from_iterable(found):
             return Located(passage.id, tier.snapshot_id, tier.n_passages)
         if tier.missing:
@@ -248,7 +251,7 @@ class ShardedIndex:
             tier = await self._usable(context.deadline, settings.min_coverage)
             try:
                 return await once(tier)
-            except _Outdated:
+            except (_Outdated, Moved):
                 continue
             except SnapshotMismatch:  # published or restarted since the servers were asked
                 if tier.snapshot_id == refused:
@@ -313,12 +316,18 @@ class ShardedIndex:
             if with_vectors:
                 vectors[positions] = part
 
-        await _all_of([fill(shard, positions.tolist()) for shard, positions in parts])
+        try:
+            await _all_of([fill(shard, positions.tolist()) for shard, positions in parts])
+        except Moved:
+            return await self._fetch(ids, snapshot_id, with_vectors, context)
         return [passages[i] for i in range(len(ids))], vectors
 
     async def _tier_of(self, snapshot_id: str, context: Context) -> Tier:
-        if snapshot_id not in self._told.tiers:
+        known = self._told.tiers.get(snapshot_id)
+        if known is None:
             current = await self._usable(context.deadline, 0.0)
+        elif known.missing and not self._have_all_spoken():
+            await self._ask_all(context.deadline)
         tier = self._told.tiers.get(snapshot_id)
         if tier is None:
             raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
@@ -343,6 +352,11 @@ class ShardedIndex:
         if tier is None or min_coverage == 1.0:
             return check_complete(tier, self._alive(), self._failures())
         return tier
+
+    def _have_all_spoken(self) -> bool:
+        """Whether every server that is listed has said what it holds, or does not answer."""
+        replicas = self._connected()
+        return {*self._told.infos, *replicas.problems}.issuperset(replicas.addresses)
 
     def _has_news(self) -> bool:
         """Whether the latest snapshot that was named is whole: nobody needs to wait for those who are still silent."""
