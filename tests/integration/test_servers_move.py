@@ -121,7 +121,7 @@ def test_all_servers_move_at_any_moment_of_a_question(start: Callable[[int], Ind
             expected = await search(index)
             ids = expected.ids[0].tolist()
             passages = await index.fetch(ids, expected.snapshot_id, Context())
-            for n_ticks in range(12):
+            for n_ticks in range(24):
                 here, there = (
                     [server.address for server in each] for each in (servers[n_ticks % 2], servers[n_ticks % 2 - 1])
                 )

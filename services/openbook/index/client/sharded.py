@@ -323,14 +323,15 @@ class ShardedIndex:
         return [passages[i] for i in range(len(ids))], vectors
 
     async def _tier_of(self, snapshot_id: str, context: Context) -> Tier:
-        known = self._told.tiers.get(snapshot_id)
-        if known is None:
-            current = await self._usable(context.deadline, 0.0)
-        elif known.missing and not self._have_all_spoken():
-            await self._ask_all(context.deadline)
         tier = self._told.tiers.get(snapshot_id)
+        if tier is not None and tier.missing and not self._have_all_spoken():
+            await self._ask_all(context.deadline)
+            tier = self._told.tiers.get(snapshot_id)
         if tier is None:
-            raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
+            current = await self._usable(context.deadline, 0.0)
+            tier = self._told.tiers.get(snapshot_id)
+            if tier is None:
+                raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")
         return tier
 
     async def _usable(self, deadline: Deadline, min_coverage: float) -> Tier:
@@ -356,7 +357,8 @@ class ShardedIndex:
     def _have_all_spoken(self) -> bool:
         """Whether every server that is listed has said what it holds, or does not answer."""
         replicas = self._connected()
-        return {*self._told.infos, *replicas.problems}.issuperset(replicas.addresses)
+        known = {*self._told.infos, *replicas.problems}
+        return all(each in known or replicas.router.is_gone([each]) for each in replicas.addresses)
 
     def _has_news(self) -> bool:
         """Whether the latest snapshot that was named is whole: nobody needs to wait for those who are still silent."""
@@ -372,8 +374,11 @@ class ShardedIndex:
         since = monotonic()
         try:
             async with asyncio.timeout(deadline.remaining_s()):
-                # Another one may be published while they are asked: what was said before then says nothing of it.
-                while self._told.all_asked_at < max(since, self._told.outdated_before) and not is_enough():
+                # Another one may be published while they are asked: what was said before then says nothing of it. And
+                # other servers may join, who were not asked.
+                while not is_enough() and not (
+                    self._told.all_asked_at >= max(since, self._told.outdated_before) and self._have_all_spoken()
+                ):
                     await self._next_said()
         except TimeoutError:
             raise DeadlineExceeded("deadline passed before the index servers said what they hold") from None
