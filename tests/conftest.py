@@ -15,6 +15,7 @@ os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112  # Ray may rea
 # gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -35,6 +36,15 @@ settings.register_profile(
 )
 settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_pauses() -> None:
+    """To look through all that was ever imported takes Python's collector 0.3 to 1 s, and who is asked meanwhile counts
+    as silent.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

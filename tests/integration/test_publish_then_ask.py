@@ -30,6 +30,8 @@ N, D = 8, 4
 VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
 N_PUBLICATIONS = 100
 N_IDLE = 8
+PATIENCE_S = 1.5
+"""With a server that is frozen."""
 BEST, HALF = RetrievalSettings(k=3), RetrievalSettings(k=3, min_coverage=0.5)
 
 
@@ -163,7 +165,7 @@ def test_while_a_replica_is_frozen_dead_and_back_with_what_it_had(
         addresses = [left_out.address, *addresses_of(servers)]
         publications = Publications(snapshots, addresses_of(servers))
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            idle, late, busy = [await stack.enter_async_context(client(addresses, 0.5)) for _ in range(3)]
+            idle, late, busy = [await stack.enter_async_context(client(addresses, PATIENCE_S)) for _ in range(3)]
             for tier in (idle, late, busy):
                 assert await ask(tier) == publications.begun[0]
             task = group.create_task(ask_on(busy, publications, BEST))
@@ -171,7 +173,7 @@ def test_while_a_replica_is_frozen_dead_and_back_with_what_it_had(
             for tier in (idle, idle, busy, idle):
                 target = await publications.one_more()
                 assert await ask(tier) == target
-            async with client(addresses, 0.5) as fresh:
+            async with client(addresses, PATIENCE_S) as fresh:
                 assert await ask(fresh) == publications.begun[-1]
             left_out.popen.send_signal(signal.SIGCONT)
             for tier in (idle, late, busy) * 20:
