@@ -252,8 +252,9 @@ def end(driver: int, whom: str) -> str:
 
 
 def content(snapshot: Path) -> dict[str, Any]:
-    """All of its files; not when it was made."""
+    """All of its files; not when it was made, nor the lock that whoever is killed at the very end leaves there."""
     files = {str(path.relative_to(snapshot)): path for path in snapshot.rglob("*") if path.is_file()}
+    files.pop(".lock", None)
     if path := files.pop("manifest.json", None):
         manifest = json.loads(path.read_text())
         del manifest["created_at"]
