@@ -205,12 +205,14 @@ class Killer:
         time.sleep(delay_s)
         whom = end(process.pid, whom)
         process.join()
-        is_done = (out / "manifest.json").exists()
-        seconds = self._finished(out) if not is_done else 0.0
+        seconds = 0.0
+        if (out / "manifest.json").exists():
+            self._start(out, 1).join()  # is refused, for the snapshot stands, and clears away what was left beside it
+        else:
+            seconds = self._finished(out)
         problems = [f"{name} differs" for name in differing(content(out), self._wanted)]
-        if not is_done:
-            left = [*self._folder.glob(f"{out.name}.work"), *self._folder.glob(f".{out.name}.*")]
-            problems += [f"{each.name} was left behind" for each in left]
+        left = [*self._folder.glob(f"{out.name}.work"), *self._folder.glob(f".{out.name}.*")]
+        problems += [f"{each.name} was left behind" for each in left]
         again = Counter(self._begun(out.name))
         twice = sum(n - 1 for n in again.values())
         if twice > n_processes or len(again) != self.n_blocks:
@@ -252,9 +254,8 @@ def end(driver: int, whom: str) -> str:
 
 
 def content(snapshot: Path) -> dict[str, Any]:
-    """All of its files; not when it was made, nor the lock that whoever is killed at the very end leaves there."""
+    """All of its files; not when it was made."""
     files = {str(path.relative_to(snapshot)): path for path in snapshot.rglob("*") if path.is_file()}
-    files.pop(".lock", None)
     if path := files.pop("manifest.json", None):
         manifest = json.loads(path.read_text())
         del manifest["created_at"]
