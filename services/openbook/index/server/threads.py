@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
@@ -57,30 +58,27 @@ class CallThreads(Threads):
         self._n_spared = n_spared
         self._lock = threading.Lock()
         self._n_calls = 0  # begun and not ended, or waiting for a thread
-        self._leaving: set[object] = set()  # those of them that were cancelled
-        self._waiting: dict[object, tuple[float, grpc.ServicerContext]] = {}  # since when, the longest first
+        self._leaving: set[int] = set()  # threads of those of them that were cancelled
+        self._waiting: dict[object, tuple[float, grpc.ServicerContext, int]] = {}  # since when, the longest first
         self._working: Counter[Hashable] = Counter()  # calls of each caller that hold a thread until they are answered
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
             self._n_calls += 1
             self._make_room()
-        future = super().submit(work, *args, **kwargs)
-        future.add_done_callback(self._ended)
-        return future
+        return super().submit(self._call, work, *args, **kwargs)
 
     @contextmanager
     def waiting(self, call: object, context: grpc.ServicerContext) -> Iterator[None]:
         """While a call waits for its client, who may be silent for ever."""
         with self._lock:
-            self._waiting[call] = monotonic(), context
+            self._waiting[call] = monotonic(), context, get_ident()
             self._make_room()
         try:
             yield
         finally:
             with self._lock:
                 self._waiting.pop(call, None)
-                self._leaving.discard(call)
 
     def heard(self, call: object) -> None:
         """Its client spoke, though its thread may not have noticed yet."""
@@ -111,26 +109,30 @@ class CallThreads(Threads):
     def cancel_waiting(self, since: float) -> None:
         """Those who have waited since then or longer, and those who are in the way of others."""
         with self._lock:
-            for call in [call for call, (began, _) in self._waiting.items() if began <= since]:
+            for call in [call for call, (began, *_) in self._waiting.items() if began <= since]:
                 self._cancel(call)
             self._make_room()
 
     def _make_room(self) -> None:
         spared = monotonic() - SPARED_S
         while len(self._waiting) > self._n_spared and self._n_calls - len(self._leaving) > self.n_threads:
-            longest, (began, _) = next(iter(self._waiting.items()))
+            longest, (began, *_) = next(iter(self._waiting.items()))
             if began > spared:
                 break
             self._cancel(longest)
 
     def _cancel(self, call: object) -> None:
-        _, context = self._waiting.pop(call)
-        self._leaving.add(call)
+        _, context, thread = self._waiting.pop(call)
+        self._leaving.add(thread)
         context.cancel()  # which wakes its thread
 
-    def _ended(self, _: Future[Any]) -> None:
-        with self._lock:
-            self._n_calls -= 1
+    def _call(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        finally:
+            with self._lock:
+                self._n_calls -= 1
+                self._leaving.discard(get_ident())
 
 
 class Patience(grpc.ServerInterceptor):
