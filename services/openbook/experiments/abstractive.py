@@ -31,10 +31,9 @@ ABOUT = (
     "first 1, or 10. All other files are texts to be written: answers in sentences (MS MARCO) are judged by BLEU-1 "
     "and ROUGE-L, generated questions (Jeopardy) by BLEU-1 and Q-BLEU-1, which asks whether the question can be "
     "answered.",
-    "The files that ship are a sample of FEVER's claims and one of SQuAD. The embedded reader was trained for "
-    "neither labels nor sentences: its labels are guesses of a model that extracts short answers, so what they are "
-    "worth is the closed book's beside them. Bring MS MARCO, Jeopardy and a model trained on them for the rest of "
-    "the table.",
+    "The files that ship are a sample of FEVER's claims and one of SQuAD. The embedded reader learned FEVER's labels "
+    "beside questions with short answers, and no sentences: what passages bring it is the difference to the closed "
+    "book. Bring MS MARCO, Jeopardy and a model trained on them for the rest of the table.",
 )
 PAPER = (
     ("state of the art then", "–", "–", "49.8", "49.9", "76.8", "92.2"),
