@@ -27,7 +27,7 @@ def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
         "namespace.yaml": to_yaml({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}),
         "index.yaml": to_yaml(*index, about=f"Index servers. The certificate in secret openbook-tls is of {name}."),
         "redis.yaml": to_yaml(*redis, about="The cache, which forgets, and the keys, which it does not."),
-        "rayservice.yaml": to_yaml(_ray_service(topology, cluster), about="The endpoint, by KubeRay from 1.5 on."),
+        "rayservice.yaml": to_yaml(_ray_service(topology, cluster), about="The endpoint, by KubeRay from 1.5.1 on."),
         "network-policies.yaml": to_yaml(*policies(topology, cluster), about="Who may speak to whom; nobody else may."),
     }
     kustomization = {
