@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -345,25 +345,51 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     Snapshot.open(tmp_path / "root" / new).verify(0)
 
 
-def test_s3(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def s3() -> Iterator[dict[str, str]]:
+    """A server, and what the environment must say of it."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "testing")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        Place("s3://bucket")._files.mkdir("bucket")
-        push(built / "new", "s3://bucket/snapshots/new")
-        fetch("s3://bucket/snapshots/new", tmp_path / "new", piece_bytes=50_000)
-        assert contents(tmp_path / "new") == contents(built / "new")
-        with pytest.raises(InvalidSnapshot, match=r"s3://bucket/nothing: not a snapshot"):
-            fetch("s3://bucket/nothing", tmp_path / "other")
+        secrets = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
+        yield {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"} | secrets
     finally:
         server.stop()
+
+
+@contextmanager
+def gs() -> Iterator[dict[str, str]]:
+    from gcp_storage_emulator.server import create_server
+
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    try:
+        host, port = server._api._httpd.server_address
+        yield {"STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("storage", [s3, gs])
+def test_object_storage(
+    storage: Callable[[], AbstractContextManager[dict[str, str]]],
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = f"{storage.__name__}://bucket"
+    with storage() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        Place(bucket)._files.mkdir("bucket")
+        push(built / "new", f"{bucket}/snapshots/new")
+        fetch(f"{bucket}/snapshots/new", tmp_path / "new", piece_bytes=50_000)
+        assert contents(tmp_path / "new") == contents(built / "new")
+        with pytest.raises(InvalidSnapshot, match=f"{bucket}/nothing: not a snapshot"):
+            fetch(f"{bucket}/nothing", tmp_path / "other")
 
 
 def test_a_publication_must_follow(web: WebFiles, servers: list[IndexServer], tmp_path: Path) -> None:
