@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -64,7 +64,12 @@ def every(
 
 @app.command()
 def build(
-    documents: Annotated[str, typer.Argument(help="A file or a folder of any format in docs/build.md; or 'embedded'.")],
+    documents: Annotated[
+        str,
+        typer.Argument(
+            help="A file or a folder of any format in docs/build.md; also s3://, gs://, https://; or 'embedded'."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The snapshot's folder; must not exist yet.")],
     shards: Annotated[int, typer.Option(help="Disjoint parts, one index server each.")] = 1,
     factory: Annotated[str, typer.Option(help="FAISS factory string: Flat, HNSW32, 'IVF256,SQ8', ...")] = "Flat",
@@ -111,9 +116,11 @@ def build(
     from openbook.corpus.build import build_corpus, embedded_documents
     from openbook.corpus.duplicates import Repeated
     from openbook.corpus.former import Changes
+    from openbook.corpus.remote import fetched
     from openbook.corpus.report import Stages, check_place, write_report
-    from openbook.corpus.sources.limits import Failure, raise_it
-    from openbook.terminal import build_progress, print_changes, print_failures, print_repeated
+    from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
+    from openbook.index.remote.place import is_url
+    from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
 
     changes: list[Changes] = []
     repeated: list[Repeated] = []
@@ -129,10 +136,15 @@ def build(
         from openbook.ray_encoding import encoders
 
         on_ray = encoders(ray, encodes)
-    with on_ray as elsewhere, print_failures(failures), build_progress() as on_progress:
-        stages = Stages(on_progress)
+    on_failure: OnFailure = raise_it if strict else failures.append
+    with on_ray as elsewhere, print_failures(failures), ExitStack() as fetching:
+        path = embedded_documents() if documents == "embedded" else Path(documents)
+        if is_url(documents):
+            with bytes_progress("fetch") as on_bytes:
+                path = fetching.enter_context(fetched(documents, out, on_failure, on_bytes))
+        stages = Stages(fetching.enter_context(build_progress()))
         manifest = build_corpus(
-            embedded_documents() if documents == "embedded" else Path(documents),
+            path,
             out,
             encodes,
             n_shards=shards,
@@ -147,7 +159,7 @@ def build(
             former=former,
             bm25=bm25,
             on_progress=stages,
-            on_failure=raise_it if strict else failures.append,
+            on_failure=on_failure,
             fields=tuple(map(Field.parse, fields or ())),
             on_changes=changes.append,
             duplicates=cast("What", duplicates),

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from object_storage import gs, s3
 from web_files import WebFiles, serving
 
 from openbook.config import IndexClientSettings, IndexServerSettings
@@ -343,34 +344,6 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     done = downloads.ask(f"{web.url}/new", new)
     assert (done.folder, done.n_bytes_done) == ((tmp_path / "root" / new), done.n_bytes)
     Snapshot.open(tmp_path / "root" / new).verify(0)
-
-
-@contextmanager
-def s3() -> Iterator[dict[str, str]]:
-    """A server, and what the environment must say of it."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        secrets = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
-        yield {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"} | secrets
-    finally:
-        server.stop()
-
-
-@contextmanager
-def gs() -> Iterator[dict[str, str]]:
-    from gcp_storage_emulator.server import create_server
-
-    server = create_server("127.0.0.1", 0, in_memory=True)
-    server.start()
-    try:
-        host, port = server._api._httpd.server_address
-        yield {"STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("storage", [s3, gs])

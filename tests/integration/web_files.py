@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 
 class WebFiles:
@@ -17,6 +18,8 @@ class WebFiles:
         self.sent: Counter[str] = Counter()
         self.cut = 0
         self.elsewhere: str | None = None  # everybody is sent there
+        self.knows_ranges = True
+        self.version: str | None = None  # of all that lies there
         self.held_after: int | None = None  # bytes, after which answers wait
         self.is_held, self.go_on = threading.Event(), threading.Event()
         self.url = ""
@@ -45,19 +48,22 @@ def serving(folder: Path) -> Iterator[WebFiles]:
                 self.send_header("Location", files.elsewhere + self.path)
                 self.send_header("Content-Length", "0")
                 return self.end_headers()
-            path = files.folder / self.path.lstrip("/")
+            path = files.folder / unquote(self.path.partition("?")[0].lstrip("/"))
             if not path.is_file():
                 self.send_response(404)
                 self.send_header("Content-Length", "0")
                 return self.end_headers()
             body = path.read_bytes()
-            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "") if files.knows_ranges else "")
             self.send_response(206 if wanted else 200)
             if wanted:
                 start, last = map(int, wanted.groups())
                 self.send_header("Content-Range", f"bytes {start}-{min(last, len(body) - 1)}/{len(body)}")
                 body = body[start : last + 1]
-            self.send_header("Accept-Ranges", "bytes")
+            if files.knows_ranges:
+                self.send_header("Accept-Ranges", "bytes")
+            if files.version:
+                self.send_header("ETag", files.version)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if not with_body:

@@ -100,7 +100,7 @@ def build_snapshot(
     ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
     partial = files.partial_of(out)
     with undisturbed(partial), _removed_on_failure(partial):
-        _check_new(out)  # nobody can finish it from now on but us
+        check_new(out)  # nobody can finish it from now on but us
         clear(partial)
         max_norm = 0.0
         for shard, rows in enumerate(ranges):
@@ -196,7 +196,7 @@ def check_plan(
 ) -> Index:
     """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
     check_installation()
-    _check_new(out)
+    check_new(out)
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
     _dtype(exact_dtype)
@@ -208,7 +208,8 @@ def check_plan(
     return index
 
 
-def _check_new(out: Path) -> None:
+def check_new(out: Path) -> None:
+    """Raises InvalidConfig: something has the name already."""
     if out.exists():
         raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
 

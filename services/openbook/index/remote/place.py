@@ -1,11 +1,11 @@
-"""A snapshot's folder under a URL: which may be read, and how, piece by piece."""
+"""A folder under a URL, of a snapshot or of documents: which may be read, and how, piece by piece."""
 
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,9 @@ SCHEMES = {"file": "", "http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs"
 """What may be read, and the package that fsspec needs for it. No other: fsspec knows schemes that run commands."""
 PIECE_BYTES = 8 << 20  # read by one request; what is lost where a connection breaks
 PAUSES_S = (0.2, 1.0, 5.0)  # before a piece is asked for again
+
+VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")
+"""What fsspec's file systems call what changes with a file's bytes, the surest first."""
 
 _FOR_GOOD = (PermissionError, NotImplementedError, IsADirectoryError)
 
@@ -35,15 +38,29 @@ def is_within(url: str, prefixes: Sequence[str]) -> bool:
     return any(f"{url}/".startswith(f"{prefix.rstrip('/')}/") for prefix in prefixes)
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that lies somewhere. Other bytes have another version; without one nobody knows."""
+
+    path: str
+    """From its place's URL."""
+
+    size_bytes: int | None
+    """None: it can only be read from its beginning."""
+
+    version: str
+
+
 @dataclass(frozen=True)
 class Place:
-    """A folder under a URL.
+    """A folder under a URL. A web server that sends us on elsewhere is followed only where `follows` says so.
 
     Raises:
         InvalidRequest: no URL of a folder, or a scheme that is not read; names them.
     """
 
     url: str
+    follows: bool = False
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
@@ -57,12 +74,12 @@ class Place:
 
     @cached_property
     def _files(self) -> Any:
-        """fsspec's file system. A web server that sends us on elsewhere is not followed."""
+        """fsspec's file system."""
         scheme = self.url.partition("://")[0]
         try:
             import fsspec
 
-            return fsspec.filesystem(scheme, **({"allow_redirects": False} if scheme.startswith("http") else {}))
+            return fsspec.filesystem(scheme, **({"allow_redirects": self.follows} if scheme.startswith("http") else {}))
         except ImportError:
             names = " and ".join(filter(None, ("fsspec", SCHEMES[scheme])))
             raise InvalidConfig(f"{scheme}:// needs {names}: pip install 'openbook[remote]'") from None
@@ -114,6 +131,44 @@ class Place:
             yield found
             start += len(found)
 
+    def stream(self, path: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        """The bytes of a file whose size nobody knows, in one request. Raises as `pieces`."""
+        file = self._again(path, lambda: self._files.open(self.at(path), "rb", block_size=0))
+        with file:
+            while piece := self._again(path, lambda: file.read(piece_bytes), tries=1):
+                yield piece
+
+    def files(self) -> dict[str, Listed]:
+        """All that lies there, by its path; the path of a file whose URL this is, is empty. Not of web servers.
+
+        Raises:
+            InvalidSnapshot: nothing is there.
+            ShardUnavailable: it cannot be read.
+        """
+        found = self._again("", lambda: self._files.find(self.url, detail=True))
+        if not found:
+            raise InvalidSnapshot(f"{self.url}: is not there")
+        start = len(self._files._strip_protocol(self.url))
+        return {path: self._listed(path, found[key]) for key in found for path in [key[start:].removeprefix("/")]}
+
+    def file(self, path: str) -> Listed:
+        """One that lies there. Raises as `files`."""
+        listed = self._listed(path, self._again(path, lambda: self._files.info(self.at(path))))
+        if listed.size_bytes is None or not self.url.startswith("http"):
+            return listed
+        try:
+            next(self.pieces(path, 1, min(listed.size_bytes, 2)), None)
+        except ShardUnavailable:  # a web server that knows no ranges, and only shows it
+            return replace(listed, size_bytes=None)
+        return listed
+
+    def _listed(self, path: str, about: Mapping[str, Any]) -> Listed:
+        versions = (
+            about.get(name) for name in ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")
+        )
+        size = about.get("size") if about.get("partial", True) else None
+        return Listed(path, size, str(next(filter(None, versions), "")))
+
     def digest(self, path: str, size: int) -> str | None:
         """SHA-256 of a file as it lies there, all of which is read; None if there is none of this size."""
 
@@ -141,9 +196,9 @@ class Place:
 
         self._again(path, put)
 
-    def _again(self, path: str, work: Callable[[], T]) -> T:
+    def _again(self, path: str, work: Callable[[], T], tries: int = len(PAUSES_S) + 1) -> T:
         """What it gives, tried again: each library below has errors of its own for what may pass."""
-        for pause_s in (*PAUSES_S, None):
+        for pause_s in (*PAUSES_S[: tries - 1], None):
             try:
                 return work()
             except (InvalidSnapshot, InvalidConfig):

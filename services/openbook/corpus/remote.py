@@ -1,0 +1,183 @@
+"""Documents that lie elsewhere, brought beside the snapshot that is built of them, for as long as it is."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from urllib.parse import unquote
+
+from openbook import files
+from openbook.corpus.sources.limits import Failure, OnFailure
+from openbook.corpus.sources.parse import is_hidden
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot, ShardUnavailable
+from openbook.index.building.build import check_new
+from openbook.index.remote.place import PIECE_BYTES, Listed, Place
+
+OnBytes = Callable[[int, int], None]
+"""Called with how many bytes are there of how many."""
+
+N_FILES = 8  # at once
+MAX_NAME_BYTES = 240  # of a file or a folder; while it is written it has a longer name
+LOCK = ".lock"
+JOURNAL = ".fetched.jsonl"
+"""The URL, then a line for each file that was begun, and one when it is whole."""
+
+
+@contextmanager
+def fetched(
+    url: str,
+    out: Path,
+    on_failure: OnFailure,
+    on_bytes: OnBytes = lambda done, total: None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[Path]:
+    """The file or the folder under a URL as it is here, in `<out>.documents`, which goes when the body is done.
+
+    Where the body fails it stays: the next one fetches what is new or was changed since, and the rest of a file. What
+    can have no place here is told to `on_failure`.
+
+    Raises:
+        InvalidRequest: no URL that is read; see `Place`.
+        InvalidConfig: `out` exists, or that folder holds something else.
+        InvalidDocuments: nothing is there, it cannot be read, or the disk is too small, which is known before.
+    """
+    check_new(out)
+    folder = out.with_name(f"{out.name}.documents")
+    if folder.exists() and not (folder / JOURNAL).exists() and {each.name for each in folder.iterdir()} - {LOCK}:
+        raise InvalidConfig(f"{folder} is for documents that are fetched, and holds something else")
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.locked(folder / LOCK):
+        try:
+            place, names = _found(url)
+            for name in sorted(names):
+                if problem := _problem(name, names):
+                    on_failure(Failure(name, problem))
+                    del names[name]
+            _Fetch(place, folder, url, piece_bytes).all(names, on_bytes)
+        except (InvalidSnapshot, ShardUnavailable) as error:
+            raise InvalidDocuments(str(error)) from None
+        except OSError as error:
+            raise InvalidDocuments(f"{folder}: cannot be written: {error.strerror}") from None
+        yield folder / next(iter(names)) if place.url != url else folder
+        shutil.rmtree(folder)
+
+
+def _found(url: str) -> tuple[Place, dict[str, Listed]]:
+    """Of a file the folder, and that file alone; of a folder that and all in it. By the names that they have here."""
+    scheme, _, rest = url.partition("://")
+    path, _, _ = rest.partition("?")
+    folder, _, name = path.rpartition("/") if "/" in path else (path, "", "")
+    if scheme in ("http", "https"):
+        place = Place(f"{scheme}://{folder}", follows=True)
+        return place, {unquote(name) or "index.html": place.file(rest.removeprefix(folder).lstrip("/"))}
+    place = Place(url)
+    found = {name: each for name, each in place.files().items() if not is_hidden(name)}
+    if "" not in found:
+        return place, found
+    return Place(f"{scheme}://{folder}"), {name: replace(found[""], path=name)}
+
+
+def _problem(name: str, names: Collection[str]) -> str | None:
+    """Why something that lies there can have no place here; object stores have names that no disk has."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        return "its name is no path"
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts):
+        return f"a name must have at most {MAX_NAME_BYTES} bytes between slashes"
+    if any("/".join(parts[:n]) in names for n in range(1, len(parts))):
+        return "lies in what is a file itself"
+    return None
+
+
+class _Fetch:
+    """Of what lies under one URL into one folder."""
+
+    def __init__(self, place: Place, folder: Path, url: str, piece_bytes: int) -> None:
+        self._place = place
+        self._folder = folder
+        self._piece_bytes = piece_bytes
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._known = self._read(url)
+
+    def all(self, names: Mapping[str, Listed], on_bytes: OnBytes) -> None:
+        """Bring what is not here, and remove what is there no more."""
+        for here in [each for each in self._folder.rglob("*") if each.is_file()]:
+            name = here.relative_to(self._folder).as_posix()
+            if not is_hidden(name) and name not in names:
+                here.unlink()
+        missing = [name for name, listed in names.items() if not self._is_here(name, listed)]
+        total = sum(names[name].size_bytes or 0 for name in missing)
+        if total > (free := shutil.disk_usage(self._folder).free):
+            raise InvalidDocuments(f"{self._folder}: {total} bytes are needed, {free} are free")
+        n_bytes = 0
+
+        def count(more: int) -> None:
+            nonlocal n_bytes
+            with self._lock:
+                n_bytes += more
+                on_bytes(n_bytes, max(total, n_bytes))
+
+        with ThreadPoolExecutor(N_FILES, "fetch") as threads:
+            futures = [threads.submit(self._file, name, names[name], count) for name in missing]
+            try:
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                self._stopped.set()  # also by Ctrl-C
+                threads.shutdown(cancel_futures=True)
+        for future in ended:
+            future.result()
+
+    def _read(self, url: str) -> dict[str, tuple[Listed, bool]]:
+        """What the journal says of each file, and whether it is whole. Of another URL all is thrown away."""
+        journal = self._folder / JOURNAL
+        lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+        if not lines or lines[0] != json.dumps(url):
+            for each in [each for each in self._folder.iterdir() if each.name != LOCK]:
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+            files.write(journal, json.dumps(url) + "\n")
+        known = {}
+        for line in lines[1:]:
+            with suppress(ValueError):  # torn when somebody was killed
+                name, listed, is_whole = json.loads(line)
+                known[name] = Listed(**listed), is_whole
+        return known
+
+    def _note(self, name: str, listed: Listed, is_whole: bool) -> None:
+        line = json.dumps([name, asdict(listed), is_whole])
+        with self._lock, (self._folder / JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(f"\n{line}")  # what was torn before ends here
+
+    def _is_here(self, name: str, listed: Listed) -> bool:
+        return bool(listed.version) and self._known.get(name) == (listed, True) and (self._folder / name).exists()
+
+    def _file(self, name: str, listed: Listed, count: Callable[[int], None]) -> None:
+        here = self._folder / name
+        here.parent.mkdir(parents=True, exist_ok=True)
+        partial = files.partial_of(here)
+        begun = 0
+        if listed.version and listed.size_bytes and self._known.get(name) == (listed, False) and partial.exists():
+            # The piece that was written last may not have reached the disk before the power was cut.
+            begun = max(0, min(partial.stat().st_size, listed.size_bytes) // self._piece_bytes - 1) * self._piece_bytes
+        self._note(name, listed, is_whole=False)
+        if listed.size_bytes is None:
+            pieces = self._place.stream(listed.path, self._piece_bytes)
+        else:
+            pieces = self._place.pieces(listed.path, begun, listed.size_bytes, self._piece_bytes)
+        with partial.open("r+b" if begun else "wb", buffering=0) as out:
+            out.truncate(begun)
+            out.seek(begun)
+            count(begun)
+            for piece in pieces:
+                if self._stopped.is_set():
+                    return
+                out.write(piece)
+                os.fdatasync(out.fileno())
+                count(len(piece))
+        files.put(partial, here)
+        self._note(name, listed, is_whole=True)

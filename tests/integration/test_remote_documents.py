@@ -1,0 +1,182 @@
+"""Documents that lie elsewhere: what is built of them is what a copy gives, and nothing is fetched twice."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import pytest
+from object_storage import gs, s3
+from typer.testing import CliRunner
+from web_files import WebFiles, serving
+
+from openbook.cli import app
+from openbook.corpus.remote import fetched
+from openbook.corpus.sources.limits import Failure, raise_it
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
+from openbook.index.disk.snapshot import Snapshot
+from openbook.index.disk.store import PassageReader
+from openbook.index.remote.place import Listed, Place
+
+PIECE = 1000
+PROBED = 1
+"""Bytes asked for to see whether a web server knows ranges."""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a b.txt").write_text("Rivers run to the sea. " * 300)
+    (folder / "sub" / "ü.md").write_text("# Bread\n\nBread is baked.\n")
+    (folder / ".hidden").write_text("nobody means this")
+    return folder
+
+
+@pytest.fixture
+def web(corpus: Path) -> Iterator[WebFiles]:
+    with serving(corpus) as files:
+        yield files
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if not path.name.startswith(".")}
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.mark.parametrize("storage", [s3, gs])
+def test_a_build_from_an_object_store_is_that_of_a_copy(
+    storage: Callable[[], AbstractContextManager[dict[str, str]]],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Place(f"{storage.__name__}://bucket")
+    with storage() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        bucket._files.mkdir("bucket")
+        for path in ("a b.txt", "sub/ü.md", ".hidden"):
+            bucket.put(corpus / path, f"docs/{path}")
+        for where, out in ((f"{bucket.url}/docs", "fetched"), (str(corpus), "copied")):
+            done = CliRunner().invoke(app, ["build", where, "--out", str(tmp_path / out), "--threads", "1"])
+            assert done.exit_code == 0, done.output
+        with fetched(f"{bucket.url}/docs/sub/ü.md", tmp_path / "one", raise_it) as file:
+            assert file.read_bytes() == (corpus / "sub" / "ü.md").read_bytes()
+    assert passages(tmp_path / "fetched") == passages(tmp_path / "copied")
+    assert {origin for _, origin in passages(tmp_path / "fetched")} == {"a b.txt", "sub/ü.md"}
+    assert not (tmp_path / "fetched.documents").exists()
+
+
+def passages(snapshot: Path) -> list[tuple[str, str]]:
+    reader = PassageReader(Snapshot.open(snapshot).shard_folder(0), 0, ())
+    return [(passage.text, passage.origin.path) for passage in reader if passage.origin]
+
+
+def test_what_was_fetched_is_not_fetched_again_and_what_changed_is(corpus: Path, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def fetch() -> dict[str, bytes]:
+        told.clear()
+        with (
+            pytest.raises(ZeroDivisionError),
+            fetched(f"file://{corpus}", tmp_path / "out", raise_it, lambda done, _: told.append(done)) as folder,
+        ):
+            raise ZeroDivisionError(0)
+        return contents(folder)
+
+    assert fetch() == contents(corpus)
+    assert told[-1] == sum(map(len, contents(corpus).values()))
+    assert fetch() == contents(corpus)
+    assert told == []
+    (corpus / "new.txt").write_text("new")
+    (corpus / "sub" / "ü.md").unlink()
+    (corpus / "a b.txt").write_text("changed")
+    assert fetch() == contents(corpus)
+    assert told[-1] == len("new" + "changed")
+    with fetched(f"file://{corpus}/new.txt", tmp_path / "out", raise_it) as file:
+        assert names(file.parent) == [".fetched.jsonl", ".lock", "new.txt"], "of another URL nothing is kept"
+    assert not file.parent.exists()
+
+
+def test_a_file_goes_on_where_it_stopped_unless_it_changed(web: WebFiles, corpus: Path, tmp_path: Path) -> None:
+    url, file = f"{web.url}/a%20b.txt", corpus / "a b.txt"
+    size = file.stat().st_size
+
+    def stop(done: int, total: int) -> None:
+        assert total == size
+        if done >= 4 * PIECE:
+            raise KeyboardInterrupt
+
+    def whole() -> int:
+        """Bytes that it took."""
+        web.sent.clear()
+        with suppress(ZeroDivisionError), fetched(url, tmp_path / "out", raise_it, piece_bytes=PIECE) as got:
+            assert (got.name, got.read_bytes()) == (file.name, file.read_bytes())
+            raise ZeroDivisionError
+        return web.sent.total()
+
+    for version in ('"1"', '"2"'):
+        web.version = version
+        with pytest.raises(KeyboardInterrupt), fetched(url, tmp_path / "out", raise_it, stop, PIECE):
+            raise AssertionError
+        if version == '"1"':
+            web.version = '"other"'
+            assert whole() > size, "of another version nothing is used"
+            assert whole() == PROBED
+        else:
+            assert whole() == size - 3 * PIECE + PROBED
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_web_servers_that_know_no_ranges_and_send_us_on(
+    web: WebFiles, corpus: Path, tmp_path: Path, is_elsewhere: bool
+) -> None:
+    web.knows_ranges = False
+    with serving(corpus) as other:
+        if is_elsewhere:
+            other.elsewhere = web.url
+        url = f"{other.url if is_elsewhere else web.url}/sub/%C3%BC.md?download=1&x=a/b"
+        with fetched(url, tmp_path / "out", raise_it) as file:
+            assert (file.name, file.read_bytes()) == ("ü.md", (corpus / "sub" / "ü.md").read_bytes())
+
+
+def test_names_that_no_disk_has_are_failures_and_hidden_ones_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = ("../out.txt", "a/../../b.txt", "/etc/passwd", "a//b", "x" * 250, "good.txt/below.txt", "nul\0.txt")
+    there = {name: Listed("good.txt", 4, "1") for name in (*bad, "good.txt", "sub/.git/config")}
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "good.txt").write_text("good")
+    monkeypatch.setattr(Place, "files", lambda _: there)
+    failures: list[Failure] = []
+    with fetched(f"file://{tmp_path}/there", tmp_path / "out", failures.append) as folder:
+        assert contents(folder) == {"good.txt": b"good"}
+    assert sorted(failure.path for failure in failures) == sorted(bad)
+    assert names(tmp_path) == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "said"),
+    [
+        ("ftp://host/a", InvalidRequest, "url must begin with"),
+        ("s3://bucket/a::b", InvalidRequest, "url must be that of a folder"),
+        ("file:///nowhere/at/all", InvalidDocuments, "file:///nowhere/at/all: is not there"),
+        ("WEB/nothing.txt", InvalidDocuments, "/nothing.txt: is not there"),
+    ],
+)
+def test_what_cannot_be_fetched_is_said(
+    url: str, error: type[Exception], said: str, web: WebFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said), fetched(url.replace("WEB", web.url), tmp_path / "out", raise_it):
+        raise AssertionError
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidConfig, match="exists; a snapshot is never changed"):
+        fetched(f"{web.url}/a", tmp_path / "out", raise_it).__enter__()
+    (tmp_path / "other.documents").mkdir()
+    (tmp_path / "other.documents" / "mine").write_text("mine")
+    with pytest.raises(InvalidConfig, match="holds something else"):
+        fetched(f"{web.url}/a", tmp_path / "other", raise_it).__enter__()
