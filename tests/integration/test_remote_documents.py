@@ -54,11 +54,11 @@ def test_a_build_from_an_object_store_is_that_of_a_copy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bucket = Place(f"{storage.__name__}://bucket")
+    bucket = Place(f"{storage.__name__}://corpora")
     with storage() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        bucket._files.mkdir("bucket")
+        bucket._files.mkdir("corpora")
         for path in ("a b.txt", "sub/ü.md", ".hidden"):
             bucket.put(corpus / path, f"docs/{path}")
         for where, out in ((f"{bucket.url}/docs", "fetched"), (str(corpus), "copied")):
