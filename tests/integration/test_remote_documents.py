@@ -139,9 +139,10 @@ def test_web_servers_that_know_no_ranges_and_send_us_on(
     with serving(corpus) as other:
         if is_elsewhere:
             other.elsewhere = web.url
-        url = f"{other.url if is_elsewhere else web.url}/sub/%C3%BC.md?download=1&x=a/b"
+        (corpus / "sub").rename(corpus / "s u b")
+        url = f"{other.url if is_elsewhere else web.url}/s%20u%20b/%C3%BC.md?download=1&x=a/b"
         with fetched(url, tmp_path / "out", raise_it) as file:
-            assert (file.name, file.read_bytes()) == ("ü.md", (corpus / "sub" / "ü.md").read_bytes())
+            assert (file.name, file.read_bytes()) == ("ü.md", (corpus / "s u b" / "ü.md").read_bytes())
 
 
 def test_names_that_no_disk_has_are_failures_and_hidden_ones_are_left(

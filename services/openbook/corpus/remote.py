@@ -53,7 +53,7 @@ def fetched(
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder / LOCK):
         try:
-            place, names = _found(url)
+            place, names, only = _found(url)
             for name in sorted(names):
                 if problem := _problem(name, names):
                     on_failure(Failure(name, problem))
@@ -63,23 +63,24 @@ def fetched(
             raise InvalidDocuments(str(error)) from None
         except OSError as error:
             raise InvalidDocuments(f"{folder}: cannot be written: {error.strerror}") from None
-        yield folder / next(iter(names)) if place.url != url else folder
+        yield folder / only
         shutil.rmtree(folder)
 
 
-def _found(url: str) -> tuple[Place, dict[str, Listed]]:
-    """Of a file the folder, and that file alone; of a folder that and all in it. By the names that they have here."""
+def _found(url: str) -> tuple[Place, dict[str, Listed], str]:
+    """What lies there, by the names that it has here, below a place; and the name of a file that is all of it."""
     scheme, _, rest = url.partition("://")
-    path, _, _ = rest.partition("?")
-    folder, _, name = path.rpartition("/") if "/" in path else (path, "", "")
     if scheme in ("http", "https"):
-        place = Place(f"{scheme}://{folder}", follows=True)
-        return place, {unquote(name) or "index.html": place.file(rest.removeprefix(folder).lstrip("/"))}
+        host, _, path = rest.partition("/")
+        name = unquote(path.partition("?")[0].rpartition("/")[2]) or "index.html"
+        place = Place(f"{scheme}://{host}", follows=True)
+        return place, {name: place.file(path)}, name
     place = Place(url)
     found = {name: each for name, each in place.files().items() if not is_hidden(name)}
     if "" not in found:
-        return place, found
-    return Place(f"{scheme}://{folder}"), {name: replace(found[""], path=name)}
+        return place, found, ""
+    folder, _, name = place.url.rpartition("/")
+    return Place(folder), {name: replace(found[""], path=name)}, name
 
 
 def _problem(name: str, names: Collection[str]) -> str | None:
