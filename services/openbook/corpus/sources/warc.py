@@ -79,7 +79,7 @@ class _Block(io.RawIOBase):
         return line
 
 
-class _Content(io.BufferedReader):  # type: ignore[type-arg]
+class _Content(io.BufferedReader):
     """Of which a chunk that says it had gigabytes reserves no memory for them."""
 
     def read(self, size: int | None = -1, /) -> bytes:
