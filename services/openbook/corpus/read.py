@@ -54,7 +54,8 @@ def read_documents(
     folder = path if path.is_dir() else path.parent
     for each in parsed(found(path), limits, n_processes, fields):
         if isinstance(each, Failure):
-            on_failure(Failure(str(folder / each.path), each.reason))
+            name, slash, inside = each.path.partition("/")
+            on_failure(Failure(f"{folder / name}{slash}{inside}", each.reason))  # a `Path` would change addresses
         else:
             yield each
 

@@ -222,6 +222,37 @@ def epub(title: str, text: str) -> bytes:
     )
 
 
+def warc(*records: tuple[str, str, bytes, list[tuple[str, str]]], is_packed: bool = True) -> bytes:
+    """Of type, address, content and headers; a response's may name a `status`."""
+    from warcio.statusandheaders import StatusAndHeaders
+    from warcio.warcwriter import WARCWriter
+
+    out = io.BytesIO()
+    writer = WARCWriter(out, gzip=is_packed)
+    writer.write_record(writer.create_warcinfo_record("a.warc", {"software": "none"}))
+    for kind, uri, content, given in records:
+        headers = dict(given)
+        status = headers.pop("status", "200 OK")
+        is_response = kind == "response"
+        record = writer.create_warc_record(
+            uri,
+            kind,
+            payload=io.BytesIO(content),
+            length=len(content),
+            warc_content_type="" if is_response else headers.get("Content-Type", ""),
+            warc_headers_dict={"WARC-Date": "2024-05-17T08:30:00Z"},
+            http_headers=StatusAndHeaders(status, list(headers.items()), protocol="HTTP/1.1") if is_response else None,
+        )
+        writer.write_record(record)
+    return out.getvalue()
+
+
+def crawl(documents: Documents, is_packed: bool = True) -> bytes:
+    page = [("Content-Type", "text/html; charset=utf-8")]
+    pages = [("response", f"https://example.org/{i}", html(*each), page) for i, each in enumerate(documents)]
+    return warc(*pages, is_packed=is_packed)
+
+
 def zipped(members: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -255,6 +286,8 @@ TOGETHER: dict[str, Callable[[Documents], bytes]] = {
     "pages-articles.xml.bz2": lambda documents: bz2.compress(mediawiki(documents)),
     "all.csv.gz": lambda documents: gzip.compress(table(documents)),
     "all.jsonl.xz": lambda documents: lzma.compress(json_lines(documents)),
+    "crawl.warc": lambda documents: crawl(documents, is_packed=False),
+    "crawl.warc.gz": crawl,
     "all.parquet.gz": lambda documents: gzip.compress(parquet(documents)),
 }
 """All documents in one file. The names say nothing that the content does not."""

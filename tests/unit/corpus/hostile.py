@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import stat
 import tarfile
 import zipfile
@@ -29,6 +30,7 @@ OUTSIDE = b'<p><item id="a" href="../../../../../etc/hostname"/><itemref idref="
 SCRIPT = b"<script>document.write('haha')</script>"
 ENTITY = b'<!DOCTYPE html [<!ENTITY x SYSTEM "file:///etc/hostname">]>'
 ZEROS = gzip.compress(bytes(30 * MB))
+ZEROS_OF_A_LINE = gzip.compress(b'{"' + b" " * 30 * MB)
 LAUGHS = (
     b'<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "' + b"&a;" * 99 + b'"><!ENTITY c "' + b"&b;" * 99 + b'">'
     b'<!ENTITY d SYSTEM "file:///etc/hostname">]>'
@@ -141,6 +143,23 @@ def jsonl(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+PAGES = formats.crawl(DOCUMENTS[:3], is_packed=False)
+LENGTH = re.search(rb"Content-Length: \d+", PAGES[PAGES.index(b"WARC-Type: response") :])
+assert LENGTH
+SHORTER, LONGER = (PAGES.replace(LENGTH[0], b"Content-Length: %d" % n, 1) for n in (300, 5000))
+
+
+def fetched(content: bytes, *headers: tuple[str, str]) -> bytes:
+    """Between two pages."""
+    page = (
+        "response",
+        "https://example.org/a",
+        b"<html><body>good words</body></html>",
+        [("Content-Type", "text/html")],
+    )
+    return formats.warc(page, ("response", "https://example.org/b", content, list(headers)), page)
+
+
 HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     # name: content, and for each failure where it is (behind the name) and why
     "cut.jsonl.gz": (cut(gzip.compress(os.urandom(9) + b"\n")), {"": "EOFError: Compressed file ended before"}),
@@ -220,6 +239,22 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     "links.zip": (zip_with_link(), {"/link": "a link"}),
     "links.tar": (tar_with_links(), {"/sym": "a link", "/hard": "a link", "/dev": "no regular file"}),
     "\x1b[2Jterminal.txt": (LATIN, {"": "not UTF-8"}),
+    "cut.warc": (PAGES[:-200], {"/https://example.org/2": "cut off"}),
+    "cut.warc.gz": (cut(formats.crawl(DOCUMENTS)), {"": "EOFError: Compressed file ended before"}),
+    "short.warc": (SHORTER, {"": r"behind record 2 is none; is its Content-Length right\?"}),
+    "long.warc": (LONGER, {"": "record 2: another begins within its Content-Length"}),
+    "nameless.warc": (
+        PAGES.replace(LENGTH[0], b"Content-Length: many"),
+        {"": "record 2: its Content-Length is no number"},
+    ),
+    "header.warc": (PAGES.replace(b"WARC-Date", b"x" * MB, 1), {"": "record 1: a header of more than 262144 bytes"}),
+    "no-http.warc": (PAGES.replace(b"HTTP/1.1", b"\xff\0\1TP/x"[:8], 1), {"": "record 2: no response of HTTP"}),
+    "bomb.warc.gz": (fetched(ZEROS_OF_A_LINE, ("Content-Encoding", "gzip")), {"": "unpacks to more than 12582912"}),
+    "chunk.warc.gz": (fetched(b"7fffffff\r\ngood", ("Transfer-Encoding", "chunked")), {}),
+    "encoding.warc.gz": (
+        fetched(b"good", ("Content-Encoding", "br")),
+        {"": "record 3: in the content encoding br, which"},
+    ),
     # Of each format what is not above: cut off, a bomb, in another encoding, of one long line, nested, with macros.
     "cut.csv": (formats.table(DOCUMENTS)[:-40], {":29": r"must have 4 columns .*, got 2"}),
     "cut.tsv": (b"7\tgood words\tt\n8\tcut", {":2": r"must have 3 columns \(id, text, title\), got 2"}),

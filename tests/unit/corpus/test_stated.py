@@ -250,3 +250,32 @@ def test_all_of_it_comes_with_the_passages(tmp_path: Path) -> None:
     )
     assert third.origin is not None
     assert third.origin.section == "Work"
+
+
+# --- Natural Questions
+
+TOKENS = (
+    "Bell - Wikipedia <H1> Bell </H1> Jump to : navigation , search <Table> <Tr> <Td> Born </Td> <Td> 1847 </Td> </Tr> "
+    "</Table> <P> Bell was an engineer & a teacher . </P> <H2> Life ( edit ) </H2> <P> He was born in Edinburgh . </P> "
+    "<Ul> <Li> one brother </Li> </Ul> <H3> Early ( edit ) </H3> <P> As a child he was curious . </P>"
+)
+EXAMPLE = {"example_id": 5655493461695504401, "document_url": "https://en.wikipedia.org//w/index.php?title=Bell"}
+
+
+def test_natural_questions_pages_are_read_whole_and_as_tokens() -> None:
+    page = HTML.decode().replace("one two three", "one two three four five six")
+    original = {**EXAMPLE, "document_title": "A Bell", "document_html": page, "document_tokens": [], "annotations": []}
+    simplified = {**EXAMPLE, "id": "own", "document_text": TOKENS, "question_text": "who was bell"}
+    lines = "".join(json.dumps(each) + "\n" for each in (original, {"document_html": ""}, simplified))
+    whole, failure, tokens = parse(lines.encode(), "nq-train.jsonl")
+    assert isinstance(failure, Failure)
+    assert failure.path == "nq-train.jsonl:2"
+    assert isinstance(whole, Document)
+    assert isinstance(tokens, Document)
+    assert (whole.id, whole.title, whole.url) == ("5655493461695504401", "A Bell", EXAMPLE["document_url"])
+    assert [name for _, name in whole.sections][-3:] == ["Bell > Life", "Bell > Life > Early", "Bell > Work"]
+    assert (tokens.id, tokens.title, tokens.url) == ("own", "Bell", EXAMPLE["document_url"])
+    assert [name for _, name in tokens.sections][-2:] == ["Life ( edit )", "Life ( edit ) > Early ( edit )"]
+    for words in ("Born | 1847", "an engineer & a teacher .", "one brother", "he was curious ."):
+        assert words in tokens.text
+    assert "<" not in tokens.text

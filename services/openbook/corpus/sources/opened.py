@@ -21,6 +21,16 @@ COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": b
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a web archive knows of a file, for want of what the file says itself."""
+
+    url: str = ""
+    date: str = ""
+    ending: str = ""  # that names of its media type have
+    charset: str = ""
+
+
 @dataclass(frozen=True)
 class Opened:
     """A file with its content still unread."""
@@ -31,18 +41,20 @@ class Opened:
     budget: Budget
     n_layers: int = 0  # of archives and compression around it
     fields: tuple[Field, ...] = ()  # that the user declared for his documents
+    fetched: Fetched = Fetched()
 
     def inside(self, file: IO[bytes], path: str) -> "Opened":
         """What came out of it, one layer deeper."""
         if self.n_layers == self.limits.n_layers:
             raise Failed(f"lies in more than {self.limits.n_layers} layers of archives and compression")
         path = path.encode(errors="replace").decode()  # names in archives are of any bytes
-        return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1)
+        fetched = self.fetched if path == self.path else replace(self.fetched, ending="", charset="")
+        return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1, fetched=fetched)
 
     @property
     def name(self) -> str:
         """Its own name, without the ending of its compression."""
-        name = self.path.rsplit("/", 1)[-1]
+        name = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(self.fetched.ending) + self.fetched.ending
         stem, ending = os.path.splitext(name)
         return stem if ending.lower() in COMPRESSED and stem else name
 
@@ -105,7 +117,8 @@ class Opened:
             Failed: it is too long, or holds half a character, which nothing behind us could store.
         """
         try:
-            about = (known.get("url", ""), *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
+            known = {**known, **{name: known.get(name) or getattr(self.fetched, name) for name in ("url", "date")}}
+            about = (known["url"], *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
             size_bytes = len("".join([id, title, text, *map(str, about)]).encode())
         except UnicodeEncodeError as error:
             raise Failed(f"not UTF-8: {error.reason}") from None

@@ -4,15 +4,15 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openbook.core.documents import Document
-from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, web, wiki
+from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, warc, web, wiki
 from openbook.corpus.sources.limits import Failed, Failure, Spent, one_line
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import Format, recognise
 
-_LIBRARIES = ("lxml", "lxml_html_clean", "markdown_it", "mwparserfromhell", "pyarrow", "pypdf", "trafilatura")
+_LIBRARIES = ("lxml", "lxml_html_clean", "markdown_it", "mwparserfromhell", "pyarrow", "pypdf", "trafilatura", "warcio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Parse:
             yield from self.events(file.inside(unpacked, file.path))
         elif format is Format.TAR:
             yield from self._tar(file)
+        elif format is Format.WARC:
+            yield from self._warc(file)
         elif format is Format.ZIP:
             with zipfile.ZipFile(file.seekable()) as archive:
                 names = set(archive.namelist())
@@ -153,6 +155,16 @@ class Parse:
                     yield from self._failure(path, Failed("a link" if is_link else "no regular file"))
                 else:
                     yield from self.events(file.inside(content, path))
+
+    def _warc(self, file: Opened) -> Iterator[Event]:
+        for record in warc.read(file):
+            if isinstance(record, Failed):
+                yield from self._failure(file.path, record)
+            elif record is None:
+                yield None
+            else:
+                inside = file.inside(record.content, f"{file.path}/{record.name}")
+                yield from self.events(replace(inside, fetched=record.fetched))
 
 
 def _check_number(file: Opened, n_members: int) -> None:

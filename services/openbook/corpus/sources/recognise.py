@@ -19,6 +19,7 @@ class Format(StrEnum):
     XZ = "xz"
     ZIP = "zip"  # also DOCX and EPUB, which only their members tell
     TAR = "tar"
+    WARC = "WARC"
     PDF = "PDF"
     PARQUET = "Parquet"
     ARROW_FILE = "Arrow file"
@@ -36,6 +37,7 @@ _MAGIC = {
     Format.BZIP2: rb"BZh[1-9](1AY&SY|\x17rE8P\x90)",
     Format.XZ: rb"\xfd7zXZ\x00",
     Format.ZIP: rb"PK(\x03\x04|\x05\x06)",
+    Format.WARC: rb"WARC/[01]\.",
     Format.TAR: rb".{257}ustar",
     Format.PDF: rb".{,1019}%PDF-",
     Format.PARQUET: rb"PAR1",

@@ -1,17 +1,22 @@
-"""JSON lines: our own, WikiExtractor's, BEIR's and KILT's, told apart record by record."""
+"""JSON lines: our own, WikiExtractor's, BEIR's, KILT's and Natural Questions', told apart record by record."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from openbook.core.documents import Document
-from openbook.corpus.sources import stated
-from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources import stated, web
+from openbook.corpus.sources.limits import Failed, Failure, one_line
 from openbook.corpus.sources.opened import Opened, decoded
 from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 
 KILT_SECTION = "Section::::"
 KILT_MARKS = (KILT_SECTION, "BULLET::::- ", "BULLET::::")
+
+HTML_FIELDS = ("document_html", "document_text")
+"""What Natural Questions calls a page, whole or as its tokens, tags among them."""
+
+NAMES = {"document_title": "title", "document_url": "url", "example_id": "id"}
 
 
 def read(opened: Opened) -> Iterator[Document | Failure]:
@@ -39,11 +44,16 @@ def _parsed(line: bytes) -> dict[str, Any]:
 def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
     """A row or an object as a document; without an id it is called by its place. Raises Failed."""
     text_field = _field(record, TEXT_FIELDS) or "text"
+    html_field = _field(record, HTML_FIELDS) if record.get(text_field) is None else None
+    if html_field:
+        record = {name: record.get(other) for other, name in NAMES.items()} | record
     id = _string(record, _field(record, ID_FIELDS))
     title = _string(record, _field(record, TITLE_FIELDS))
     about = _with_history(record)
     known = stated.known(about)
-    if isinstance(record.get(text_field), list):
+    if html_field:
+        title, text, sections = _of_html(_string(record, html_field), title)
+    elif isinstance(record.get(text_field), list):
         text, sections = _of_kilt(record[text_field], title)
     else:
         text, sections = _string(record, text_field), stated.section(stated.first_of(record, stated.SECTION_FIELDS))
@@ -81,6 +91,20 @@ def _of_kilt(paragraphs: list[Any], title: str) -> tuple[str, stated.Sections]:
             sections += [(position, path) for _, path in stated.section(" > ".join(names))]
         position += len(line) + 1
     return "\n".join(lines), tuple(sections)
+
+
+def _of_html(page: str, title: str) -> tuple[str, str, stated.Sections]:
+    if "<html" not in page[:4096].lower():  # where nothing marks the article, headings and lists would be left out
+        page = f"<html><body><article>{page}</article></body></html>"
+    try:
+        tree, text = web.parsed(page)
+    except (Failed, MemoryError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # one page is no reason to lose the others
+        raise Failed(f"HTML that cannot be parsed: {one_line(str(error))}") from None
+    headings = web.headings(tree)
+    title = title or web.title_of(tree) or next((heading for _, heading in headings), "")
+    return title, text, stated.sections_of(text, headings, title)
 
 
 def _plain(paragraph: str) -> str:

@@ -23,20 +23,29 @@ _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 def read(opened: Opened) -> Iterator[Document]:
     """Raises Failed: it is in another encoding than it says, or no text is found."""
-    import trafilatura
-
-    page = _decoded(opened.whole())
-    tree = trafilatura.load_html(page)
-    if tree is None:
-        raise Failed("no HTML in it")
-    title = " ".join("".join(tree.xpath("string((//title)[1])")).split())
-    text = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME) or text_of(tree)
-    if not text.strip():
-        raise Failed("no text found")
-    title = title or opened.stem
+    tree, text = parsed(_decoded(opened.whole(), opened.fetched.charset))
+    title = title_of(tree) or opened.stem
     meta = _meta(tree)
     known = stated.known(meta) | {"fields": stated.declared(opened.fields, meta)}
     yield opened.document(opened.path, title, text, sections=stated.sections_of(text, headings(tree), title), **known)
+
+
+def parsed(page: str) -> tuple[Any, str]:
+    """The tree of a page, and its text. Raises Failed: there is none."""
+    import trafilatura
+
+    tree = trafilatura.load_html(page)
+    if tree is None:
+        raise Failed("no HTML in it")
+    text = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME) or text_of(tree)
+    if not text.strip():
+        raise Failed("no text found")
+    return tree, text
+
+
+def title_of(tree: Any) -> str:
+    """What a page says that it is called; empty if it does not."""
+    return " ".join("".join(tree.xpath("string((//title)[1])")).split())
 
 
 def headings(tree: Any) -> list[tuple[int, str]]:
@@ -59,14 +68,14 @@ def _meta(tree: Any) -> dict[str, str]:
     return {**found, "url": canonical or found.get("url", "")}
 
 
-def _decoded(content: bytes) -> str:
+def _decoded(content: bytes, charset: str) -> str:
     said = _CHARSET.search(content[:4096])
+    name = (said[1] or said[2]).decode() if said else charset
     if (
-        said
+        name
         and content[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         and not content.startswith(codecs.BOM_UTF8)
     ):
-        name = (said[1] or said[2]).decode()
         try:
             return content.decode("cp1252" if name.lower() in ("iso-8859-1", "latin-1", "us-ascii") else name)
         except LookupError:
