@@ -23,6 +23,7 @@ from openbook.planning.command import plan
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
+    from openbook.core.splitting import At
     from openbook.corpus.duplicates import What
     from openbook.corpus.encode import Elsewhere
     from openbook.index.building.build import ExactDtype
@@ -74,7 +75,10 @@ def build(
     shards: Annotated[int, typer.Option(help="Disjoint parts, one index server each.")] = 1,
     factory: Annotated[str, typer.Option(help="FAISS factory string: Flat, HNSW32, 'IVF256,SQ8', ...")] = "Flat",
     encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
-    words: Annotated[int, typer.Option(help="Words per passage.")] = 100,
+    words: Annotated[int | None, typer.Option(help="Of a passage, at most; 100 if not given.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Of a passage, at most, in place of words.")] = None,
+    at: Annotated[str, typer.Option(help="Where passages end: words, sentences, or headings.")] = "words",
+    overlap: Annotated[int, typer.Option(help="Words (or tokens) that a passage repeats of the one before.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Cores to encode with; all if not given.")] = None,
     recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
@@ -113,6 +117,7 @@ def build(
     """
     from openbook.config import EncoderSettings, section
     from openbook.core.origin import Field
+    from openbook.core.splitting import Splitting
     from openbook.corpus.build import build_corpus, embedded_documents
     from openbook.corpus.duplicates import Repeated
     from openbook.corpus.former import Changes
@@ -122,6 +127,7 @@ def build(
     from openbook.index.remote.place import is_url
     from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
 
+    splitting = Splitting.of(words, tokens, cast("At", at), overlap)
     changes: list[Changes] = []
     repeated: list[Repeated] = []
     failures: list[Failure] = []
@@ -149,7 +155,7 @@ def build(
             encodes,
             n_shards=shards,
             factory=factory,
-            n_words=words,
+            splitting=splitting,
             recall_target=recall,
             queries=queries,
             query_encoder=query_encoder,

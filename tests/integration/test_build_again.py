@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings
+from openbook.core.splitting import Splitting
 from openbook.corpus.build import build_corpus
 from openbook.corpus.former import Changes
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot
@@ -48,7 +49,7 @@ def build(
         encoder,
         n_shards=2,
         factory="Flat",
-        n_words=20,
+        splitting=Splitting(20),
         on_changes=changes.append,
         on_progress=lambda stage, done, total: totals.append(total) if stage == "encode" else None,
         **options,

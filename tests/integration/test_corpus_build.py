@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_fields_are_declared_on_the_command_line_and_every_span_is_its_text(tmp_
         assert origin is not None
         assert (origin.path, origin.fields) == ("a.csv", {"year": 2000 + int(passage.document_id)})
         assert (text[origin.start : origin.end], text_digest(text)) == (passage.text, origin.document_digest)
+
+
+def test_tokens_sentences_and_an_overlap_are_chosen_on_the_command_line(documents: Path, tmp_path: Path) -> None:
+    text = " ".join(TEXTS)
+    documents.write_text(json.dumps({"id": "d", "title": "T", "text": text, "language": "en"}) + "\n")
+    command = ["build", str(documents), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "16"]
+    done = CliRunner().invoke(app, [*command, "--at", "sentences", "--overlap", "8"])
+    assert done.exit_code == 0, done.output
+    snapshot = Snapshot.open(tmp_path / "out")
+    found = list(PassageReader(snapshot.shard_folder(0), 0, snapshot.manifest.fields))
+    assert [passage.text for passage in found] == [f"{one} {other}" for one, other in pairwise(TEXTS)]
+    assert all(p.origin and text[p.origin.start : p.origin.end] == p.text for p in found)
+    done = CliRunner().invoke(app, [*command, "--words", "100"])
+    assert isinstance(done.exception, InvalidConfig)
+    assert "got 100 words and 16 tokens" in str(done.exception)
 
 
 def test_a_scan_is_chosen_on_the_command_line(documents: Path, tmp_path: Path) -> None:

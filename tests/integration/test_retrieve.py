@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings, section
+from openbook.core.splitting import Splitting
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.evaluation.rankings import RANKINGS, Ranking
@@ -53,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "beir" / "qrels").mkdir(parents=True)
     rows = [{"_id": id, "title": title, "text": text, "metadata": {}} for id, (title, text) in DOCUMENTS.items()]
     corpus = lines(folder / "beir" / "corpus.jsonl", rows)
-    build_corpus(corpus, folder / "snapshot", EncoderSettings(), 2, "Flat", n_words=12)
+    build_corpus(corpus, folder / "snapshot", EncoderSettings(), 2, "Flat", splitting=Splitting(12))
     asked = [{"_id": id, "text": text} for id, (text, _) in QUERIES.items()]
     lines(folder / "beir" / "queries.jsonl", [*asked, {"_id": "train-1", "text": "of another split"}])
     rows = [f"{id}\t{document}\t{gain}\n" for id, (_, gains) in QUERIES.items() for document, gain in gains.items()]

@@ -1,30 +1,21 @@
-"""Documents into passages: disjoint runs of 100 words, as the paper does for Wikipedia (section 3)."""
+"""Documents into passages, each with its place in its document; and passages around another."""
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import Origin
+from openbook.core.splitting import CountTokens, FindSentences, Splitting, not_given, spans, word_begins
 from openbook.core.types import Passage
 from openbook.errors import InvalidRequest
 
-WORDS_PER_PASSAGE = 100
+DEFAULT = Splitting()
 MAX_AROUND = 50
 """Passages before one, and behind, that can be asked for with it."""
 
-
-def split_words(text: str, n_words: int = WORDS_PER_PASSAGE) -> Iterator[str]:
-    """Disjoint runs of at most `n_words` words, words joined by single spaces. Text without words gives nothing.
-
-    Raises:
-        ValueError: `n_words` is less than 1.
-    """
-    if n_words < 1:
-        raise ValueError(f"n_words must be at least 1, got {n_words}")
-    words = text.split()
-    for start in range(0, len(words), n_words):
-        yield " ".join(words[start : start + n_words])
+_WORD = re.compile(r"\S+")  # as `str.split` finds them
 
 
 def joined(document: Document) -> str:
@@ -32,20 +23,27 @@ def joined(document: Document) -> str:
     return document.text if document.is_passage else " ".join(document.text.split())
 
 
-def split(document: Document, n_words: int = WORDS_PER_PASSAGE) -> Iterator[tuple[str, Origin]]:
+def split(
+    document: Document,
+    splitting: Splitting = DEFAULT,
+    count_tokens: CountTokens = not_given,
+    find_sentences: FindSentences = not_given,
+) -> Iterator[tuple[str, Origin]]:
     """The passages of a document, each with where it comes from: `joined(document)[start:end]` is its text.
 
-    Raises:
-        ValueError: as `split_words`.
+    Args:
+        document: what is split, unless it is a passage; without words it gives none.
+        splitting: how.
+        count_tokens: needed by tokens.
+        find_sentences: needed at sentences.
     """
-    text = joined(document)
-    pieces = [text] if document.is_passage else split_words(text, n_words)
-    sections = _words_before(document.text, [position for position, _ in document.sections])
-    pages = _words_before(document.text, document.pages)
+    text, words = joined(document), document.text.split()
+    sections = _places(document.text, words, [position for position, _ in document.sections])
+    pages = _places(document.text, words, document.pages)
     digest = text_digest(text)
-    start = 0
-    for number, piece in enumerate(pieces):
-        section = bisect_right(sections, number * n_words)
+    for start, end in _spans(document, words, sections, splitting, count_tokens, find_sentences):
+        piece = text if document.is_passage else text[start:end].rstrip()
+        section = bisect_right(sections, start)
         yield (
             piece,
             Origin(
@@ -55,24 +53,42 @@ def split(document: Document, n_words: int = WORDS_PER_PASSAGE) -> Iterator[tupl
                 path=document.path,
                 url=document.url,
                 section=document.sections[section - 1][1] if section else "",
-                page=bisect_right(pages, number * n_words) or None,
+                page=bisect_right(pages, start) or None,
                 language=document.language,
                 date=document.date,
                 fields=document.fields,
             ),
         )
-        start += len(piece) + 1
 
 
-def _words_before(text: str, positions: Sequence[int]) -> list[int]:
-    """How many words stand before each of some ascending positions."""
-    counts: list[int] = []
-    last = n_words = 0
+def _spans(
+    document: Document,
+    words: Sequence[str],
+    sections: Sequence[int],
+    splitting: Splitting,
+    count_tokens: CountTokens,
+    find_sentences: FindSentences,
+) -> Iterable[tuple[int, int]]:
+    if document.is_passage:
+        return [(0, len(document.text))]
+    ends: Sequence[int] = ()
+    if splitting.at == "sentences":  # of the text as it is: where a paragraph ends, a sentence does
+        ends = _places(document.text, words, find_sentences(document.text, document.language))
+    return spans(words, splitting, sections, ends, count_tokens)
+
+
+def _places(text: str, words: Sequence[str], positions: Sequence[int]) -> list[int]:
+    """Where in the words of a text, joined by single spaces, stands what is at some ascending positions of the text; of
+    what lies between words, the next one."""
+    if not positions:
+        return []
+    begins, firsts = word_begins(words), [found.start() for found in _WORD.finditer(text)]
+    places = []
     for position in positions:
-        n_words += len(text[last:position].split())
-        counts.append(n_words)
-        last = position
-    return counts
+        at = bisect_right(firsts, position) - 1
+        inside = at >= 0 and position < firsts[at] + len(words[at])
+        places.append(begins[at] + position - firsts[at] if inside else begins[at + 1])
+    return places
 
 
 def ids_around(id: int, around: int, n_passages: int) -> range:

@@ -18,13 +18,15 @@ import numpy as np
 from openbook import files
 from openbook.config import EncoderSettings
 from openbook.core.origin import Field, check_fields
-from openbook.core.passages import WORDS_PER_PASSAGE
+from openbook.core.passages import DEFAULT
 from openbook.core.space import Space, check_same_space
+from openbook.core.splitting import CountTokens, Splitting
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
 from openbook.corpus.encode import ROWS, VECTORS, Elsewhere, alone, encode, encode_elsewhere, plan_rows
 from openbook.corpus.former import Changes, Former
+from openbook.corpus.measures import sentence_finder
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
@@ -51,7 +53,7 @@ def build_corpus(
     encoder: EncoderSettings,
     n_shards: int,
     factory: str,
-    n_words: int = WORDS_PER_PASSAGE,
+    splitting: Splitting = DEFAULT,
     recall_target: float | None = None,
     queries: Path | None = None,
     query_encoder: str | None = None,
@@ -76,6 +78,8 @@ def build_corpus(
     On a CPU as many processes encode as `encoder.n_threads` says, each with one thread and a model of its own. However
     many they are, the snapshot is the same, to the byte, on one machine.
 
+    Passages are `splitting`'s; their tokens are those of `encoder`'s tokenizer.
+
     Every passage knows where it comes from, and what its document has of the `fields` that are declared.
 
     With `vectors`, a file or a folder of files, nothing is encoded but a sample, to compare: row i is passage i's. With
@@ -88,7 +92,7 @@ def build_corpus(
     is `encoder` itself if none is named.
 
     Raises:
-        InvalidConfig: `out` exists or is being built, or a number is out of its range.
+        InvalidConfig: `out` exists or is being built, a number is out of its range, or a library is missing.
         InvalidDocuments: the corpus, the file of questions or the vectors cannot be read, or hold no words, no
             questions or vectors of something else.
         InvalidSnapshot: `former` is none, or damaged.
@@ -97,8 +101,8 @@ def build_corpus(
         StartupError: a process that encodes ended early.
         SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
     """
-    if n_words < 1:
-        raise InvalidConfig(f"words per passage must be at least 1, got {n_words}")
+    if splitting.at == "sentences":
+        sentence_finder()  # before a model is loaded
     check_fields(fields)
     if not (documents.is_file() or documents.is_dir()):
         raise InvalidDocuments(f"{documents}: no such file")
@@ -123,7 +127,7 @@ def build_corpus(
     known = Former(former, embedded_by, exact_dtype) if former else None
     plan = Plan(
         documents_digest=corpus_digest(documents),
-        n_words=n_words,
+        splitting=splitting,
         fields=fields,
         embedded_by=embedded_by,
         dimension=model.dimension,
@@ -136,7 +140,7 @@ def build_corpus(
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
-            _start(work, plan, documents, on_failure, threads(encoder.n_threads))
+            _start(work, plan, documents, on_failure, threads(encoder.n_threads), model.count_tokens)
             note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
         if note.changes:
             on_changes(note.changes)
@@ -179,7 +183,9 @@ def embedded_documents() -> Path:
     return Path(str(resources.files("openbook") / "embedded/corpus/documents.jsonl.gz"))
 
 
-def _start(work: Path, plan: Plan, documents: Path, on_failure: OnFailure, n_processes: int) -> None:
+def _start(
+    work: Path, plan: Plan, documents: Path, on_failure: OnFailure, n_processes: int, count_tokens: CountTokens
+) -> None:
     """Write the passages, and what could not be read."""
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work)
@@ -192,7 +198,9 @@ def _start(work: Path, plan: Plan, documents: Path, on_failure: OnFailure, n_pro
             kept.write(json.dumps(asdict(failure)) + "\n")
             on_failure(failure)
 
-        passages = read_passages(documents, plan.n_words, tell, n_processes=n_processes, fields=plan.fields)
+        passages = read_passages(
+            documents, plan.splitting, tell, n_processes=n_processes, fields=plan.fields, count_tokens=count_tokens
+        )
         if plan.duplicates != "keep":
             looked = Duplicates()
             marked = looked.marked(passages)

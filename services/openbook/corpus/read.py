@@ -1,4 +1,4 @@
-"""A corpus to passages: documents from files of any kind (`openbook.corpus.sources`), split into runs of 100 words."""
+"""A corpus to passages: documents from files of any kind (`openbook.corpus.sources`), split into passages."""
 
 import gzip
 import zlib
@@ -9,8 +9,10 @@ from typing import IO
 
 from openbook.core.documents import Document
 from openbook.core.origin import Field
-from openbook.core.passages import WORDS_PER_PASSAGE, split
+from openbook.core.passages import DEFAULT, split
+from openbook.core.splitting import CountTokens, FindSentences, Splitting, not_given
 from openbook.core.types import Passage
+from openbook.corpus.measures import TokenCounts, sentence_finder
 from openbook.corpus.sources.limits import Failure, Limits, OnFailure, raise_it
 from openbook.corpus.sources.parsers import parsed
 from openbook.corpus.sources.walk import found
@@ -19,29 +21,33 @@ from openbook.errors import InvalidDocuments
 
 def read_passages(
     path: Path,
-    n_words: int = WORDS_PER_PASSAGE,
+    splitting: Splitting = DEFAULT,
     on_failure: OnFailure = raise_it,
     limits: Limits | None = None,
     n_processes: int = 1,
     fields: tuple[Field, ...] = (),
+    count_tokens: CountTokens = not_given,
 ) -> Iterator[Passage]:
     """The passages of a file or a folder, numbered from 0, always in the same order, however many processes parse. Each
     knows where it comes from.
 
     Args:
         path: what to read.
-        n_words: words of a passage; DPR's `psgs_w100.tsv` comes already split.
+        splitting: of documents into passages; DPR's `psgs_w100.tsv` comes already split.
         on_failure: told what cannot be read; the first ends it, if nobody else is.
         limits: of what each file may cost.
         n_processes: that parse.
         fields: that documents may have beside what all have; a value that is not of its type is a failure.
+        count_tokens: as the encoder of passages reads them; needed by tokens alone.
 
     Raises:
+        InvalidConfig: sentences cannot be found, for want of a library.
         InvalidDocuments: nothing is there, or something cannot be read.
     """
-    number = count()
+    number, counts = count(), TokenCounts(count_tokens)
+    find_sentences: FindSentences = sentence_finder() if splitting.at == "sentences" else not_given
     for document in read_documents(path, on_failure, limits or Limits(), n_processes, fields):
-        for text, origin in split(document, n_words):
+        for text, origin in split(document, splitting, counts, find_sentences):
             yield Passage(next(number), document.id, document.title, text, origin)
 
 

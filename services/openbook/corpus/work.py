@@ -6,6 +6,7 @@ from pydantic import BaseModel, ValidationError
 
 from openbook import files
 from openbook.core.origin import Field
+from openbook.core.splitting import Splitting
 from openbook.corpus.duplicates import What
 from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
@@ -25,7 +26,7 @@ class Plan(BaseModel, frozen=True):
     """What work in progress is made from; nothing else may go on with it."""
 
     documents_digest: str
-    n_words: int
+    splitting: Splitting
     fields: tuple[Field, ...]
     embedded_by: str
     dimension: int

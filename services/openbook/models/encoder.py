@@ -153,6 +153,11 @@ class TextEncoder:
         """How many tokens the encoder would read, special tokens included; `pooling.max_tokens` is the limit."""
         return len(self._tokenizer(self.pooling.query_prefix + question)["input_ids"])
 
+    def count_tokens(self, words: Sequence[str]) -> list[int]:
+        """How many tokens each word has by itself, without special tokens."""
+        options = {"add_special_tokens": False, "verbose": False}  # no warning of long ones: they are only counted
+        return [len(ids) for ids in self._tokenizer(list(words), **options)["input_ids"]] if words else []
+
     def padded_length(self, question: str) -> int:
         """How long the question is computed, in tokens: those of one length are computed together.
 

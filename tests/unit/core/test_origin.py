@@ -11,6 +11,7 @@ from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import Field, FieldType, check_fields
 from openbook.core.passages import joined, split
+from openbook.core.splitting import Splitting
 from openbook.errors import InvalidConfig
 
 
@@ -98,7 +99,7 @@ def test_each_field_once_and_not_too_many() -> None:
 def test_every_span_is_its_text(text: str, n_words: int, is_passage: bool) -> None:
     document = Document("id", "title", text, is_passage=is_passage)
     whole = joined(document)
-    pieces = list(split(document, n_words))
+    pieces = list(split(document, Splitting(n_words)))
     assert all(whole[origin.start : origin.end] == piece for piece, origin in pieces)
     assert {origin.document_digest for _, origin in pieces} <= {text_digest(whole)}
     assert " ".join(piece for piece, _ in pieces) == whole
@@ -115,5 +116,5 @@ def test_a_passage_has_the_section_and_the_page_in_which_it_begins(lines: list[s
     document = Document("id", "title", "\n".join(lines), sections=sections, pages=tuple(starts))
     line_of = [i for i, line in enumerate(lines) for _ in line.split()]
     expected = [line_of[i] for i in range(0, len(line_of), n_words)]
-    found = [(int(origin.section), (origin.page or 0) - 1) for _, origin in split(document, n_words)]
+    found = [(int(origin.section), (origin.page or 0) - 1) for _, origin in split(document, Splitting(n_words))]
     assert found == [(i, i) for i in expected]

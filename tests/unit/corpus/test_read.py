@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openbook.core.passages import split_words
+from openbook.core.documents import Document
+from openbook.core.passages import split
+from openbook.core.splitting import Splitting
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Limits
 from openbook.errors import InvalidDocuments
@@ -22,7 +24,7 @@ def test_documents_become_numbered_passages_that_know_their_document(tmp_path: P
     path = write_jsonl(
         tmp_path / "a.jsonl", {"id": "x", "title": "X", "text": text}, {"id": 7, "title": "Y", "text": "z"}
     )
-    passages = list(read_passages(path, n_words=2))
+    passages = list(read_passages(path, Splitting(2)))
     assert [(p.id, p.document_id, p.title, p.text) for p in passages] == [
         (0, "x", "X", "w0 w1"),
         (1, "x", "X", "w2 w3"),
@@ -90,7 +92,7 @@ def test_a_quote_that_never_ends_is_named(tmp_path: Path) -> None:
 @settings(max_examples=50)
 @given(st.text(), st.integers(1, 7))
 def test_splitting_loses_no_word_and_makes_none_too_long(text: str, n_words: int) -> None:
-    pieces = list(split_words(text, n_words))
+    pieces = [piece for piece, _ in split(Document("id", "title", text), Splitting(n_words))]
     assert " ".join(pieces).split() == text.split()
     assert all(1 <= len(piece.split()) <= n_words for piece in pieces)
     assert all(len(piece.split()) == n_words for piece in pieces[:-1])

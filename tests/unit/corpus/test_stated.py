@@ -12,6 +12,7 @@ from every_format import DOCUMENTS, EACH, TOGETHER
 from openbook.core.documents import Document
 from openbook.core.origin import Field, Origin
 from openbook.core.passages import joined, split
+from openbook.core.splitting import Splitting
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Budget, Failure, Limits
@@ -36,7 +37,7 @@ def only(content: bytes, name: str) -> Document:
 
 
 def origins(document: Document, n_words: int = 4) -> list[Origin]:
-    return [origin for _, origin in split(document, n_words)]
+    return [origin for _, origin in split(document, Splitting(n_words))]
 
 
 def parts(name: str) -> list[bytes]:
@@ -52,7 +53,7 @@ def test_every_span_of_every_format_is_its_text(name: str) -> None:
     for document in documents:
         assert isinstance(document, Document)
         whole = joined(document)
-        pieces = list(split(document, 20))
+        pieces = list(split(document, Splitting(20)))
         assert len(pieces) > 1
         assert [whole[origin.start : origin.end] for _, origin in pieces] == [text for text, _ in pieces]
 
@@ -236,7 +237,7 @@ def test_a_value_of_another_type_is_a_failure_and_the_next_row_is_read() -> None
 
 def test_all_of_it_comes_with_the_passages(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_bytes(MARKDOWN)
-    first, second, third = read_passages(tmp_path, n_words=4, fields=FIELDS)
+    first, second, third = read_passages(tmp_path, splitting=Splitting(4), fields=FIELDS)
     assert second.origin == Origin(
         document_digest=first.origin.document_digest if first.origin else "",
         start=19,

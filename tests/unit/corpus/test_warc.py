@@ -112,6 +112,7 @@ PACKED = gzip.compress(PAGE)
         ),
         (PAGE, [("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked")]),  # taken off, and still said
     ],
+    ids=["gzip", "deflate", "chunked", "gzip in chunks", "taken off before"],
 )
 def test_what_a_page_was_sent_in_is_taken_off(content: bytes, headers: list[tuple[str, str]]) -> None:
     assert texts(response(content, *TYPE, *headers)) == [WORDS]

@@ -5,10 +5,18 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openbook.core.splitting import Splitting
 from openbook.corpus.work import NOTE, Note, Plan, resumed
 
 PLAN = Plan(
-    documents_digest="", n_words=1, fields=(), embedded_by="", dimension=1, vectors=None, former=None, duplicates="keep"
+    documents_digest="",
+    splitting=Splitting(2),
+    fields=(),
+    embedded_by="",
+    dimension=1,
+    vectors=None,
+    former=None,
+    duplicates="keep",
 )
 
 
@@ -32,6 +40,7 @@ def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
     assert resumed(tmp_path, PLAN) is None
     Note(plan=PLAN, n_encoded=3, ahead={5: 7}).write(tmp_path)
     assert resumed(tmp_path, PLAN) == Note(plan=PLAN, n_encoded=3, ahead={5: 7})
-    assert resumed(tmp_path, PLAN.model_copy(update={"n_words": 2})) is None
+    for other in (Splitting(3), Splitting(2, "tokens"), Splitting(2, at="sentences"), Splitting(2, overlap=1)):
+        assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other})) is None
     (tmp_path / NOTE).write_text("{")
     assert resumed(tmp_path, PLAN) is None
