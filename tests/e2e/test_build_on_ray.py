@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from openbook import local_ray, ray_encoding
 from openbook.cli import app
 from openbook.config import EncoderSettings
+from openbook.core.splitting import Splitting
 from openbook.corpus import build as corpus_build
 from openbook.errors import InvalidConfig, InvalidModel
 from openbook.index.disk.snapshot import Manifest
@@ -52,7 +53,7 @@ def build(folder: Path, out: str, on_ray: bool, on_encoded: Callable[[int], None
         patch.setattr(corpus_build, "ROWS_PER_STEP", AT_ONCE)
         elsewhere = ray_encoding.RayEncoders(settings) if on_ray else None
         return corpus_build.build_corpus(
-            folder / "documents.jsonl", folder / out, settings, 2, "Flat", 10, on_progress=on_progress,
+            folder / "documents.jsonl", folder / out, settings, 2, "Flat", Splitting(10), on_progress=on_progress,
             elsewhere=elsewhere,
         )  # fmt: skip
 

@@ -102,7 +102,7 @@ def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
 
     with pytest.raises(KeyboardInterrupt):
         build_corpus(
-            documents, tmp_path / "out", encoder, 1, "Flat", 20, on_progress=interrupt,
+            documents, tmp_path / "out", encoder, 1, "Flat", Splitting(20), on_progress=interrupt,
             former=tmp_path / "former",
         )  # fmt: skip
     done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--from", str(tmp_path / "former")])
@@ -239,7 +239,9 @@ def test_given_vectors_in_pieces_survive_an_interruption(encoder: EncoderSetting
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(documents, tmp_path / "out", encoder, 2, "Flat", 20, vectors=folder, on_progress=interrupt)
+        build_corpus(
+            documents, tmp_path / "out", encoder, 2, "Flat", Splitting(20), vectors=folder, on_progress=interrupt
+        )
     assert (tmp_path / "out.work" / "note.json").exists()
     build(documents, tmp_path / "out", encoder, vectors=folder)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import Origin
-from openbook.core.splitting import CountTokens, FindSentences, Splitting, not_given, spans, word_begins
+from openbook.core.splitting import (
+    WORDS_PER_PASSAGE,
+    CountTokens,
+    FindSentences,
+    Splitting,
+    not_given,
+    spans,
+    word_begins,
+)
 from openbook.core.types import Passage
 from openbook.errors import InvalidRequest
 
@@ -16,6 +24,17 @@ MAX_AROUND = 50
 """Passages before one, and behind, that can be asked for with it."""
 
 _WORD = re.compile(r"\S+")  # as `str.split` finds them
+
+
+def split_words(text: str, n_words: int = WORDS_PER_PASSAGE) -> Iterator[str]:
+    """The passages of a text alone: disjoint runs of at most `n_words` words, joined by single spaces.
+
+    Raises:
+        InvalidConfig: `n_words` is less than 1.
+    """
+    words = text.split()
+    whole = " ".join(words)
+    return (whole[start:end].rstrip() for start, end in spans(words, Splitting(n_words)))
 
 
 def joined(document: Document) -> str:
