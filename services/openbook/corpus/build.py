@@ -20,7 +20,7 @@ from openbook.config import EncoderSettings
 from openbook.core.origin import Field, check_fields
 from openbook.core.passages import DEFAULT
 from openbook.core.space import Space, check_same_space
-from openbook.core.splitting import CountTokens, Splitting
+from openbook.core.splitting import CountTokens, Splitting, not_given
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
@@ -140,7 +140,8 @@ def build_corpus(
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
-            _start(work, plan, documents, on_failure, threads(encoder.n_threads), model.count_tokens)
+            counts = model.count_tokens if splitting.unit == "tokens" else not_given
+            _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts)
             note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
         if note.changes:
             on_changes(note.changes)
