@@ -140,7 +140,9 @@ def build_corpus(
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
-            counts: CountTokens = model.count_tokens if splitting.unit == "tokens" else not_given
+            counts: CountTokens = not_given
+            if splitting.unit == "tokens":
+                counts = model.count_tokens
             _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts)
             note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
         if note.changes:
