@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from object_storage import gs, s3
@@ -152,12 +153,44 @@ def test_names_that_no_disk_has_are_failures_and_hidden_ones_are_left(
     there = {name: Listed("good.txt", 4, "1") for name in (*bad, "good.txt", "sub/.git/config")}
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "good.txt").write_text("good")
-    monkeypatch.setattr(Place, "files", lambda _: there)
+    monkeypatch.setattr(Place, "listing", lambda _: there)
     failures: list[Failure] = []
     with fetched(f"file://{tmp_path}/there", tmp_path / "out", failures.append) as folder:
         assert contents(folder) == {"good.txt": b"good"}
     assert sorted(failure.path for failure in failures) == sorted(bad)
     assert names(tmp_path) == ["there"]
+
+
+@pytest.mark.parametrize("path", ["%2e%2e", "a%2F..%2F..", ".lock", ".fetched.jsonl", "a/b/..", "?x=/../y"])
+def test_a_web_address_names_no_file_outside(
+    path: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Place, "about", lambda _, path: Listed(path, 4, "1"))
+    monkeypatch.setattr(Place, "pieces", lambda *_: iter([b"good"]))
+    with fetched(f"http://host/{path}", tmp_path / "out", raise_it) as file:
+        assert (file.read_bytes(), file.parent) == (b"good", tmp_path / "out.documents")
+        assert file.name.strip(".")
+        assert set(names(file.parent)) == {".fetched.jsonl", ".lock", file.name}
+
+
+def test_what_is_here_needs_no_room_again(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(done: int, total: int) -> None:
+        if done >= 4 * PIECE:
+            raise KeyboardInterrupt
+
+    web.version = '"1"'
+    url = f"{web.url}/a%20b.txt"
+    with pytest.raises(KeyboardInterrupt), fetched(url, tmp_path / "out", raise_it, stop, PIECE):
+        raise AssertionError
+    size = (web.folder / "a b.txt").stat().st_size
+    for free in (size - 3 * PIECE - 1, size - 3 * PIECE):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        if free < size - 3 * PIECE:
+            with pytest.raises(InvalidDocuments, match=f"{free + 1} bytes are needed, {free} are free"):
+                fetched(url, tmp_path / "out", raise_it, piece_bytes=PIECE).__enter__()
+        else:
+            with fetched(url, tmp_path / "out", raise_it, piece_bytes=PIECE) as file:
+                assert file.stat().st_size == size
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,9 +16,7 @@ from openbook.corpus.sources.parse import is_hidden
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot, ShardUnavailable
 from openbook.index.building.build import check_new
 from openbook.index.remote.place import PIECE_BYTES, Listed, Place
-
-OnBytes = Callable[[int, int], None]
-"""Called with how many bytes are there of how many."""
+from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
 N_FILES = 8  # at once
 MAX_NAME_BYTES = 240  # of a file or a folder; while it is written it has a longer name
@@ -56,6 +53,8 @@ def fetched(
             place, names, only = _found(url)
             for name in sorted(names):
                 if problem := _problem(name, names):
+                    if only:
+                        raise InvalidDocuments(f"{url}: {problem}")
                     on_failure(Failure(name, problem))
                     del names[name]
             _Fetch(place, folder, url, piece_bytes).all(names, on_bytes)
@@ -72,11 +71,11 @@ def _found(url: str) -> tuple[Place, dict[str, Listed], str]:
     scheme, _, rest = url.partition("://")
     if scheme in ("http", "https"):
         host, _, path = rest.partition("/")
-        name = unquote(path.partition("?")[0].rpartition("/")[2]) or "index.html"
+        name = unquote(path.partition("?")[0]).rpartition("/")[2].lstrip(".") or "index.html"
         place = Place(f"{scheme}://{host}", follows=True)
-        return place, {name: place.file(path)}, name
+        return place, {name: place.about(path)}, name
     place = Place(url)
-    found = {name: each for name, each in place.files().items() if not is_hidden(name)}
+    found = {name: each for name, each in place.listing().items() if not is_hidden(name)}
     if "" not in found:
         return place, found, ""
     folder, _, name = place.url.rpartition("/")
@@ -103,7 +102,6 @@ class _Fetch:
         self._folder = folder
         self._piece_bytes = piece_bytes
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
         self._known = self._read(url)
 
     def all(self, names: Mapping[str, Listed], on_bytes: OnBytes) -> None:
@@ -112,27 +110,10 @@ class _Fetch:
             name = here.relative_to(self._folder).as_posix()
             if not is_hidden(name) and name not in names:
                 here.unlink()
-        missing = [name for name, listed in names.items() if not self._is_here(name, listed)]
-        total = sum(names[name].size_bytes or 0 for name in missing)
-        if total > (free := shutil.disk_usage(self._folder).free):
-            raise InvalidDocuments(f"{self._folder}: {total} bytes are needed, {free} are free")
-        n_bytes = 0
-
-        def count(more: int) -> None:
-            nonlocal n_bytes
-            with self._lock:
-                n_bytes += more
-                on_bytes(n_bytes, max(total, n_bytes))
-
-        with ThreadPoolExecutor(N_FILES, "fetch") as threads:
-            futures = [threads.submit(self._file, name, names[name], count) for name in missing]
-            try:
-                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            finally:
-                self._stopped.set()  # also by Ctrl-C
-                threads.shutdown(cancel_futures=True)
-        for future in ended:
-            future.result()
+        missing = {name: listed for name, listed in names.items() if not self._is_here(name, listed)}
+        total = sum(listed.size_bytes or 0 for listed in missing.values())
+        begun = sum(self._begun(name, listed) for name, listed in missing.items())
+        transfer_all(self._folder, missing.items(), self._file, total, begun, on_bytes, N_FILES)
 
     def _read(self, url: str) -> dict[str, tuple[Listed, bool]]:
         """What the journal says of each file, and whether it is whole. Of another URL all is thrown away."""
@@ -157,14 +138,20 @@ class _Fetch:
     def _is_here(self, name: str, listed: Listed) -> bool:
         return bool(listed.version) and self._known.get(name) == (listed, True) and (self._folder / name).exists()
 
-    def _file(self, name: str, listed: Listed, count: Callable[[int], None]) -> None:
+    def _begun(self, name: str, listed: Listed) -> int:
+        """How much of a file is here and need not be fetched again."""
+        partial = files.partial_of(self._folder / name)
+        if not (listed.version and listed.size_bytes and self._known.get(name) == (listed, False) and partial.exists()):
+            return 0
+        # The piece that was written last may not have reached the disk before the power was cut.
+        n_pieces = min(partial.stat().st_size, listed.size_bytes) // self._piece_bytes
+        return max(0, n_pieces - 1) * self._piece_bytes
+
+    def _file(self, file: tuple[str, Listed], transfer: Transfer) -> None:
+        name, listed = file
         here = self._folder / name
         here.parent.mkdir(parents=True, exist_ok=True)
-        partial = files.partial_of(here)
-        begun = 0
-        if listed.version and listed.size_bytes and self._known.get(name) == (listed, False) and partial.exists():
-            # The piece that was written last may not have reached the disk before the power was cut.
-            begun = max(0, min(partial.stat().st_size, listed.size_bytes) // self._piece_bytes - 1) * self._piece_bytes
+        partial, begun = files.partial_of(here), self._begun(name, listed)
         self._note(name, listed, is_whole=False)
         if listed.size_bytes is None:
             pieces = self._place.stream(listed.path, self._piece_bytes)
@@ -173,12 +160,12 @@ class _Fetch:
         with partial.open("r+b" if begun else "wb", buffering=0) as out:
             out.truncate(begun)
             out.seek(begun)
-            count(begun)
+            transfer.count(begun)
             for piece in pieces:
-                if self._stopped.is_set():
+                if transfer.stopped.is_set():
                     return
                 out.write(piece)
                 os.fdatasync(out.fileno())
-                count(len(piece))
+                transfer.count(len(piece))
         files.put(partial, here)
         self._note(name, listed, is_whole=True)

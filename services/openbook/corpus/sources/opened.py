@@ -22,7 +22,7 @@ UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Crawled:
     """What a web archive knows of a file, for want of what the file says itself."""
 
     url: str = ""
@@ -41,20 +41,20 @@ class Opened:
     budget: Budget
     n_layers: int = 0  # of archives and compression around it
     fields: tuple[Field, ...] = ()  # that the user declared for his documents
-    fetched: Fetched = Fetched()
+    crawled: Crawled = Crawled()
 
     def inside(self, file: IO[bytes], path: str) -> "Opened":
         """What came out of it, one layer deeper."""
         if self.n_layers == self.limits.n_layers:
             raise Failed(f"lies in more than {self.limits.n_layers} layers of archives and compression")
         path = path.encode(errors="replace").decode()  # names in archives are of any bytes
-        fetched = self.fetched if path == self.path else replace(self.fetched, ending="", charset="")
-        return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1, fetched=fetched)
+        crawled = self.crawled if path == self.path else replace(self.crawled, ending="", charset="")
+        return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1, crawled=crawled)
 
     @property
     def name(self) -> str:
         """Its own name, without the ending of its compression."""
-        name = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(self.fetched.ending) + self.fetched.ending
+        name = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(self.crawled.ending) + self.crawled.ending
         stem, ending = os.path.splitext(name)
         return stem if ending.lower() in COMPRESSED and stem else name
 
@@ -117,7 +117,7 @@ class Opened:
             Failed: it is too long, or holds half a character, which nothing behind us could store.
         """
         try:
-            known = {**known, **{name: known.get(name) or getattr(self.fetched, name) for name in ("url", "date")}}
+            known = {**known, **{name: known.get(name) or getattr(self.crawled, name) for name in ("url", "date")}}
             about = (known["url"], *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
             size_bytes = len("".join([id, title, text, *map(str, about)]).encode())
         except UnicodeEncodeError as error:

@@ -164,7 +164,7 @@ class Parse:
                 yield None
             else:
                 inside = file.inside(record.content, f"{file.path}/{record.name}")
-                yield from self.events(replace(inside, fetched=record.fetched))
+                yield from self.events(replace(inside, crawled=record.crawled))
 
 
 def _check_number(file: Opened, n_members: int) -> None:

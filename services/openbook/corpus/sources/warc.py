@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import HEAD, MB, Failed, Spent
-from openbook.corpus.sources.opened import Fetched, Opened
+from openbook.corpus.sources.opened import Crawled, Opened
 
 HEADER_BYTES = 1 << 18
 _START = re.compile(rb"WARC/[01]\.\d+[ \t]*\r?\n")
@@ -25,7 +25,7 @@ class Record:
     """A file that was fetched, or what was made of one."""
 
     name: str
-    fetched: Fetched
+    crawled: Crawled
     content: IO[bytes]
 
 
@@ -164,13 +164,13 @@ def _record(parser: Any, about: Any, block: _Block, number: int) -> Record | Non
         return None
     is_text = kind == "conversion" and media_type == "text/plain"  # of a page that may be called .html
     charset = _CHARSET.search(media)
-    fetched = Fetched(
+    crawled = Crawled(
         url=stated.url(uri),
         date=stated.date(about.get_header("WARC-Date")),
         ending=".txt" if is_text else _ENDINGS.get(media_type, ""),
         charset=charset[1] if charset else "",
     )
-    return Record(uri or f"{number}", fetched, content)
+    return Record(uri or f"{number}", crawled, content)
 
 
 def _unwrapped(http: Any, content: Any) -> Any:

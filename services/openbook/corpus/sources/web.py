@@ -23,7 +23,7 @@ _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 def read(opened: Opened) -> Iterator[Document]:
     """Raises Failed: it is in another encoding than it says, or no text is found."""
-    tree, text = parsed(_decoded(opened.whole(), opened.fetched.charset))
+    tree, text = parsed(_decoded(opened.whole(), opened.crawled.charset))
     title = title_of(tree) or opened.stem
     meta = _meta(tree)
     known = stated.known(meta) | {"fields": stated.declared(opened.fields, meta)}

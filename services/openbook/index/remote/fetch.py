@@ -5,11 +5,8 @@ last, so that no folder is a snapshot before all that was asked for is in it.
 """
 
 import hashlib
-import shutil
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +24,7 @@ from openbook.index.disk.snapshot import (
     shard_folder,
 )
 from openbook.index.remote.place import PIECE_BYTES, Place
-
-OnBytes = Callable[[int, int], None]
-"""Called with how many bytes are there of how many."""
+from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
 N_FILES = 4  # at once
 
@@ -138,43 +133,25 @@ def _fetch_files(place: Place, folder: Path, wanted: list[RemoteFile], on_bytes:
     missing = [file for file in wanted if _size(folder / file.path) != file.size_bytes]
     total = sum(file.size_bytes for file in missing)
     begun = sum(min(file.size_bytes, _size(files.partial_of(folder / file.path))) for file in missing)
-    free = shutil.disk_usage(folder).free
-    if total - begun > free:
-        raise ShardUnavailable(f"{folder}: {total - begun} bytes are needed, {free} are free")
-    done, lock, stopped = 0, threading.Lock(), threading.Event()
 
-    def count(n_bytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += n_bytes
-            on_bytes(done, total)
+    def fetch_one(file: RemoteFile, transfer: Transfer) -> None:
+        _fetch_file(place, folder, file, transfer, piece_bytes)
 
-    with ThreadPoolExecutor(N_FILES, "fetch") as threads:
-        futures = [
-            threads.submit(_fetch_file, place, folder, file, count, stopped, piece_bytes)
-            for file in sorted(missing, key=lambda file: -file.size_bytes)
-        ]
-        try:
-            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stopped.set()  # also by Ctrl-C
-            threads.shutdown(cancel_futures=True)
-    for future in ended:
-        future.result()
+    largest_first = sorted(missing, key=lambda file: -file.size_bytes)
+    transfer_all(folder, largest_first, fetch_one, total, begun, on_bytes, N_FILES)
 
 
 def _fetch_file(
     place: Place,
     folder: Path,
     file: RemoteFile,
-    count: Callable[[int], None],
-    stopped: threading.Event,
+    transfer: Transfer,
     piece_bytes: int,
 ) -> None:
     path = folder / file.path
     path.parent.mkdir(exist_ok=True)
     partial = files.partial_of(path)
-    while not stopped.is_set():
+    while not transfer.stopped.is_set():
         begun = _size(partial)
         if begun > file.size_bytes:
             partial.unlink()
@@ -182,13 +159,13 @@ def _fetch_file(
         with partial.open("a+b", buffering=0) as out:
             out.seek(0)
             sha256 = hashlib.file_digest(out, "sha256") if begun else hashlib.sha256()
-            count(begun)
+            transfer.count(begun)
             for piece in place.pieces(file.path, begun, file.size_bytes, piece_bytes):
-                if stopped.is_set():
+                if transfer.stopped.is_set():
                     return
                 out.write(piece)
                 sha256.update(piece)
-                count(len(piece))
+                transfer.count(len(piece))
         if sha256.hexdigest() == file.sha256:
             files.put(partial, path)
             return
@@ -196,7 +173,7 @@ def _fetch_file(
         if not begun:
             found = sha256.hexdigest()
             raise InvalidSnapshot(f"{place.at(file.path)}: was altered: sha256 must be {file.sha256}, found {found}")
-        count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
+        transfer.count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
 
 
 def _size(path: Path) -> int:

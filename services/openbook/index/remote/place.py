@@ -138,7 +138,7 @@ class Place:
             while piece := self._again(path, lambda: file.read(piece_bytes), tries=1):
                 yield piece
 
-    def files(self) -> dict[str, Listed]:
+    def listing(self) -> dict[str, Listed]:
         """All that lies there, by its path; the path of a file whose URL this is, is empty. Not of web servers.
 
         Raises:
@@ -151,8 +151,8 @@ class Place:
         start = len(self._files._strip_protocol(self.url))
         return {path: self._listed(path, found[key]) for key in found for path in [key[start:].removeprefix("/")]}
 
-    def file(self, path: str) -> Listed:
-        """One that lies there. Raises as `files`."""
+    def about(self, path: str) -> Listed:
+        """A file that lies there. Raises as `listing`."""
         listed = self._listed(path, self._again(path, lambda: self._files.info(self.at(path))))
         if listed.size_bytes is None or not self.url.startswith("http"):
             return listed

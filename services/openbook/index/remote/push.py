@@ -7,8 +7,9 @@ from openbook.errors import InvalidSnapshot
 from openbook.index.disk import bm25
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
-from openbook.index.remote.fetch import OnBytes, RemoteFile, shard_files
+from openbook.index.remote.fetch import RemoteFile, shard_files
 from openbook.index.remote.place import Place
+from openbook.index.remote.transfer import OnBytes
 
 
 def push(folder: Path, url: str, on_bytes: OnBytes = lambda done, total: None) -> str:
