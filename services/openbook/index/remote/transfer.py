@@ -1,4 +1,4 @@
-"""Files brought from elsewhere, some at once: room is looked for before, bytes are counted, the first error stops all."""
+"""Files brought from elsewhere, some at once: room is looked for, bytes are counted, the first error stops all."""
 
 import shutil
 import threading
