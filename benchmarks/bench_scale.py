@@ -1,9 +1,13 @@
 """A large snapshot of generated vectors: built, served by real index servers, and searched.
 
     python benchmarks/bench_scale.py [--vectors 5000000] [--factory IVF4096,SQ8] [--shards 1] [--folder var/bench-scale]
+        [--exact-dtype float32] [--files]
+
+With `--files`, all is done as `openbook build --vectors` does it: passages in a table as DPR's, vectors as long as the
+embedded encoder's in one float16 file, of which those that are compared are the encoder's own; both files stay.
 
 The vectors are unit length: one of many centres (themselves random directions, of Zipf-like popularity) plus noise of
-0.7 of its length. Real ones are harder. Nothing of them is held: blocks are made when the build asks for them. Queries
+0.7 of its length. Real ones are harder. Without `--files` blocks of them are made when the build asks for them. Queries
 are vectors nobody stored, made alike. A finished snapshot is used again. Prints a table, and one JSON line.
 """
 
@@ -25,30 +29,34 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, track
 from rich.table import Table
 
+from openbook.config import EncoderSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage, RetrievalSettings
+from openbook.corpus.build import build_corpus
+from openbook.corpus.vectors import SAMPLE
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Manifest, Snapshot
+from openbook.models.encoder import TextEncoder
 
 DIMENSION, BLOCK, NOISE = 768, 8192, 0.7
 OPENBOOK = (sys.executable, "-m", "openbook.cli")
 
 
 class Generated:
-    """(N, 768) float32 vectors that exist only while somebody looks at them: as `build_snapshot` reads them."""
+    """(N, d) float32 vectors that exist only while somebody looks at them: as `build_snapshot` reads them."""
 
     ndim, dtype = 2, np.dtype(np.float32)
 
-    def __init__(self, n_vectors: int, seed: int = 0) -> None:
-        self.shape = (n_vectors, DIMENSION)
+    def __init__(self, n_vectors: int, seed: int = 0, dimension: int = DIMENSION) -> None:
+        self.shape = (n_vectors, dimension)
         self._seed = seed
         centres = np.random.default_rng(0).standard_normal(
-            (max(16, min(50_000, n_vectors // 50)), DIMENSION), np.float32
+            (max(16, min(50_000, n_vectors // 50)), dimension), np.float32
         )
         self._centres = centres / np.linalg.norm(centres, axis=1, keepdims=True)
 
@@ -66,7 +74,8 @@ class Generated:
         rng = np.random.default_rng((self._seed, block))
         n = len(self._centres)
         which = (n ** rng.random(BLOCK)).astype(np.int64) - 1  # p(i) about 1 / i
-        noise = rng.standard_normal((BLOCK, DIMENSION), np.float32) * np.float32(NOISE / DIMENSION**0.5)
+        d = self.shape[1]
+        noise = rng.standard_normal((BLOCK, d), np.float32) * np.float32(NOISE / d**0.5)
         vectors = self._centres[which] + noise
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
@@ -92,9 +101,12 @@ def main() -> None:
     parser.add_argument("--factory", default="IVF4096,SQ8")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--exact-dtype", default="float32")
+    parser.add_argument("--files", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("var/bench-scale"))
     args = parser.parse_args()
-    out = args.folder / f"{args.vectors}-{args.factory.replace(',', '-')}-{args.shards}"
+    kind = f"{args.factory.replace(',', '-')}-{args.shards}-{args.exact_dtype}{'-files' * args.files}"
+    out = args.folder / f"{args.vectors}-{kind}"
     found: dict[str, Any] = {} if out.exists() else {"build": build(out, args)}
     manifest = Snapshot.open(out).manifest
     found["files_bytes"] = {
@@ -104,7 +116,7 @@ def main() -> None:
     found["recall"] = manifest.recall.model_dump() if manifest.recall else None
     with servers(out, args.shards) as (addresses, processes, start_s):
         found["start_s"] = start_s
-        found["searches"] = asyncio.run(searches(addresses, args))
+        found["searches"] = asyncio.run(searches(addresses, manifest, args))
         found["private_mb"] = [private_mb(process.pid) for process in processes]
     _report(found, manifest, args)
 
@@ -112,6 +124,9 @@ def main() -> None:
 def build(out: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds by stage, CPU seconds, and the most private memory seen."""
     out.parent.mkdir(parents=True, exist_ok=True)
+    texts = Texts(args.vectors)
+    if args.files:
+        documents, vectors = given(out.parent, texts)
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
     started, cpu = time.monotonic(), time.process_time()
@@ -126,13 +141,18 @@ def build(out: Path, args: argparse.Namespace) -> dict[str, Any]:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done)
 
-        vectors: Any = Generated(args.vectors)
-        texts = Texts(args.vectors)
-        build_snapshot(texts, vectors, out, args.shards, args.factory, "generated", "generated", on_progress)
+        plan: dict[str, Any] = {"n_shards": args.shards, "factory": args.factory, "exact_dtype": args.exact_dtype}
+        plan |= {"on_progress": on_progress, "bm25": False}
+        if args.files:
+            build_corpus(documents, out, EncoderSettings(), vectors=vectors, **plan)
+        else:
+            generated: Any = Generated(args.vectors)
+            build_snapshot(texts, generated, out, encoder="generated", encoder_fingerprint="generated", **plan)
     finished = time.monotonic()
     return {
         "wall_s": {
-            "write": ended["write"] - started,
+            "read": began["write"] - started,
+            "write": ended["write"] - began["write"],
             "train": began["index"] - ended["write"],
             "index": ended["index"] - began["index"],
             "digest_and_certify": finished - ended["index"],
@@ -142,6 +162,28 @@ def build(out: Path, args: argparse.Namespace) -> dict[str, Any]:
         "peak_private_mb": peak_mb[0],
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def given(folder: Path, texts: Texts) -> tuple[Path, Path]:
+    """A table of passages and a file of their vectors, as somebody brings them. Made once."""
+    documents, vectors = folder / f"{len(texts)}.tsv", folder / f"{len(texts)}.npy"
+    if not vectors.exists():
+        with documents.open("w") as file:
+            file.write("id\ttext\ttitle\n")
+            for i in track(range(len(texts)), "passages", console=Console(stderr=True)):
+                passage = texts[i]
+                file.write(f"{passage.id}\t{passage.text}\t{passage.title}\n")
+        encoder = TextEncoder.load(EncoderSettings(), "passage")
+        made = Generated(len(texts), dimension=encoder.dimension)
+        partial = vectors.with_suffix(".partial")
+        kept = np.lib.format.open_memmap(partial, "w+", np.float16, made.shape)
+        for first in track(range(0, len(made), BLOCK), "vectors", console=Console(stderr=True)):
+            kept[first : first + BLOCK] = made[first : min(first + BLOCK, len(made))]
+        compared = np.unique(np.linspace(0, len(made) - 1, SAMPLE).astype(np.int64))
+        kept[compared] = encoder.encode_passages([texts[i] for i in compared.tolist()])
+        kept.flush()
+        partial.rename(vectors)
+    return documents, vectors
 
 
 @contextmanager
@@ -162,9 +204,9 @@ def servers(snapshot: Path, n_shards: int) -> Iterator[tuple[list[str], list[sub
             process.wait(60)
 
 
-async def searches(addresses: list[str], args: argparse.Namespace) -> list[dict[str, float]]:
+async def searches(addresses: list[str], manifest: Manifest, args: argparse.Namespace) -> list[dict[str, float]]:
     """Milliseconds per call of the real client, one at a time, for batches of 1, 16 and 64."""
-    queries = Generated(BLOCK, seed=1)[:BLOCK]
+    queries = Generated(manifest.n_passages, seed=1, dimension=manifest.dimension)[:BLOCK]
     index, found = ShardedIndex(addresses, timeout_s=60.0), []
     await index.connect()
     try:
