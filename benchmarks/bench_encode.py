@@ -1,6 +1,6 @@
 """Passages encoded by `openbook build`, beside the bare forward passes and beside sentence-transformers; its memory.
 
-    python benchmarks/bench_encode.py [--n 384] [--rounds 3] [--processes 0] [--sizes 10000 100000 1000000]
+    python benchmarks/bench_encode.py [--n 512] [--rounds 3] [--processes 0] [--sizes 10000 100000 1000000]
 
 The embedded encoder over passages of the embedded corpus, in turn, in every round. One process for each core with one
 thread, n passages each, all at once:
@@ -92,6 +92,8 @@ class Worker:
         self.encoders = {
             dtype: TextEncoder.load(EncoderSettings(dtype=dtype, n_threads=1), "passage") for dtype in DTYPES
         }
+        for encoder in self.encoders.values():
+            encoder._packing.alone_first = 0  # all shapes are tried by the first run
 
     def runs(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Everything by name, ready to be measured."""
@@ -104,7 +106,7 @@ class Worker:
     def ours(self, encoder: TextEncoder) -> None:
         """As a worker of a build."""
         for step in self.steps:
-            encode._write(self.folder, step, encoder)
+            encode._write(self.folder, encoder, step)
 
     def bare(self, encoder: TextEncoder) -> Callable[[], None]:
         """Perfectly packed."""
@@ -163,7 +165,7 @@ def work(folder: str, number: str, n: str, n_processes: str) -> None:
     runs = dict(worker.runs())
     for name, run in runs.items():
         if name.startswith("ours"):
-            run()  # all shapes are tried, once in a build
+            run()
     print(json.dumps(list(runs)), flush=True)
     for line in sys.stdin:
         runs[line.strip()]()
@@ -254,7 +256,7 @@ def memories(sizes: Sequence[int]) -> dict[int, float]:
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("n", 384), ("rounds", 3), ("processes", 0)):
+    for name, default in (("n", 512), ("rounds", 3), ("processes", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     args = parser.parse_args()

@@ -4,7 +4,7 @@
 
 A corpus of openbook's own documents is built again and again, with an encoder that hashes words. Each time a phase of
 the build is drawn, a point in it (an access to a file of the build, or a report of progress), and up to 20 ms more;
-then the driver is killed, or, where others are at work, one of the two processes that encode, or all at once, as by a
+then the driver is killed, or, where others are at work, the process that encodes beside it, or all at once, as by a
 machine that stops. Then the same is built again, by one process, and must come to the files, byte by byte, of a build
 that was left in peace; and at most one block for each process that encoded may be begun twice.
 
@@ -122,6 +122,7 @@ def build(
 
         stack.enter_context(mock.patch.object(encode, "start", started))
         stack.enter_context(mock.patch.object(corpus_build, "ROWS_PER_STEP", BLOCK))
+        stack.enter_context(mock.patch.object(encode, "ROWS_PER_PROCESS", 1))
         stack.enter_context(encodings(out))
         settings = EncoderSettings(n_threads=n_processes)
         corpus_build.build_corpus(

@@ -7,12 +7,16 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 STOP_TIMEOUT_S = 10.0
+N_KEPT_FREE = 64
+"""So many ranges of ports, the latest that this process was given, are not given to it again."""
 
 # Outlasts the exec. Where the parent has died before, no signal comes any more: there is nothing to start then.
 _TETHERED = """
@@ -50,17 +54,25 @@ def free_port() -> int:
     return free_ports(1)
 
 
+_given: deque[range] = deque(maxlen=N_KEPT_FREE)
+_giving = Lock()
+
+
 def free_ports(n: int) -> int:
     """The first of n ports in a row that nobody listens on at this moment, here or for others.
 
-    Out of a range from which neither the system nor Ray hands any out: whoever is to listen there may take seconds to
-    begin, and meanwhile Ray opens dozens of others.
+    Out of a range from which neither the system nor Ray hands any out, and none of what this process was given lately:
+    whoever is to listen there may take seconds to begin, and meanwhile others open dozens.
     """
     while True:
         first = 20_000 + secrets.randbelow(10_000 - n)
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + n):
+        ports = range(first, first + n)
+        with _giving, ExitStack() as stack, suppress(OSError):
+            if any(given.start < ports.stop and ports.start < given.stop for given in _given):
+                continue
+            for port in ports:
                 stack.enter_context(socket.socket()).bind(("", port))
+            _given.append(ports)
             return first
 
 

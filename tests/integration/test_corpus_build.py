@@ -3,8 +3,10 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from openbook.cli import app
 from openbook.config import EncoderSettings
 from openbook.core.fingerprint import text_digest
 from openbook.corpus import build as corpus_build
+from openbook.corpus import encode as corpus_encode
 from openbook.corpus.build import build_corpus
-from openbook.corpus.encode import encode
+from openbook.corpus.encode import Worker, encode
 from openbook.corpus.sources.limits import Failure
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
 from openbook.index.disk.snapshot import Manifest, Snapshot
@@ -159,6 +162,7 @@ def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
     documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus_build, "ROWS_PER_STEP", 1)
+    monkeypatch.setattr(corpus_encode, "ROWS_PER_PROCESS", 1)
     alone = build(documents, tmp_path / "alone")
 
     def interrupt(stage: str, done: int, total: int) -> None:
@@ -175,6 +179,16 @@ def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
 
 def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(corpus_encode, "ROWS_PER_PROCESS", 4)
+    has_failed, write = Event(), Worker.write
+
+    def failing(worker: Worker, step: range) -> None:
+        with ExitStack() as stack:
+            stack.callback(has_failed.set)
+            write(worker, step)
+
+    monkeypatch.setattr(Worker, "write", failing)
+    monkeypatch.setattr(corpus_encode, "_write", lambda folder, step, model: has_failed.wait(60))
     steps = [range(4), range(4, 8)]
     with pytest.raises(StartupError, match=r"encodes passages (0\.\.3|4\.\.7) ended with code 1"):
         encode(tmp_path, steps, EncoderSettings(n_threads=2), None, lambda rows: None)  # type: ignore[arg-type]

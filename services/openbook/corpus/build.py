@@ -41,7 +41,9 @@ from openbook.models.encoder import TextEncoder
 from openbook.processes import threads
 
 ROWS_PER_STEP = 512
-"""Passages between two notes of progress, and the least for which another process is started, which takes seconds."""
+"""Passages between two notes of progress, where there are many."""
+N_STEPS, FEW_ROWS = 16, 32
+"""Where there are few, they are at least so many steps of at least so many passages, for all processes to share."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is."""
@@ -259,7 +261,8 @@ def _encoded_all(
         on_progress("encode", note.n_done, n_rows)
 
     on_progress("encode", note.n_done, n_rows)
-    steps = note.steps_left(n_rows, ROWS_PER_STEP)
+    n_left = n_rows - note.n_done
+    steps = note.steps_left(n_rows, min(ROWS_PER_STEP, max(FEW_ROWS, n_left // N_STEPS)))
     if elsewhere:
         encode_elsewhere(work, steps, elsewhere, on_written)
     else:

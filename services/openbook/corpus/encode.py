@@ -1,16 +1,18 @@
 """Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, each with one thread.
 
-Two processes of one thread encode more passages than one process of two threads. And the bits of an embedding depend on
-the number of threads, so that is the same whoever computes it; on the company of a passage they do not depend.
+The process that builds is one of them and begins at once; the others take their share when they have started. Two
+processes of one thread encode more passages than one process of two threads. And the bits of an embedding depend on the
+number of threads, so that is the same whoever computes it; on the company of a passage they do not depend.
 """
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +30,8 @@ from openbook.processes import end, start, threads
 VECTORS = "vectors.npy"
 ROWS = "rows.npy"
 """Which passages are to be encoded, in this order."""
+ROWS_PER_PROCESS = 128
+"""Fewer passages are encoded sooner than another process has started."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
@@ -75,13 +79,39 @@ def encode(
     Raises:
         StartupError: a process ended before its work was done; it said why on standard error.
     """
-    n_workers = min(threads(settings.n_threads), len(steps)) if _on_cpu(settings) else 1
-    if n_workers > 1:
-        _by_workers(folder, steps, settings, n_workers, on_written)
-        return
-    for rows in steps:
-        _write(folder, rows, model)
-        on_written(rows)
+    waiting, lock = iter(steps), Lock()
+
+    def take(write: Callable[[range], None]) -> None:
+        nonlocal waiting
+        try:
+            while True:
+                with lock:
+                    step = next(waiting, None)
+                if not step:
+                    return
+                write(step)
+                with lock:
+                    on_written(step)
+        except BaseException:
+            waiting = iter(())  # the others end, too
+            raise
+
+    def take_when_ready(worker: Worker) -> None:
+        worker.ready()
+        starting.remove(worker)
+        take(worker.write)
+
+    n_rows = sum(map(len, steps))
+    n_workers = min(threads(settings.n_threads), n_rows // ROWS_PER_PROCESS) - 1 if _on_cpu(settings) else 0
+    with ThreadPoolExecutor(max(1, n_workers)) as pool, ExitStack() as stack:
+        workers = [stack.enter_context(closing(Worker(folder, settings))) for _ in range(n_workers)]
+        starting = list(workers)
+        theirs = [pool.submit(take_when_ready, worker) for worker in workers]
+        take(lambda step: _write(folder, step, model))
+        for worker in starting.copy():
+            worker.close()  # it would come too late
+        for each in theirs:
+            each.result()
 
 
 def _on_cpu(settings: EncoderSettings) -> bool:
@@ -134,45 +164,42 @@ def _write(folder: Path, step: range, model: TextEncoder) -> None:
     _put(folder, step, model.encode_passages(_passages(folder, step)))
 
 
-def _by_workers(
-    folder: Path,
-    steps: Sequence[range],
-    settings: EncoderSettings,
-    n_workers: int,
-    on_written: Callable[[range], None],
-) -> None:
-    waiting = iter(steps)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), alone(settings).model_dump_json()]
-    with ExitStack() as stack, DefaultSelector() as at_work:
+class Worker:
+    """Another process that encodes, with one thread."""
 
-        def give_work(worker: subprocess.Popen[bytes]) -> None:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            if rows := next(waiting, None):
-                with suppress(BrokenPipeError):  # that it has ended is read below
-                    worker.stdin.write(b"%d %d\n" % (rows.start, rows.stop))
-                at_work.register(worker.stdout, EVENT_READ, (worker, rows))
+    def __init__(self, folder: Path, settings: EncoderSettings) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), alone(settings).model_dump_json()]
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environment}
+        self._process = start(command, **options)
 
-        for _ in range(n_workers):
-            worker = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment)
-            stack.callback(end, worker)
-            give_work(worker)
-        while at_work.get_map():
-            for key, _ in at_work.select():
-                worker, rows = key.data
-                at_work.unregister(key.fileobj)
-                if not worker.stdout.readline():
-                    raise StartupError(
-                        f"a process that encodes passages {rows.start}..{rows.stop - 1} ended with code {worker.wait()}"
-                    )
-                on_written(rows)
-                give_work(worker)
+    def ready(self) -> None:
+        """Wait until it is, or has ended."""
+        self._said()
+
+    def write(self, step: range) -> None:
+        """As `_write`. Raises StartupError: it has ended."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # that it has ended is read below
+            self._process.stdin.write(b"%d %d\n" % (step.start, step.stop))
+        if not self._said():
+            raise StartupError(
+                f"a process that encodes passages {step.start}..{step.stop - 1} ended with code {self._process.wait()}"
+            )
+
+    def _said(self) -> bytes:
+        assert self._process.stdout is not None
+        return bytes(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        end(self._process)
 
 
 def main(folder: str, settings: str) -> None:
-    """A worker: reads steps from standard input, and says when each is done."""
+    """A worker: says that it is ready, reads steps from standard input, and says when each is done."""
     model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
+    print("ready", flush=True)
     for line in sys.stdin:
         _write(Path(folder), range(*map(int, line.split())), model)
         print("done", flush=True)

@@ -45,10 +45,12 @@ class Note(BaseModel):
     ahead: dict[int, int] = {}  # where a step starts and where it stops
 
     def steps_left(self, n_rows: int, n_together: int) -> list[range]:
-        """What there is to encode."""
-        starts = range(self.n_encoded, n_rows, n_together)
-        steps = (range(start, min(start + n_together, n_rows)) for start in starts)
-        return [step for step in steps if self.ahead.get(step.start) != step.stop]
+        """What there is to encode, whatever the size of the steps before."""
+        steps, start = list[range](), self.n_encoded
+        for done_from, done_to in [*sorted(self.ahead.items()), (n_rows, n_rows)]:
+            steps += [range(at, min(at + n_together, done_from)) for at in range(start, done_from, n_together)]
+            start = done_to
+        return steps
 
     def add(self, step: range) -> None:
         """This one is encoded."""

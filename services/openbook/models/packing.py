@@ -8,6 +8,7 @@ difference.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import log2
 
@@ -25,6 +26,9 @@ shape, so that each length costs memory and a trial."""
 BATCH_TOKENS = 1 << 10
 """Of a batch on a CPU, about: on one core more are no faster, and half as many hardly slower."""
 GPU_BATCH_TOKENS = 1 << 14
+ALONE_FIRST = 4
+"""A batch of n rows is tried on a CPU once so many times n of them were computed alone: to try costs as much as a
+batch, and alone a row costs a tenth to a quarter more."""
 
 
 class Packing:
@@ -46,7 +50,10 @@ class Packing:
         self._n_words = n_words
         self._on_cpu = on_cpu
         self.batch_tokens = BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
-        self._tried: dict[tuple[int, int, int], bool] = {}  # by torch's threads, whose number is the whole process's
+        self.alone_first = ALONE_FIRST
+        # By torch's threads, whose number is the whole process's, rows and length.
+        self._tried: dict[tuple[int, int, int], bool] = {}
+        self._alone: Counter[tuple[int, int, int]] = Counter()
 
     def length(self, n_tokens: int) -> int:
         """At which a row of so many tokens is computed; beyond `max_tokens` for one that has no room for padding."""
@@ -67,15 +74,21 @@ class Packing:
                 yield batch, self._compute([rows[i] for i in batch + filling], length)[: len(batch)]
 
     def _size(self, length: int, n_left: int) -> int:
-        """How many rows of a length to compute at once, if so many are left: a power of two."""
+        """How many rows of a length to compute at once, if so many are left: a power of two; more only on a GPU."""
         most: int = 1 << round(log2(max(1, self.batch_tokens / length)))
-        least = 1 if self._on_cpu else most
-        n = max(least, min(most, 1 << (n_left - 1).bit_length()))
-        if n_left <= most and self._on_cpu and not self._tried.get((torch.get_num_threads(), n, length)):
-            return 1  # to try costs as much as a batch, and this would be the only one
-        while not self._keeps_bits(n, least, length) and n > least:
+        if not self._on_cpu:
+            self._keeps_bits(most, most, length)  # else it says so
+            return most
+        n = min(most, 1 << (n_left.bit_length() - 1))
+        while n > 1:
+            key = torch.get_num_threads(), n, length
+            if key not in self._tried and self._alone[key] < self.alone_first * n:
+                self._alone[key] += 1
+                return 1
+            if self._keeps_bits(n, 1, length):
+                return n
             n //= 2
-        return n
+        return 1
 
     def _keeps_bits(self, n: int, least: int, length: int) -> bool:
         """Whether n rows at once have the bits of the first of `least`, wherever they stand: tried once."""

@@ -31,7 +31,12 @@ def test_what_is_left_is_what_is_not_done(n_rows: int, n_together: int, data: st
         note.add(step)
     note = Note.model_validate_json(note.model_dump_json())
     assert note.n_done == sum(map(len, order[:n_done]))
-    assert {step.start for step in note.steps_left(n_rows, n_together)} == {step.start for step in order[n_done:]}
+    assert note.steps_left(n_rows, n_together) == sorted(order[n_done:], key=lambda step: step.start)
+    left = note.steps_left(n_rows, data.draw(st.integers(1, 9)))
+    assert [row for step in left for row in step] == sorted(row for step in order[n_done:] for row in step)
+    for step in left:
+        note.add(step)
+    assert (note.n_encoded, note.n_done) == (n_rows, n_rows)
 
 
 def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:

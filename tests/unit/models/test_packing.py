@@ -65,6 +65,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def encoder(request: pytest.FixtureRequest, folder: str) -> TextEncoder:
     encoder = TextEncoder.load(EncoderSettings(model=folder, dtype=request.param, n_threads=1), "passage")
     encoder._packing.batch_tokens = 64  # so that a few texts are more than one batch
+    encoder._packing.alone_first = 0
     return encoder
 
 
@@ -84,6 +85,7 @@ def test_a_passage_has_the_same_bits_alone_and_in_any_company(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_has_the_embedded_encoders(dtype: Any) -> None:
     encoder = TextEncoder.load(EncoderSettings(dtype=dtype, n_threads=1), "passage")
+    encoder._packing.alone_first = 0
     rng = np.random.default_rng(0)
     sizes = [*rng.integers(98, 102, 24), 5, 251, 252, 253, 300, 300]  # the last ones fill all that it can read
     passages = [Passage(i, "", "Title", " ".join(rng.choice(tiny.WORDS[:20], n))) for i, n in enumerate(sizes)]
@@ -92,14 +94,18 @@ def test_so_has_the_embedded_encoders(dtype: Any) -> None:
         assert encoder.encode_passages([passage]).tobytes() == together[i].tobytes()
 
 
-def test_batches_are_of_one_length_and_what_is_less_than_one_is_computed_without_trying() -> None:
+def test_batches_are_of_one_length_and_tried_once_enough_were_computed_alone() -> None:
     compute = Counting()
     under_test = packing(compute)
-    rows = rows_of(*[127] * 11, 128, 7, 0, 256, 255, 250)
+    rows = rows_of(*[127] * 13, 128, 7, 0, 256, 255, 250)
+    once = [*[(1, 8)] * 2, *[(1, 128)] * 13, (1, 136), *[(1, 256)] * 2, (1, 257)]
     assert sorted(embedded(under_test, rows)) == list(range(len(rows)))
+    assert compute.shapes == once
+    for _ in range(9):
+        embedded(under_test, rows)
     compute.shapes.clear()
     embedded(under_test, rows)
-    assert compute.shapes == [*[(1, 8)] * 2, (8, 128), *[(1, 128)] * 3, (1, 136), *[(1, 256)] * 2, (1, 257)]
+    assert compute.shapes == [(2, 8), (8, 128), (4, 128), (1, 128), (1, 136), (2, 256), (1, 257)]
     assert BATCH_TOKENS == 8 * 128
     assert {under_test.length(n) - n for n in range(248)} == set(range(1, STEP + 1))
     assert [packing(compute, max_tokens=37).length(n) for n in (31, 32, 36, 37)] == [32, 37, 37, 38]
@@ -108,6 +114,7 @@ def test_batches_are_of_one_length_and_what_is_less_than_one_is_computed_without
 def test_where_bits_depend_on_the_company_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
     compute = Counting(company=True)
     under_test = packing(compute)
+    under_test.alone_first = 0
     with caplog.at_level(logging.WARNING, "openbook.models.packing"):
         embedded(under_test, rows_of(*[100] * 9))
     said = [f"bits of passages depend on their company: {n} of 104 tokens at once" for n in (8, 4, 2)]
@@ -130,6 +137,7 @@ def test_on_a_gpu_every_batch_of_a_length_has_the_same_number_of_rows(caplog: py
 def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Counting()
     under_test = packing(compute)
+    under_test.alone_first = 0
     embedded(under_test, rows_of(100, 100))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     compute.company = True
