@@ -13,7 +13,8 @@ from openbook.index.shard.shard import Shard
 N_QUERIES = 1000
 NOISE = 0.5
 """Length of what is added to a stored vector, beside its own: their cosine is 0.89 then."""
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 1024
+"""Queries, for which all vectors are read once: where these are larger than memory, from the disk each time."""
 
 
 def certify(shards: Sequence[Shard], queries: Float32 | None, target: float | None) -> tuple[Recall, SearchDefaults]:
