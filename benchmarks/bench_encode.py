@@ -106,7 +106,7 @@ class Worker:
     def ours(self, encoder: TextEncoder) -> None:
         """As a worker of a build."""
         for step in self.steps:
-            encode._write(self.folder, encoder, step)
+            encode._write(self.folder, step, encoder)
 
     def bare(self, encoder: TextEncoder) -> Callable[[], None]:
         """Perfectly packed."""
@@ -188,7 +188,9 @@ def speed(n: int, rounds: int, n_processes: int) -> dict[str, list[float]]:
         workers = [start([*command, str(i), str(n), str(n_processes)], **options) for i in range(n_processes)]
         try:
             ready = [worker.stdout.readline() for worker in workers]
-            names = json.loads(ready[0] or "[]")
+            if not all(ready):
+                sys.exit("a process ended before it was ready")
+            names = json.loads(ready[0])
             found: dict[str, list[float]] = {each: [] for each in names}
             for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
                 for each in names:
