@@ -40,8 +40,7 @@ EXTRA_FACTOR = 4
 """Candidates per hit where FAISS sees only codes of the vectors."""
 MAX_FACTOR = 64
 """What widening goes to."""
-VECTORS_AT_ONCE = 1 << 16
-SCORES_AT_ONCE = 1 << 24
+VECTORS_AT_ONCE, SCORES_AT_ONCE = 1 << 16, 1 << 24
 MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
 CANDIDATES_AT_ONCE = 1 << 20
@@ -144,9 +143,9 @@ class Shard:
         m = min(k + EXTRA, self.n_passages)
         scores = np.empty((len(queries), 0), np.float32)
         positions = np.empty((len(queries), 0), np.int64)
-        n_at_once = min(VECTORS_AT_ONCE, SCORES_AT_ONCE // len(queries) + 1)
-        for start in range(0, self.n_passages, n_at_once):
-            block = self._vectors[start : start + n_at_once]
+        n = min(VECTORS_AT_ONCE, SCORES_AT_ONCE // len(queries) + 1)
+        for start in range(0, self.n_passages, n):
+            block = self._vectors[start : start + n]
             more_scores, more = best_of(block.astype(np.float32, copy=False), queries, min(m, len(block)))
             positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
         return Hits(*self._rescored(queries, positions, k)[:2], self.manifest.snapshot_id)
