@@ -141,8 +141,7 @@ class Shard:
     def search_exactly(self, queries: Float32, k: int) -> Hits:
         """The exact best k, whatever the index, up to ties within rounding: compares with every vector."""
         m = min(k + EXTRA, self.n_passages)
-        scores = np.empty((len(queries), 0), np.float32)
-        positions = np.empty((len(queries), 0), np.int64)
+        scores, positions = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         n = min(VECTORS_AT_ONCE, SCORES_AT_ONCE // len(queries) + 1)
         for start in range(0, self.n_passages, n):
             block = self._vectors[start : start + n]
