@@ -111,8 +111,8 @@ def build(
     sys.addaudithook(watched.audit)
     with ExitStack() as stack:
         stack.enter_context(watched.begins(index_build.Index, "train", "train", "index"))
-        stack.enter_context(watched.begins(index_build, "certify", "certify", "words"))
-        stack.enter_context(watched.begins(index_build, "write_bm25", "words", "name"))
+        stack.enter_context(watched.begins(index_build, "certify", "certify", "name"))
+        stack.enter_context(watched.begins(corpus_build, "write_bm25", "words", "encode"))
         start = encode.start
 
         def started(command: Sequence[str], **options: Any) -> Any:

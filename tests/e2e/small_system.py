@@ -16,7 +16,7 @@ from openbook.core.marginal import log_prior
 from openbook.core.origin import Origin
 from openbook.core.types import Formulation, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import InvalidRequest
-from openbook.index.building.build import build_snapshot
+from openbook.index.building.build import add_bm25, build_snapshot
 from openbook.processes import free_port
 from openbook.serving.launch import run
 from openbook.serving.launch.local import local_tiers
@@ -119,7 +119,8 @@ def write_snapshot(folder: Path) -> Path:
     """Two shards of PASSAGES."""
     encoder = HashEncoder(DIMENSION)
     vectors = encoder.encode_passages(PASSAGES)
-    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, fields=(), bm25=True)
+    build_snapshot(PASSAGES, vectors, folder, 2, "Flat", "hash", encoder.fingerprint, fields=())
+    add_bm25(folder)
     return folder
 
 

@@ -58,7 +58,9 @@ QUERIES: Float32 = np.random.default_rng(1).integers(-3, 4, (len(QUESTIONS), D))
 
 def built(out: Path, seed: int = 0, n_shards: int = 2, n: int = N, words: bool = True, halves: bool = False) -> Path:
     exact = ("float32", "float16")[halves]
-    build_snapshot(passages(seed, n), vectors(n), out, n_shards, "Flat", "none", "none", bm25=words, exact_dtype=exact)
+    build_snapshot(passages(seed, n), vectors(n), out, n_shards, "Flat", "none", "none", exact_dtype=exact)
+    if words:
+        add_bm25(out)
     return out
 
 

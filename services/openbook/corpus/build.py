@@ -34,7 +34,9 @@ from openbook.corpus.sources.walk import corpus_digest
 from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, Note, Plan, check_ours, resumed
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, ExactDtype, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.building.words import write_bm25
 from openbook.index.disk.arrays import Exact
+from openbook.index.disk.bm25 import has_bm25
 from openbook.index.disk.snapshot import MANIFEST, Manifest
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
@@ -151,8 +153,11 @@ def build_corpus(
             on_changes(note.changes)
         if duplicates != "keep":
             on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
+        passages = PassageReader(work, fields=fields)
+        if bm25 and not has_bm25(work):  # before they are encoded: whoever goes on after a kill finds it made
+            write_bm25(work, passages, "", lambda done: on_progress("words", done, len(passages)))
         manifest = build_snapshot(
-            PassageReader(work, fields=fields),
+            passages,
             _encoded_all(work, note, encoder, model, elsewhere, on_progress),
             out,
             n_shards=n_shards,
@@ -166,7 +171,7 @@ def build_corpus(
             fields=fields,
             exact_dtype=exact_dtype,
             embedded_by=None if vectors else embedded_by,
-            bm25=bm25,
+            words=work if bm25 else None,
         )
         shutil.rmtree(work)
     return manifest

@@ -12,13 +12,15 @@ from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
 from openbook.errors import InvalidConfig
 from openbook.index.building.build import LOCK
+from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
 from openbook.index.disk.store import OFFSETS, TEXTS
 
 NOTE = "note.json"
 FAILURES = "failures.jsonl"
 DUPLICATES = "duplicates.json"
-OURS = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE, files.partial_of(Path(NOTE)).name, FAILURES, DUPLICATES, LOCK)
+PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS))
+OURS = (TEXTS, OFFSETS, VECTORS, ROWS, WORDS, NOTE, *PARTIAL, FAILURES, DUPLICATES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 

@@ -16,7 +16,7 @@ from openbook.core.origin import Field
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
-from openbook.index.building.words import write_bm25
+from openbook.index.building.words import move_bm25, write_bm25
 from openbook.index.disk.arrays import Exact, row_norms
 from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
@@ -63,7 +63,7 @@ def build_snapshot(
     fields: Sequence[Field] | None = None,
     exact_dtype: ExactDtype = "float32",
     embedded_by: str | None = None,
-    bm25: bool = False,
+    words: Path | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
@@ -77,7 +77,7 @@ def build_snapshot(
         factory: what FAISS builds each shard with, such as "Flat", "HNSW32" or "IVF256,SQ8".
         encoder: name of the passage encoder, for people.
         encoder_fingerprint: of the same, for machines.
-        on_progress: told about the stages "write", "index" and "words".
+        on_progress: told about the stages "write" and "index".
         queries: (n, d) real ones to measure recall with; stored vectors with noise if there are none.
         recall_target: at 10; the search is widened until it is reached, where it can be.
         scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
@@ -85,7 +85,7 @@ def build_snapshot(
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
         exact_dtype: what vectors are rounded to before anything is made of them: they are the truth then.
         embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
-        bm25: whether passages can be found by their words too. See `openbook.index.building.words`.
+        words: where `write_bm25` put the index of their words, if they can be found by these too; it is moved.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
@@ -129,9 +129,8 @@ def build_snapshot(
         recall, search = certify(shards, queries, recall_target)
         manifest = _identified(manifest.model_copy(update={"recall": recall, "search": search}))
         _write_manifest(partial, manifest)
-        if bm25:
-            every = (passages[i] for i in range(n_passages))
-            write_bm25(partial, every, manifest.snapshot_id, lambda done: on_progress("words", done, n_passages))
+        if words:
+            move_bm25(words, partial, manifest.snapshot_id)
         files.put(partial, out)
         (out / LOCK).unlink()
     return manifest

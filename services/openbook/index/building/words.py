@@ -76,6 +76,12 @@ def write_bm25(
         bm25.write_about(partial, snapshot_id, len(lengths))
 
 
+def move_bm25(made: Path, snapshot: Path, snapshot_id: str) -> None:
+    """Put an index from the folder where `write_bm25` left it into that of a snapshot of the same passages."""
+    folder = (made / bm25.FOLDER).rename(snapshot / bm25.FOLDER)
+    bm25.give(folder, snapshot_id)
+
+
 def _portions(
     passages: Iterable[Passage], vocabulary: dict[str, int], on_read: Callable[[int], None], at_once: int
 ) -> Iterator[tuple[Int32, Int32]]:
@@ -87,10 +93,10 @@ def _portions(
     lengths: list[Int32] = []
     unread, n_read = iter(passages), 0
     while some := list(islice(unread, TEXTS_AT_ONCE)):
-        found = bm25.words(f"{passage.title}. {passage.text}" for passage in some)
-        lengths.append(np.array(list(map(len, found)), np.int32))
-        words = chain.from_iterable(found)
-        numbers.append(np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int32))
+        found = bm25.numbered(f"{passage.title}. {passage.text}" for passage in some)
+        lengths.append(np.array(list(map(len, found.ids)), np.int32))
+        known = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab], np.int32)
+        numbers.append(known[np.fromiter(chain.from_iterable(found.ids), np.int32)])
         n_read += len(some)
         on_read(n_read)
         if sum(map(len, numbers)) >= at_once:

@@ -11,7 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +22,9 @@ from openbook.core.topk import top_k
 from openbook.core.types import Float32, Int64
 from openbook.errors import InvalidSnapshot
 from openbook.index.disk.arrays import read_array
+
+if TYPE_CHECKING:
+    from bm25s.tokenization import Tokenized
 
 FOLDER = "bm25"
 ABOUT = "about.json"
@@ -55,9 +58,16 @@ class About(_Entry):
 
 def words(texts: Iterable[str]) -> list[list[str]]:
     """Of each text, as passages and questions are read alike: lower-case, two letters or more, no stop words."""
+    found = numbered(texts)
+    names = list(found.vocab)
+    return [[names[number] for number in numbers] for numbers in found.ids]
+
+
+def numbered(texts: Iterable[str]) -> "Tokenized":
+    """The same as numbers of these texts' words, which count from 0 as they are met."""
     import bm25s
 
-    found: list[list[str]] = bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
+    found: Tokenized = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
     return found
 
 
@@ -71,6 +81,12 @@ def write_about(folder: Path, snapshot_id: str, n_passages: int) -> None:
     ]
     entries = tuple(map(_File.model_validate, described))
     about = About(snapshot_id=snapshot_id, n_passages=n_passages, bm25s=bm25s.__version__, files=entries)
+    (folder / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
+
+
+def give(folder: Path, snapshot_id: str) -> None:
+    """Say that the index of this folder is this snapshot's."""
+    about = _about(folder).model_copy(update={"snapshot_id": snapshot_id})
     (folder / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
 
 
