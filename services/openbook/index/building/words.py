@@ -93,10 +93,10 @@ def _portions(
     lengths: list[Int32] = []
     unread, n_read = iter(passages), 0
     while some := list(islice(unread, TEXTS_AT_ONCE)):
-        found = bm25.numbered(f"{passage.title}. {passage.text}" for passage in some)
-        lengths.append(np.array(list(map(len, found.ids)), np.int32))
-        known = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab], np.int32)
-        numbers.append(known[np.fromiter(chain.from_iterable(found.ids), np.int32)])
+        found = bm25.words(f"{passage.title}. {passage.text}" for passage in some)
+        lengths.append(np.array(list(map(len, found)), np.int32))
+        words = chain.from_iterable(found)
+        numbers.append(np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int32))
         n_read += len(some)
         on_read(n_read)
         if sum(map(len, numbers)) >= at_once:

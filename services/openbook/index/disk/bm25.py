@@ -11,7 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,9 +22,6 @@ from openbook.core.topk import top_k
 from openbook.core.types import Float32, Int64
 from openbook.errors import InvalidSnapshot
 from openbook.index.disk.arrays import read_array
-
-if TYPE_CHECKING:
-    from bm25s.tokenization import Tokenized
 
 FOLDER = "bm25"
 ABOUT = "about.json"
@@ -58,16 +55,9 @@ class About(_Entry):
 
 def words(texts: Iterable[str]) -> list[list[str]]:
     """Of each text, as passages and questions are read alike: lower-case, two letters or more, no stop words."""
-    found = numbered(texts)
-    names = list(found.vocab)
-    return [[names[number] for number in numbers] for numbers in found.ids]
-
-
-def numbered(texts: Iterable[str]) -> "Tokenized":
-    """The same as numbers of these texts' words, which count from 0 as they are met."""
     import bm25s
 
-    found: Tokenized = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+    found: list[list[str]] = bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
     return found
 
 
