@@ -16,8 +16,9 @@ from openbook.core.origin import Field
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.certify import certify
-from openbook.index.building.words import move_bm25, write_bm25
+from openbook.index.building.words import write_bm25
 from openbook.index.disk.arrays import Exact, row_norms
+from openbook.index.disk.bm25 import move_bm25
 from openbook.index.disk.origins import origin_files
 from openbook.index.disk.snapshot import (
     FILES,
@@ -85,7 +86,8 @@ def build_snapshot(
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
         exact_dtype: what vectors are rounded to before anything is made of them: they are the truth then.
         embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
-        words: where `write_bm25` put the index of their words, if they can be found by these too; it is moved.
+        words: where `write_bm25` put the index of their words, if they can be found by these too. It is moved, so it
+            must be on the file system of `out`.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS

@@ -76,12 +76,6 @@ def write_bm25(
         bm25.write_about(partial, snapshot_id, len(lengths))
 
 
-def move_bm25(made: Path, snapshot: Path, snapshot_id: str) -> None:
-    """Put an index from the folder where `write_bm25` left it into that of a snapshot of the same passages."""
-    folder = (made / bm25.FOLDER).rename(snapshot / bm25.FOLDER)
-    bm25.give(folder, snapshot_id)
-
-
 def _portions(
     passages: Iterable[Passage], vocabulary: dict[str, int], on_read: Callable[[int], None], at_once: int
 ) -> Iterator[tuple[Int32, Int32]]:

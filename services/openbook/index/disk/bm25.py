@@ -71,12 +71,16 @@ def write_about(folder: Path, snapshot_id: str, n_passages: int) -> None:
     ]
     entries = tuple(map(_File.model_validate, described))
     about = About(snapshot_id=snapshot_id, n_passages=n_passages, bm25s=bm25s.__version__, files=entries)
-    (folder / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
+    _write(folder, about)
 
 
-def give(folder: Path, snapshot_id: str) -> None:
-    """Say that the index of this folder is this snapshot's."""
-    about = _about(folder).model_copy(update={"snapshot_id": snapshot_id})
+def move_bm25(made: Path, snapshot: Path, snapshot_id: str) -> None:
+    """Put the index of one folder into another of the same file system: that of a snapshot of the same passages."""
+    folder = (made / FOLDER).rename(snapshot / FOLDER)
+    _write(folder, _about(folder).model_copy(update={"snapshot_id": snapshot_id}))
+
+
+def _write(folder: Path, about: About) -> None:
     (folder / ABOUT).write_text(about.model_dump_json(indent=2), encoding="utf-8")
 
 
