@@ -1,8 +1,8 @@
 """`openbook build`: documents to passages to embeddings to a snapshot, able to go on where it was interrupted.
 
 Work in progress lies beside the target in `<out>.work`: the passages, the index of their words, one memory-mapped array
-of all embeddings, which of them are to be encoded and in which order, and a note of those that are. It is continued only for the very same
-plan, and removed when the snapshot stands.
+of all embeddings, which of them are to be encoded and in which order, and a note of those that are. It is continued
+only for the very same plan, and removed when the snapshot stands.
 """
 
 import json
