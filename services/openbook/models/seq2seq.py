@@ -11,6 +11,7 @@ Models outside `_FOLDING` run as they are, with the contexts copied per beam: sl
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -123,6 +124,8 @@ class Seq2Seq:
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
         self._twin, bias = _twin(model), None
+        takes = signature(self._twin.forward).parameters
+        self._past_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
         if self.folds:
             self._twin.set_attn_implementation(_NAME)
             for module in self._twin.modules():  # some have a config of their own, which that call does not know
@@ -214,8 +217,8 @@ class Seq2Seq:
             encoder_outputs=BaseModelOutput(hidden),
             attention_mask=mask,
             decoder_input_ids=tokens.reshape(rows * beams, length),
-            past_key_values=past,
             use_cache=past is not None,
+            **{self._past_name: past},
         )
         states: Tensor = output.logits
         return states.view(rows, beams, length, -1)
