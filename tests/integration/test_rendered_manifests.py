@@ -31,6 +31,38 @@ BASE = [path for path in RENDERED if path.startswith("deploy/kubernetes/base/")]
 OVERLAYS = [Path(path).parent for path in RENDERED if "/overlays/" in path]
 
 
+def strictly(required: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    """An object of just these fields: Kubernetes drops any other without a word."""
+    return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
+
+
+STRING, INTEGER, BOOLEAN = ({"type": each} for each in ("string", "integer", "boolean"))
+GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "template": {"type": "object"}}
+# The CRD is in no package. What it says of each field that we set: ray.io_rayservices.yaml at KubeRay's 02a80a6.
+RAY_SERVICE = strictly(
+    ("rayClusterConfig",),
+    serveConfigV2=STRING,
+    rayClusterConfig=strictly(
+        ("headGroupSpec",),
+        rayVersion=STRING,
+        authOptions=strictly(mode={"enum": ["disabled", "token"]}),
+        enableInTreeAutoscaling=BOOLEAN,
+        headGroupSpec=strictly(("template",), **GROUP),
+        workerGroupSpecs={
+            "type": "array",
+            "items": strictly(
+                ("groupName", "minReplicas", "maxReplicas", "template"),
+                groupName=STRING,
+                replicas=INTEGER,
+                minReplicas=INTEGER,
+                maxReplicas=INTEGER,
+                **GROUP,
+            ),
+        },
+    ),
+)
+
+
 def documents(path: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(RENDERED[path]))
 
@@ -42,7 +74,8 @@ def of_kind(*kinds: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", BASE)
 def test_kubernetes_accepts_it(path: str) -> None:
     for each in documents(path):
-        if each["kind"] == "RayService":  # its CRD is in no package: its pods are what Kubernetes knows
+        if each["kind"] == "RayService":
+            jsonschema.validate(each["spec"], RAY_SERVICE)
             spec = each["spec"]["rayClusterConfig"]
             groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
             for pod in (group["template"] for group in groups):
@@ -58,6 +91,7 @@ def test_kustomize_builds_every_overlay(overlay: Path) -> None:
     done = subprocess.run(["kubectl", "kustomize", str(ROOT / overlay)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (service,) = (each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "RayService")
+    jsonschema.validate(service["spec"], RAY_SERVICE)
     args = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
     (worker,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     gpus = worker["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", "0")
