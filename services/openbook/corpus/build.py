@@ -155,7 +155,7 @@ def build_corpus(
             on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
         passages = PassageReader(work, fields=fields)
         if bm25 and not has_bm25(work):  # before they are encoded: whoever goes on after a kill finds it made
-            write_bm25(work, passages, "", lambda done: on_progress("words", done, len(passages)))
+            write_bm25(work, PassageReader(work), "", lambda done: on_progress("words", done, len(passages)))
         manifest = build_snapshot(
             passages,
             _encoded_all(work, note, encoder, model, elsewhere, on_progress),

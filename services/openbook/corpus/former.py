@@ -1,6 +1,6 @@
 """What a former snapshot of a corpus is good for: the embeddings of all passages that it has already."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from openbook.core.types import Passage
 from openbook.errors import InvalidConfig
 from openbook.index.disk.arrays import Exact, read_array
 from openbook.index.disk.snapshot import VECTORS, Snapshot
@@ -86,7 +85,8 @@ class Former:
         Returns:
             which of the passages they are, and what has changed.
         """
-        theirs, ours = _digests(self._passages(), self._n_passages), _digests(passages, len(passages))
+        theirs = _digests([part.passages for part in self._parts])
+        ours = _digests([passages])
         order = np.argsort(theirs[1], kind="stable")
         known = theirs[1][order]
         is_kept = np.zeros(len(passages), np.bool_)
@@ -94,20 +94,15 @@ class Former:
             wanted = ours[1][start : start + ROWS_AT_ONCE]
             places = np.searchsorted(known, wanted)
             found = np.flatnonzero(known[np.minimum(places, len(known) - 1)] == wanted)
-            for i, row in zip((start + found).tolist(), order[places[found]].tolist(), strict=True):
-                part = self._part(row)
-                if _content(part.passages[row - part.first_id]) == _content(passages[i]):  # digests are short
-                    vectors[i] = part.vectors[row - part.first_id]
-                    is_kept[i] = True
+            mine, row_of = start + found, order[places[found]]
+            for part in self._parts:
+                here = np.flatnonzero((part.first_id <= row_of) & (row_of < part.first_id + len(part.passages)))
+                pairs = zip(mine[here].tolist(), (row_of[here] - part.first_id).tolist(), strict=True)
+                same = [_content(part.passages, row) == _content(passages, i) for i, row in pairs]  # digests are short
+                kept = here[np.array(same, np.bool_)]
+                vectors[mine[kept]] = part.vectors[row_of[kept] - part.first_id]
+                is_kept[mine[kept]] = True
         return is_kept, self._changes(theirs, ours, passages, int(is_kept.sum()))
-
-    @property
-    def _n_passages(self) -> int:
-        return sum(len(part.passages) for part in self._parts)
-
-    def _passages(self) -> Iterator[Passage]:
-        for part in self._parts:
-            yield from part.passages
 
     def _part(self, row: int) -> _Part:
         return next(part for part in reversed(self._parts) if part.first_id <= row and len(part.passages))
@@ -149,18 +144,21 @@ def _documents(names: Digests, contents: Digests) -> _Documents:
     return _Documents(unique, total, rows)
 
 
-def _content(passage: Passage) -> tuple[str, str]:
-    return passage.title, passage.text
+def _content(passages: PassageReader, position: int) -> list[bytes]:
+    """Title and text."""
+    return passages.undecoded(position)[1:]
 
 
-def _digests(passages: "PassageReader | Iterator[Passage]", n: int) -> tuple[Digests, Digests]:
+def _digests(parts: Sequence[PassageReader]) -> tuple[Digests, Digests]:
     """Of the document's id and of title and text, for each passage: 16 bytes of memory."""
-    names, contents = np.empty(n, np.uint64), np.empty(n, np.uint64)
-    for i, passage in enumerate(passages):
-        names[i] = _digest(passage.document_id)
-        contents[i] = _digest(f"{len(passage.title)} {passage.title}{passage.text}")
-    return names, contents
+    names, contents = bytearray(), bytearray()
+    for passages in parts:
+        for i in range(len(passages)):
+            document_id, title, text = passages.undecoded(i)
+            names += _digest(document_id)
+            contents += _digest(b"%d %b%b" % (len(title), title, text))
+    return np.frombuffer(names, np.uint64), np.frombuffer(contents, np.uint64)
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=8).digest()

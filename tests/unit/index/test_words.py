@@ -1,6 +1,7 @@
 """The index of words, made in little memory, is what bm25s makes of all words at once."""
 
 from pathlib import Path
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -21,6 +22,15 @@ def passages(contents: list[str]) -> list[Passage]:
     return [Passage(i, f"d{i}", ("Alpha", "")[i % 2], text) for i, text in enumerate(contents)]
 
 
+def by_bm25s(of: list[str]) -> Any:
+    return bm25s.tokenize(of, stopwords="en", return_ids=False, show_progress=False)
+
+
+@given(text=st.text() | st.lists(st.sampled_from([*WORDS, "İstanbul", "The", "don't", "I", "été", "_"])).map(" ".join))
+def test_words_are_those_of_bm25s(text: str) -> None:
+    assert [words(text)] == by_bm25s([text])
+
+
 @given(contents=texts, at_once=st.integers(1, 60), texts_at_once=st.integers(1, 7))
 def test_bits_are_those_of_bm25s_however_little_memory(
     contents: list[str], at_once: int, texts_at_once: int, tmp_path_factory: pytest.TempPathFactory
@@ -32,7 +42,7 @@ def test_bits_are_those_of_bm25s_however_little_memory(
     write_bm25(folder / "whole", passages(contents), "s")
     for name in (*FILES, "about.json"):
         assert (folder / "parts/bm25" / name).read_bytes() == (folder / "whole/bm25" / name).read_bytes(), name
-    tokens = words(f"{passage.title}. {passage.text}" for passage in passages(contents))
+    tokens = by_bm25s([f"{passage.title}. {passage.text}" for passage in passages(contents)])
     assert tokens[0][0] == "alpha"
     theirs = bm25s.BM25()
     theirs.index(tokens, show_progress=False)

@@ -7,8 +7,9 @@ then the runs are merged, some words at a time, and every word's passages writte
 import json
 import math
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from openbook.index.disk import bm25
 from openbook.index.disk.arrays import ArrayWriter
 
 Int32 = NDArray[np.int32]
+Vocabulary = defaultdict[str, int]
 K1, B = 1.5, 0.75
 TEXTS_AT_ONCE = 1 << 12
 AT_ONCE = 1 << 22
 """Words read, then postings merged, in memory together: some 200 MB."""
+NO_WORD = -1
+"""The number of what is none, in place of one of its own."""
 RUN = np.dtype([("word", "<i4"), ("passage", "<i4"), ("count", "<i4")])
 
 
@@ -57,7 +61,8 @@ def write_bm25(
     if folder.exists():
         raise InvalidConfig(f"{folder}: exists")
     with files.new_folder(folder) as partial:
-        vocabulary: dict[str, int] = {}
+        vocabulary: Vocabulary = defaultdict(count().__next__)
+        vocabulary.update(dict.fromkeys(bm25.not_words(), NO_WORD))
         with tempfile.TemporaryDirectory(dir=partial) as scratch:
             lengths: Int32 = np.zeros(0, np.int32)
             runs: list[Path] = []
@@ -65,9 +70,10 @@ def write_bm25(
                 runs.append(Path(scratch) / f"{len(runs)}.npy")
                 _put_run(runs[-1], numbers, n_words, len(lengths))
                 lengths = np.concatenate([lengths, n_words])
-            _write_postings(partial, runs, lengths, len(vocabulary), at_once)
-        vocabulary.setdefault("", len(vocabulary))  # as bm25s has it, for a question without words
-        (partial / bm25.VOCABULARY).write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+            numbers_of = {word: number for word, number in vocabulary.items() if number != NO_WORD}
+            _write_postings(partial, runs, lengths, len(numbers_of), at_once)
+        numbers_of.setdefault("", len(numbers_of))  # as bm25s has it, for a question without words
+        (partial / bm25.VOCABULARY).write_text(json.dumps(numbers_of, ensure_ascii=False), encoding="utf-8")
         parameters = {
             "k1": K1, "b": B, "delta": 0.5, "method": "lucene", "idf_method": "lucene", "dtype": "float32",
             "int_dtype": "int32", "num_docs": len(lengths), "version": bm25s.__version__, "backend": "numpy",
@@ -77,20 +83,24 @@ def write_bm25(
 
 
 def _portions(
-    passages: Iterable[Passage], vocabulary: dict[str, int], on_read: Callable[[int], None], at_once: int
+    passages: Iterable[Passage], vocabulary: Vocabulary, on_read: Callable[[int], None], at_once: int
 ) -> Iterator[tuple[Int32, Int32]]:
     """The words of some passages after the other, and how many each of these passages has.
 
-    A word is a number, which it gets in the vocabulary when it is first met.
+    A word is a number, which it gets from the vocabulary when it is first asked for. No step is a line of Python for
+    each word, which would take as long as finding them.
     """
     numbers: list[Int32] = []
     lengths: list[Int32] = []
     unread, n_read = iter(passages), 0
     while some := list(islice(unread, TEXTS_AT_ONCE)):
-        found = bm25.words(f"{passage.title}. {passage.text}" for passage in some)
-        lengths.append(np.array(list(map(len, found)), np.int32))
-        words = chain.from_iterable(found)
-        numbers.append(np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int32))
+        found = [bm25.candidates(f"{passage.title}. {passage.text}") for passage in some]
+        n_all = list(map(len, found))
+        all_numbers = np.fromiter(map(vocabulary.__getitem__, chain.from_iterable(found)), np.int32, sum(n_all))
+        counts = all_numbers != NO_WORD
+        numbers.append(all_numbers[counts])
+        of_passage = np.repeat(np.arange(len(some)), n_all)
+        lengths.append(np.bincount(of_passage[counts], minlength=len(some)).astype(np.int32))
         n_read += len(some)
         on_read(n_read)
         if sum(map(len, numbers)) >= at_once:

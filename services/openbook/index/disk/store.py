@@ -88,6 +88,10 @@ class PassageReader(Sequence[Passage]):
         except UnicodeDecodeError as error:
             raise InvalidSnapshot(f"passage {number} is no text in UTF-8: {error.reason}") from None
 
+    def undecoded(self, position: int) -> list[bytes]:
+        """Document's id, title and text of a passage, for who only compares: it takes a fifth of the time."""
+        return self._texts.undecoded(PARTS * position, PARTS)
+
     def find(self, lasting_id: str) -> int | None:
         """The position of the passage with this lasting id; None if there is none, or origins are not known."""
         candidates = self._origins.candidates(lasting_id) if self._origins else []
