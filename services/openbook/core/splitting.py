@@ -3,7 +3,8 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
+from operator import add
 from typing import Literal, Never, Self, get_args
 
 from openbook.errors import InvalidConfig
@@ -96,7 +97,7 @@ def spans(
 
 def word_begins(words: Sequence[str]) -> list[int]:
     """(n + 1,): the first character of each in all of them joined by single spaces, and of one more behind them."""
-    return [0, *accumulate(len(word) + 1 for word in words)]
+    return list(map(add, accumulate(map(len, words), initial=0), count()))  # their letters, and as many spaces
 
 
 def _runs(

@@ -12,8 +12,8 @@ import resource
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import asdict
 from dataclasses import fields as fields_of
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ from openbook.corpus.sources.parse import Event, Leaf, Parse, reason
 
 DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY = "document", "failure", "leaf", "progress", "end", "no memory"
 _NAMES = tuple(each.name for each in fields_of(Document))
+_VALUES = attrgetter(*_NAMES)
 EVENTS = (DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY)
 
 
@@ -74,7 +75,7 @@ def document_of(row: list[Any]) -> Document:
 def _row(event: Event) -> list[Any]:
     match event:
         case Document():
-            return [DOCUMENT, *asdict(event).values()]
+            return [DOCUMENT, *_VALUES(event)]
         case Failure():
             return [FAILURE, event.path, event.reason]
         case Leaf():
