@@ -26,9 +26,9 @@ shape, so that each length costs memory and a trial."""
 BATCH_TOKENS = 1 << 10
 """Of a batch on a CPU, about: on one core more are no faster, and half as many hardly slower."""
 GPU_BATCH_TOKENS = 1 << 14
-ALONE_FIRST = 4
-"""A batch of n rows is tried on a CPU once so many times n of them were computed alone: to try costs as much as a
-batch, and alone a row costs a tenth to a quarter more."""
+ALONE_FIRST = 1 / 32
+"""A batch is tried on a CPU once so many rows for each of its tokens were computed alone. To try costs as much as a
+batch; alone a row of 128 tokens costs a tenth more than in one, a row of 32 twice as much."""
 
 
 class Packing:
@@ -82,7 +82,7 @@ class Packing:
         n = min(most, 1 << (n_left.bit_length() - 1))
         while n > 1:
             key = torch.get_num_threads(), n, length
-            if key not in self._tried and self._alone[key] < self.alone_first * n:
+            if key not in self._tried and self._alone[key] < self.alone_first * n * length:
                 self._alone[key] += 1
                 return 1
             if self._keeps_bits(n, 1, length):

@@ -101,7 +101,7 @@ def test_batches_are_of_one_length_and_tried_once_enough_were_computed_alone() -
     once = [*[(1, 8)] * 2, *[(1, 128)] * 13, (1, 136), *[(1, 256)] * 2, (1, 257)]
     assert sorted(embedded(under_test, rows)) == list(range(len(rows)))
     assert compute.shapes == once
-    for _ in range(9):
+    for _ in range(16):
         embedded(under_test, rows)
     compute.shapes.clear()
     embedded(under_test, rows)
