@@ -5,6 +5,8 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from tarfile import EmptyHeaderError, InvalidHeaderError, TarFile, TruncatedHeaderError  # type: ignore[attr-defined]
+from typing import Self
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, warc, web, wiki
@@ -46,6 +48,21 @@ _COMPRESSED = {Format.GZIP: ".gz", Format.BZIP2: ".bz2", Format.XZ: ".xz"}
 def is_hidden(path: str) -> bool:
     """Whether a path is of those that nobody means: `.git`, `.DS_Store`, `__MACOSX` of an archive."""
     return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.split("/"))
+
+
+class _Member(tarfile.TarInfo):
+    """One of a tar. Where one must begin and none does, `tarfile` would end as if there were no more."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except InvalidHeaderError:
+            raise Failed(f"damaged at byte {tarfile.offset}: what lies behind is left out") from None
+        except TruncatedHeaderError:
+            raise Failed(f"cut off at byte {tarfile.offset}") from None
+        except EmptyHeaderError:
+            raise Failed(f"ends at byte {tarfile.offset} without the mark of its end: is that all of it?") from None
 
 
 class Parse:
@@ -142,7 +159,7 @@ class Parse:
                 yield from self.events(file.inside(content, path))
 
     def _tar(self, file: Opened) -> Iterator[Event]:
-        with tarfile.open(fileobj=file.file, mode="r|") as archive:
+        with tarfile.open(fileobj=file.file, mode="r|", tarinfo=_Member) as archive:
             for number, member in enumerate(archive, start=1):
                 _check_number(file, number)
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps all that it has seen
