@@ -213,6 +213,22 @@ def test_a_backup_and_the_way_back(built: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "restored") == contents(built / "old")
 
 
+def test_a_backup_of_another_snapshot_stays_as_it_is(built: Path, tmp_path: Path) -> None:
+    url, backup = f"file://{tmp_path}/backup", tmp_path / "backup"
+    old, new = (Snapshot.open(built / name).manifest.snapshot_id for name in ("old", "new"))
+    push(built / "old", url)
+    with pytest.raises(InvalidConfig, match=f"^{url}: holds snapshot {old}, not {new}"):
+        push(built / "new", url)
+    (backup / MANIFEST).unlink()  # as of a push that was interrupted
+    with pytest.raises(InvalidConfig, match=f"^{url}: holds snapshot {old}, not {new}"):
+        push(built / "new", url)
+    assert contents(backup) == {path: data for path, data in contents(built / "old").items() if path != MANIFEST}
+    push(built / "old", url)
+    (backup / MANIFEST).write_text("{")  # damaged: nobody can tell whose it was
+    push(built / "old", url)
+    assert contents(backup) == contents(built / "old")
+
+
 def test_what_is_damaged_is_not_pushed(copy: Path, tmp_path: Path) -> None:
     (copy / "shard-0000" / "vectors.npy").write_bytes(b"")
     with pytest.raises(InvalidSnapshot, match=r"vectors.npy: must have"):
