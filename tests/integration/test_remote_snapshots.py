@@ -105,6 +105,15 @@ def test_one_shard_alone_then_the_other(web: WebFiles, built: Path, tmp_path: Pa
         fetch(f"{web.url}/new", tmp_path / "new", [2])
 
 
+def test_a_shard_without_passages_has_its_empty_files(tmp_path: Path) -> None:
+    passages = [Passage(i, f"doc-{i}", "", f"text {i}") for i in range(2)]
+    build_snapshot(passages, np.ones((2, D), np.float32), tmp_path / "small", 3, "Flat", "encoder", "fingerprint")
+    fetch(f"file://{tmp_path}/small", tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(tmp_path / "small")
+    for shard in range(3):
+        Snapshot.open(tmp_path / "fetched").verify(shard)
+
+
 def test_killed_and_run_again_it_fetches_the_rest(web: WebFiles, built: Path, tmp_path: Path) -> None:
     piece = 5_000
     total = sum(map(len, contents(built / "new").values()))
