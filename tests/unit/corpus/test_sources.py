@@ -167,6 +167,13 @@ def test_a_table_that_was_written_is_read(rows: list[tuple[str, str]], delimiter
     assert parse(out.getvalue().encode(), "table") == expected
 
 
+def test_a_line_end_within_a_value_that_is_not_quoted_costs_its_row() -> None:
+    found = parse(b'id,text\n1,one\n2,t\rwo\n3,three\n4,"fo\r\nur"\n5,"fi\nve",\rx\n6,six\r\n', "a.csv")
+    assert [each.text for each in found if isinstance(each, Document)] == ["one", "three", "fo\r\nur", "six"]
+    why = "a line end within a value that is not quoted"
+    assert [each for each in found if isinstance(each, Failure)] == [Failure(f"a.csv:{n}", why) for n in (3, 7)]
+
+
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=5))
 def test_json_lines_that_were_written_are_read(rows: list[tuple[str, str]]) -> None:
     lines = [json.dumps({"title": title, "text": text, "id": i}) for i, (title, text) in enumerate(rows)]
