@@ -134,6 +134,16 @@ def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
     assert text_of(html.fromstring(page)).split("\n") == ["a", "bce", "g", "h", "i", "j"]
 
 
+def test_a_chapter_of_an_epub_has_the_characters_that_its_entities_name() -> None:
+    doctype = '<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "http://www.w3.org/TR/xhtml11/DTD/xhtml11.dtd">'
+    body = "<h2>Un caf&eacute;&nbsp;<b>noir</b></h2><p>caf&eacute;&nbsp;noir, R&amp;eacute;, &unknown;</p>"
+    chapter = f'{doctype}<html xmlns="http://www.w3.org/1999/xhtml"><body>{body}</body></html>'
+    book = formats.changed(formats.epub("T", ""), "OPS/text/chapter 9.xhtml", chapter.encode())
+    document = parse_one(book, "a.epub")
+    assert document.text.split("\n") == ["Un café noir", "café noir, R&eacute;, &unknown;"]
+    assert [name for _, name in document.sections] == ["Un café noir"]
+
+
 def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
     cell = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>"
     table = f"<w:tbl><w:tr>{cell.format('x')}{cell.format('y')}</w:tr></w:tbl>"
