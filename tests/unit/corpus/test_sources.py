@@ -17,7 +17,7 @@ from openbook.core.documents import Document
 from openbook.corpus.read import read_documents, read_passages
 from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
 from openbook.corpus.sources.opened import Opened
-from openbook.corpus.sources.parse import Parse
+from openbook.corpus.sources.parse import Event, Parse
 from openbook.corpus.sources.recognise import recognise
 from openbook.corpus.sources.walk import corpus_digest
 
@@ -196,6 +196,23 @@ def test_whatever_bytes_come_they_are_documents_or_failures(content: bytes, endi
     head = EACH[ending](*DOCUMENTS[0])
     for each in (content, content + head, head[: len(content)] + content + head[2 * len(content) :]):
         assert len(parse(each, "a")) <= 12
+
+
+def test_what_is_passed_over_in_silence_is_progress() -> None:
+    """Who follows a long file knows by it that the parser does not hang."""
+
+    def events(content: bytes, name: str, skip: int = 0) -> list[Event]:
+        limits = Limits()
+        file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+        return list(Parse(skip).events(Opened(name, file, limits, Budget(limits, len(content)))))
+
+    bad = events(b'{"text": "words"}\n' + b"{}\n" * 99, "a.jsonl")
+    assert sum(event is None for event in bad) == 99 - Limits().n_named
+    members = dict.fromkeys(["a.txt", "b.gz", "c.txt"], b"\x1f\x8b\x08") | {"d.txt": b"words"}
+    for archive in (formats.tarred(members), formats.zipped(members)):
+        later = events(archive, "all", skip=3)
+        assert later[:3] == [None] * 3
+        assert [event.text for event in later if isinstance(event, Document)] == ["words"]
 
 
 # --- size

@@ -114,14 +114,14 @@ class Parse:
 
     def _leaf(self, file: Opened, read: Callable[[Opened], Iterator[Document | Failure | None]]) -> Iterator[Event]:
         if (number := self._next()) is None:
+            yield None
             return
         yield Leaf(number, file.path)
         n_failures = 0
         try:
             for event in read(file):
                 n_failures += isinstance(event, Failure)
-                if not isinstance(event, Failure) or n_failures <= file.limits.n_named:
-                    yield event
+                yield event if not isinstance(event, Failure) or n_failures <= file.limits.n_named else None
         except (Spent, MemoryError):
             raise
         except Exception as error:
@@ -136,10 +136,12 @@ class Parse:
         return self._n_leaves if self._n_leaves > self._skip else None
 
     def _failure(self, path: str, error: Exception) -> Iterator[Event]:
-        if (number := self._next()) is not None:
-            yield Leaf(number, path)
-            yield Failure(path, reason(error))
-            yield Leaf(number, None)
+        if (number := self._next()) is None:
+            yield None
+            return
+        yield Leaf(number, path)
+        yield Failure(path, reason(error))
+        yield Leaf(number, None)
 
     def _zip(self, file: Opened, archive: zipfile.ZipFile) -> Iterator[Event]:
         members = archive.infolist()
