@@ -102,6 +102,14 @@ def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) ->
     assert [len(passage.text.split()) for passage in read_passages(tmp_path)] == [150, 100, 50]
 
 
+def test_the_digest_of_a_single_file_is_of_its_name_too(tmp_path: Path) -> None:
+    """Titles, ids and the format depend on it."""
+    (tmp_path / "a.txt").write_bytes(b"words")
+    before = corpus_digest(tmp_path / "a.txt")
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    assert corpus_digest(tmp_path / "b.txt") != before
+
+
 # --- what is text, and what is not
 
 
