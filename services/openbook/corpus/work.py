@@ -1,5 +1,8 @@
 """The folder of a build at work: what it is made from, how far it has come, and what must not be in it."""
 
+import json
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -10,6 +13,7 @@ from openbook.core.splitting import Splitting
 from openbook.corpus.duplicates import What
 from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
+from openbook.corpus.sources.parse import library_of
 from openbook.errors import InvalidConfig
 from openbook.index.building.build import LOCK
 from openbook.index.disk.bm25 import FOLDER as WORDS
@@ -83,4 +87,17 @@ def resumed(work: Path, plan: Plan) -> Note | None:
         note = Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
         return None
-    return note if note.plan == plan and (work / note.vectors).exists() and (work / FAILURES).exists() else None
+    is_all_there = (work / note.vectors).exists() and (work / FAILURES).exists()
+    return note if note.plan == plan and is_all_there and not _can_read_more(work) else None
+
+
+def _can_read_more(work: Path) -> bool:
+    """Whether a library is there now for want of which something was left out."""
+    reasons = (json.loads(line)["reason"] for line in (work / FAILURES).read_text().splitlines())
+    return any(_is_there(name) for name in set(map(library_of, reasons)) if name)
+
+
+def _is_there(library: str) -> bool:
+    with suppress(ImportError):  # what it is a part of is missing
+        return find_spec(library) is not None
+    return False

@@ -1,5 +1,6 @@
 """A file to documents, whatever it is: layers of archives and compression are taken off, and what is inside parsed."""
 
+import re
 import stat
 import tarfile
 import zipfile
@@ -15,6 +16,7 @@ from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import Format, recognise
 
 _LIBRARIES = ("lxml", "lxml_html_clean", "markdown_it", "mwparserfromhell", "pyarrow", "pypdf", "trafilatura", "warcio")
+_NEEDS = re.compile(r"needs ([\w.]+): pip install 'openbook\[corpus\]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +199,9 @@ def reason(error: BaseException) -> str:
         return f"needs {error.name}: pip install 'openbook[corpus]'"
     said = one_line(str(error))
     return said if isinstance(error, Failed) else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def library_of(reason: str) -> str | None:
+    """The library for want of which something could not be read, if that was why."""
+    found = _NEEDS.fullmatch(reason)
+    return found and found[1]
