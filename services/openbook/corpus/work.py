@@ -1,7 +1,10 @@
 """The folder of a build at work: what it is made from, how far it has come, and what must not be in it."""
 
+import errno
 import json
-from contextlib import suppress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from openbook.corpus.duplicates import What
 from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
 from openbook.corpus.sources.parse import library_of
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import LOCK
 from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
@@ -79,6 +82,19 @@ def check_ours(work: Path) -> None:
     names = {path.name for path in work.glob("*")} - set(OURS)
     if strangers := sorted(name for name in names if not is_of_origins(name)):
         raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
+
+
+@contextmanager
+def told_if_full(work: Path) -> Iterator[None]:
+    """Raises StartupError: there is no room for what the body writes."""
+    try:
+        yield
+    except OSError as error:
+        is_cut = error.errno is None and " requested and " in str(error)  # NumPy wrote less, and does not say why
+        if not (is_cut or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+            raise
+        why = error.strerror or os.strerror(errno.ENOSPC)
+        raise StartupError(f"{work}: cannot go on: {why}; with more room the same command does") from None
 
 
 def resumed(work: Path, plan: Plan) -> Note | None:
