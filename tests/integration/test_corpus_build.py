@@ -1,9 +1,12 @@
 """`openbook build` with the real encoder: what comes out, and what an interruption costs."""
 
+import errno
 import json
+import os
+import resource
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -58,6 +61,43 @@ def test_a_snapshot_holds_the_passages_and_their_embeddings(documents: Path, tmp
         assert [p.text for p in passages] == TEXTS[entry.first_id : entry.first_id + entry.n_passages]
         vectors = np.load(snapshot.shard_folder(shard) / "vectors.npy")
         np.testing.assert_allclose(vectors, encoder.encode_passages(list(passages)), atol=1e-5)
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """What the kernel says beyond it, it says of a full disk too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_without_room_is_one_line_and_the_build_goes_on_when_there_is(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "out.work"
+    with files_of_at_most(2000), pytest.raises(StartupError, match=rf"^{work}/vectors\.npy: 7680 bytes are needed: F"):
+        build(documents, tmp_path / "out")
+    assert not (work / "vectors.npy").exists()
+
+    def full(folder: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus_build, "write_bm25", full)
+        with pytest.raises(StartupError, match=f"^{work}: cannot go on: No space left on device; "):
+            build(documents, tmp_path / "out")
+    build(documents, tmp_path / "out")
+
+
+def test_an_array_to_be_encoded_has_all_its_room_from_the_beginning(tmp_path: Path) -> None:
+    """A store where the disk turned out to be full would kill the process without a word."""
+    array = corpus_encode.new_array(tmp_path / "a.npy", np.float32, (1000, 384))
+    found = (tmp_path / "a.npy").stat()
+    assert 512 * found.st_blocks >= found.st_size > array.nbytes
+    assert not array.any()
 
 
 def test_recall_is_measured_with_questions_of_a_file(documents: Path, tmp_path: Path) -> None:

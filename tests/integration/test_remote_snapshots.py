@@ -105,6 +105,15 @@ def test_one_shard_alone_then_the_other(web: WebFiles, built: Path, tmp_path: Pa
         fetch(f"{web.url}/new", tmp_path / "new", [2])
 
 
+def test_a_shard_without_passages_has_its_empty_files(tmp_path: Path) -> None:
+    passages = [Passage(i, f"doc-{i}", "", f"text {i}") for i in range(2)]
+    build_snapshot(passages, np.ones((2, D), np.float32), tmp_path / "small", 3, "Flat", "encoder", "fingerprint")
+    fetch(f"file://{tmp_path}/small", tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(tmp_path / "small")
+    for shard in range(3):
+        Snapshot.open(tmp_path / "fetched").verify(shard)
+
+
 def test_killed_and_run_again_it_fetches_the_rest(web: WebFiles, built: Path, tmp_path: Path) -> None:
     piece = 5_000
     total = sum(map(len, contents(built / "new").values()))
@@ -211,6 +220,22 @@ def test_a_backup_and_the_way_back(built: Path, tmp_path: Path) -> None:
     assert (tmp_path / "backup" / "shard-0000" / "vectors.npy").stat().st_mtime_ns == kept
     assert fetch(url, tmp_path / "restored").snapshot_id == snapshot_id
     assert contents(tmp_path / "restored") == contents(built / "old")
+
+
+def test_a_backup_of_another_snapshot_stays_as_it_is(built: Path, tmp_path: Path) -> None:
+    url, backup = f"file://{tmp_path}/backup", tmp_path / "backup"
+    old, new = (Snapshot.open(built / name).manifest.snapshot_id for name in ("old", "new"))
+    push(built / "old", url)
+    with pytest.raises(InvalidConfig, match=f"^{url}: holds snapshot {old}, not {new}"):
+        push(built / "new", url)
+    (backup / MANIFEST).unlink()  # as of a push that was interrupted
+    with pytest.raises(InvalidConfig, match=f"^{url}: holds snapshot {old}, not {new}"):
+        push(built / "new", url)
+    assert contents(backup) == {path: data for path, data in contents(built / "old").items() if path != MANIFEST}
+    push(built / "old", url)
+    (backup / MANIFEST).write_text("{")  # damaged: nobody can tell whose it was
+    push(built / "old", url)
+    assert contents(backup) == contents(built / "old")
 
 
 def test_what_is_damaged_is_not_pushed(copy: Path, tmp_path: Path) -> None:

@@ -24,14 +24,14 @@ from openbook.core.splitting import CountTokens, Splitting, not_given
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
-from openbook.corpus.encode import ROWS, VECTORS, Elsewhere, alone, encode, encode_elsewhere, plan_rows
+from openbook.corpus.encode import ROWS, VECTORS, Elsewhere, alone, encode, encode_elsewhere, new_array, plan_rows
 from openbook.corpus.former import Changes, Former
 from openbook.corpus.measures import sentence_finder
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
-from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, Note, Plan, check_ours, resumed
+from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, Note, Plan, check_ours, resumed, told_if_full
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import LOCK, ExactDtype, build_snapshot, check_plan, clear, undisturbed
 from openbook.index.building.words import write_bm25
@@ -102,7 +102,7 @@ def build_corpus(
         InvalidSnapshot: `former` is none, or damaged.
         InvalidModel: an encoder cannot be loaded, or is another one elsewhere.
         InvalidRequest: a question is longer than its encoder can read.
-        StartupError: a process that encodes ended early.
+        StartupError: a process that encodes ended early, or the disk is full.
         SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
     """
     if splitting.at == "sentences":
@@ -139,7 +139,7 @@ def build_corpus(
         former=known.snapshot_id if known else None,
         duplicates=duplicates,
     )
-    with undisturbed(work):
+    with told_if_full(work), undisturbed(work):
         if note := resumed(work, plan):
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
@@ -234,7 +234,7 @@ def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Not
 def _with_rows(work: Path, plan: Plan, former: Former | None) -> Note:
     """What there is to encode: all that the former snapshot has not."""
     passages = PassageReader(work)
-    vectors = np.lib.format.open_memmap(work / VECTORS, "w+", np.float32, (len(passages), plan.dimension))
+    vectors = new_array(work / VECTORS, np.float32, (len(passages), plan.dimension))
     is_kept, changes = np.zeros(len(passages), np.bool_), None
     if former:
         is_kept, changes = former.take(passages, vectors)

@@ -5,6 +5,7 @@ processes of one thread encode more passages than one process of two threads. An
 number of threads, so that is the same whoever computes it; on the company of a passage they do not depend.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -13,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Float32, Passage
@@ -118,6 +119,25 @@ def _on_cpu(settings: EncoderSettings) -> bool:
     return device_of(settings.device) == "cpu"
 
 
+def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[Any]]":
+    """An array of zeros, mapped from a new file that has all its room on the disk: a store into a mapping of a full one
+    would kill us without a word.
+
+    Raises:
+        StartupError: there is no such room.
+    """
+    size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise StartupError(f"{path}: {size_bytes} bytes are needed: {error.strerror}") from None
+    return array
+
+
 def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None:
     """Write the file of rows: the passages of a folder without those that are kept.
 
@@ -125,7 +145,7 @@ def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None
     short ones and long ones in turn, so that the time left can be told.
     """
     offsets = np.load(folder / OFFSETS, mmap_mode="r")
-    rows = np.lib.format.open_memmap(folder / ROWS, "w+", np.int64, (int(np.count_nonzero(~is_kept)),))
+    rows = new_array(folder / ROWS, np.int64, (int(np.count_nonzero(~is_kept)),))
     n_done = 0
     for first in range(0, len(is_kept), WINDOW):
         here = first + np.flatnonzero(~is_kept[first : first + WINDOW])

@@ -1,5 +1,11 @@
 """The folder of a build at work: what it is made from, how far it has come, and what must not be in it."""
 
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -10,7 +16,8 @@ from openbook.core.splitting import Splitting
 from openbook.corpus.duplicates import What
 from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
-from openbook.errors import InvalidConfig
+from openbook.corpus.sources.parse import library_of
+from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import LOCK
 from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
@@ -77,10 +84,36 @@ def check_ours(work: Path) -> None:
         raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
 
 
+@contextmanager
+def told_if_full(work: Path) -> Iterator[None]:
+    """Raises StartupError: there is no room for what the body writes."""
+    try:
+        yield
+    except OSError as error:
+        is_cut = error.errno is None and " requested and " in str(error)  # NumPy wrote less, and does not say why
+        if not (is_cut or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+            raise
+        why = error.strerror or os.strerror(errno.ENOSPC)
+        raise StartupError(f"{work}: cannot go on: {why}; with more room the same command does") from None
+
+
 def resumed(work: Path, plan: Plan) -> Note | None:
     """The note of a build of the same plan that was interrupted here, if there is one."""
     try:
         note = Note.model_validate_json((work / NOTE).read_text())
     except (OSError, ValidationError):
         return None
-    return note if note.plan == plan and (work / note.vectors).exists() and (work / FAILURES).exists() else None
+    is_all_there = (work / note.vectors).exists() and (work / FAILURES).exists()
+    return note if note.plan == plan and is_all_there and not _can_read_more(work) else None
+
+
+def _can_read_more(work: Path) -> bool:
+    """Whether a library is there now for want of which something was left out."""
+    reasons = (json.loads(line)["reason"] for line in (work / FAILURES).read_text().splitlines())
+    return any(_is_there(name) for name in set(map(library_of, reasons)) if name)
+
+
+def _is_there(library: str) -> bool:
+    with suppress(ImportError):  # what it is a part of is missing
+        return find_spec(library) is not None
+    return False

@@ -261,6 +261,12 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def changed(archive: bytes, member: str, content: bytes) -> bytes:
+    """A zip with something else in it."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as read:
+        return zipped({name: read.read(name) for name in read.namelist()} | {member: content})
+
+
 def tarred(members: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:

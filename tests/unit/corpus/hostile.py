@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import every_format as formats
-from every_format import DOCUMENTS
+from every_format import DOCUMENTS, changed
 
 from openbook.corpus.sources.limits import MB, Limits
 
@@ -124,12 +124,6 @@ def pdf_of(content: bytes, catalog: bytes = b"") -> bytes:
     start, end = page.index(b"<</Length"), page.index(b"endstream")
     page = page[:start] + b"<</Filter/FlateDecode/Length %d>>stream\n%s\n" % (len(packed), packed) + page[end:]
     return page.replace(b"/Catalog", b"/Catalog" + catalog)
-
-
-def changed(archive: bytes, member: str, content: bytes) -> bytes:
-    """A zip with something else in it."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as read:
-        return formats.zipped({name: read.read(name) for name in read.namelist()} | {member: content})
 
 
 def packed_often(n: int) -> bytes:

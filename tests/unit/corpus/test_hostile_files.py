@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import every_format as formats
@@ -96,6 +97,27 @@ def test_an_archive_of_too_many_members_is_left_out(tmp_path: Path) -> None:
     documents, failures = read(tmp_path, Limits(n_members=5))
     assert [each.reason for each in failures] == ["an archive of more than 5 members"] * 2
     assert {each.path.split("/")[0] for each in documents} <= {"b.tar"}
+
+
+@pytest.mark.parametrize(
+    ("damaged", "texts", "says"),
+    [
+        (lambda tar: tar[: 1024 + 148] + b"00000000" + tar[1024 + 156 :], ["one"], "damaged at byte 1024: what lies"),
+        (lambda tar: tar[: 1024 + 100], ["one"], "cut off at byte 1024"),
+        (lambda tar: tar[: 3 * 1024], ["one", "two", "three"], "ends at byte 3072 without the mark of its end"),
+        (lambda tar: tar[: 2 * 1024], ["one", "two"], "ends at byte 2048 without the mark of its end"),
+    ],
+)
+def test_a_tar_that_is_damaged_or_cut_says_so_behind_the_members_before(
+    damaged: Callable[[bytes], bytes], texts: list[str], says: str, tmp_path: Path
+) -> None:
+    tar = formats.tarred({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"})
+    formats.write(tmp_path, {"a.tar": damaged(tar), "b.tar": tar})
+    documents, failures = read(tmp_path)
+    assert [document.text for document in documents] == [*texts, "one", "two", "three"]
+    ((path, reason),) = [(failure.path, failure.reason) for failure in failures]
+    assert path == f"{tmp_path}/a.tar"
+    assert reason.startswith(says)
 
 
 def test_a_library_that_is_not_there_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

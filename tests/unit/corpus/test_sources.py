@@ -17,7 +17,7 @@ from openbook.core.documents import Document
 from openbook.corpus.read import read_documents, read_passages
 from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
 from openbook.corpus.sources.opened import Opened
-from openbook.corpus.sources.parse import Parse
+from openbook.corpus.sources.parse import Event, Parse
 from openbook.corpus.sources.recognise import recognise
 from openbook.corpus.sources.walk import corpus_digest
 
@@ -102,6 +102,14 @@ def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) ->
     assert [len(passage.text.split()) for passage in read_passages(tmp_path)] == [150, 100, 50]
 
 
+def test_the_digest_of_a_single_file_is_of_its_name_too(tmp_path: Path) -> None:
+    """Titles, ids and the format depend on it."""
+    (tmp_path / "a.txt").write_bytes(b"words")
+    before = corpus_digest(tmp_path / "a.txt")
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    assert corpus_digest(tmp_path / "b.txt") != before
+
+
 # --- what is text, and what is not
 
 
@@ -132,6 +140,16 @@ def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
 
     page = "<body>a<div>b<i>c</i><script>d</script>e</div><!-- f -->g<ul><li>h<li>i</ul><br>j</body>"
     assert text_of(html.fromstring(page)).split("\n") == ["a", "bce", "g", "h", "i", "j"]
+
+
+def test_a_chapter_of_an_epub_has_the_characters_that_its_entities_name() -> None:
+    doctype = '<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "http://www.w3.org/TR/xhtml11/DTD/xhtml11.dtd">'
+    body = "<h2>Un caf&eacute;&nbsp;<b>noir</b></h2><p>caf&eacute;&nbsp;noir, R&amp;eacute;, &unknown;</p>"
+    chapter = f'{doctype}<html xmlns="http://www.w3.org/1999/xhtml"><body>{body}</body></html>'
+    book = formats.changed(formats.epub("T", ""), "OPS/text/chapter 9.xhtml", chapter.encode())
+    document = parse_one(book, "a.epub")
+    assert document.text.split("\n") == ["Un café noir", "café noir, R&eacute;, &unknown;"]
+    assert [name for _, name in document.sections] == ["Un café noir"]
 
 
 def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
@@ -167,6 +185,13 @@ def test_a_table_that_was_written_is_read(rows: list[tuple[str, str]], delimiter
     assert parse(out.getvalue().encode(), "table") == expected
 
 
+def test_a_line_end_within_a_value_that_is_not_quoted_costs_its_row() -> None:
+    found = parse(b'id,text\n1,one\n2,t\rwo\n3,three\n4,"fo\r\nur"\n5,"fi\nve",\rx\n6,six\r\n', "a.csv")
+    assert [each.text for each in found if isinstance(each, Document)] == ["one", "three", "fo\r\nur", "six"]
+    why = "a line end within a value that is not quoted"
+    assert [each for each in found if isinstance(each, Failure)] == [Failure(f"a.csv:{n}", why) for n in (3, 7)]
+
+
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=5))
 def test_json_lines_that_were_written_are_read(rows: list[tuple[str, str]]) -> None:
     lines = [json.dumps({"title": title, "text": text, "id": i}) for i, (title, text) in enumerate(rows)]
@@ -179,6 +204,23 @@ def test_whatever_bytes_come_they_are_documents_or_failures(content: bytes, endi
     head = EACH[ending](*DOCUMENTS[0])
     for each in (content, content + head, head[: len(content)] + content + head[2 * len(content) :]):
         assert len(parse(each, "a")) <= 12
+
+
+def test_what_is_passed_over_in_silence_is_progress() -> None:
+    """Who follows a long file knows by it that the parser does not hang."""
+
+    def events(content: bytes, name: str, skip: int = 0) -> list[Event]:
+        limits = Limits()
+        file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+        return list(Parse(skip).events(Opened(name, file, limits, Budget(limits, len(content)))))
+
+    bad = events(b'{"text": "words"}\n' + b"{}\n" * 99, "a.jsonl")
+    assert sum(event is None for event in bad) == 99 - Limits().n_named
+    members = dict.fromkeys(["a.txt", "b.gz", "c.txt"], b"\x1f\x8b\x08") | {"d.txt": b"words"}
+    for archive in (formats.tarred(members), formats.zipped(members)):
+        later = events(archive, "all", skip=3)
+        assert later[:3] == [None] * 3
+        assert [event.text for event in later if isinstance(event, Document)] == ["words"]
 
 
 # --- size

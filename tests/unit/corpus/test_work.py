@@ -1,12 +1,17 @@
 """How far a build has come, whatever the order in which its steps are done."""
 
+import errno
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.splitting import Splitting
-from openbook.corpus.work import NOTE, Note, Plan, resumed
+from openbook.corpus.sources.parse import reason
+from openbook.corpus.work import FAILURES, NOTE, Note, Plan, resumed, told_if_full
+from openbook.errors import StartupError
 
 PLAN = Plan(
     documents_digest="",
@@ -49,3 +54,23 @@ def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
         assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other})) is None
     (tmp_path / NOTE).write_text("{")
     assert resumed(tmp_path, PLAN) is None
+
+
+def test_a_build_begins_anew_where_a_library_is_there_that_was_missing(tmp_path: Path) -> None:
+    (tmp_path / "vectors.npy").touch()
+    Note(plan=PLAN).write(tmp_path)
+    for name, goes_on in (("pypdf.none_such", True), ("pypdf", False)):
+        reasons = ("a link", reason(ModuleNotFoundError(name=name)))
+        (tmp_path / FAILURES).write_text("".join(json.dumps({"path": "a", "reason": why}) + "\n" for why in reasons))
+        assert (resumed(tmp_path, PLAN) is not None) == goes_on
+
+
+def test_a_full_disk_is_one_line_however_it_is_said(tmp_path: Path) -> None:
+    for error in (OSError(errno.EDQUOT, "No space left on device"), OSError("9 requested and 4 written")):
+        with (
+            pytest.raises(StartupError, match=f"^{tmp_path}: cannot go on: No space left on device; "),
+            told_if_full(tmp_path),
+        ):
+            raise error
+    with pytest.raises(PermissionError), told_if_full(tmp_path):
+        raise PermissionError(errno.EACCES, "Permission denied")

@@ -1,10 +1,13 @@
 """A file to documents, whatever it is: layers of archives and compression are taken off, and what is inside parsed."""
 
+import re
 import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from tarfile import EmptyHeaderError, InvalidHeaderError, TarFile, TruncatedHeaderError  # type: ignore[attr-defined]
+from typing import Self
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, warc, web, wiki
@@ -13,6 +16,7 @@ from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import Format, recognise
 
 _LIBRARIES = ("lxml", "lxml_html_clean", "markdown_it", "mwparserfromhell", "pyarrow", "pypdf", "trafilatura", "warcio")
+_NEEDS = re.compile(r"needs ([\w.]+): pip install 'openbook\[corpus\]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,21 @@ _COMPRESSED = {Format.GZIP: ".gz", Format.BZIP2: ".bz2", Format.XZ: ".xz"}
 def is_hidden(path: str) -> bool:
     """Whether a path is of those that nobody means: `.git`, `.DS_Store`, `__MACOSX` of an archive."""
     return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.split("/"))
+
+
+class _Member(tarfile.TarInfo):
+    """One of a tar. Where one must begin and none does, `tarfile` would end as if there were no more."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile)
+        except InvalidHeaderError:
+            raise Failed(f"damaged at byte {tarfile.offset}: what lies behind is left out") from None
+        except TruncatedHeaderError:
+            raise Failed(f"cut off at byte {tarfile.offset}") from None
+        except EmptyHeaderError:
+            raise Failed(f"ends at byte {tarfile.offset} without the mark of its end: is that all of it?") from None
 
 
 class Parse:
@@ -97,14 +116,14 @@ class Parse:
 
     def _leaf(self, file: Opened, read: Callable[[Opened], Iterator[Document | Failure | None]]) -> Iterator[Event]:
         if (number := self._next()) is None:
+            yield None
             return
         yield Leaf(number, file.path)
         n_failures = 0
         try:
             for event in read(file):
                 n_failures += isinstance(event, Failure)
-                if not isinstance(event, Failure) or n_failures <= file.limits.n_named:
-                    yield event
+                yield event if not isinstance(event, Failure) or n_failures <= file.limits.n_named else None
         except (Spent, MemoryError):
             raise
         except Exception as error:
@@ -119,10 +138,12 @@ class Parse:
         return self._n_leaves if self._n_leaves > self._skip else None
 
     def _failure(self, path: str, error: Exception) -> Iterator[Event]:
-        if (number := self._next()) is not None:
-            yield Leaf(number, path)
-            yield Failure(path, reason(error))
-            yield Leaf(number, None)
+        if (number := self._next()) is None:
+            yield None
+            return
+        yield Leaf(number, path)
+        yield Failure(path, reason(error))
+        yield Leaf(number, None)
 
     def _zip(self, file: Opened, archive: zipfile.ZipFile) -> Iterator[Event]:
         members = archive.infolist()
@@ -142,7 +163,7 @@ class Parse:
                 yield from self.events(file.inside(content, path))
 
     def _tar(self, file: Opened) -> Iterator[Event]:
-        with tarfile.open(fileobj=file.file, mode="r|") as archive:
+        with tarfile.open(fileobj=file.file, mode="r|", tarinfo=_Member) as archive:
             for number, member in enumerate(archive, start=1):
                 _check_number(file, number)
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps all that it has seen
@@ -178,3 +199,9 @@ def reason(error: BaseException) -> str:
         return f"needs {error.name}: pip install 'openbook[corpus]'"
     said = one_line(str(error))
     return said if isinstance(error, Failed) else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def library_of(reason: str) -> str | None:
+    """The library for want of which something could not be read, if that was why."""
+    found = _NEEDS.fullmatch(reason)
+    return found and found[1]

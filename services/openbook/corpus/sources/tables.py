@@ -12,6 +12,8 @@ from openbook.corpus.sources.opened import Opened, decoded
 from openbook.corpus.sources.recognise import TEXT_FIELDS, columns_of, delimiter_of
 
 DPR = ["id", "text", "title"]
+_IN_A_VALUE = "new-line character seen in unquoted field"
+"""What `csv` says of a carriage return that ends no line."""
 
 
 def read(opened: Opened) -> Iterator[Document | Failure]:
@@ -36,6 +38,10 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
         try:
             row = next(rows, None)
         except csv.Error as error:
+            if _IN_A_VALUE in str(error) and not (begun == 1 and has_header):  # then no quote is open
+                bad.clear()
+                yield Failure(f"{opened.path}:{begun}", "a line end within a value that is not quoted")
+                continue
             raise Failed(f"line {begun}: not separated values: {error}") from None
         if row is None:
             return

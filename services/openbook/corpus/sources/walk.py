@@ -64,7 +64,7 @@ def _shown(name: str) -> str:
 def corpus_digest(root: Path) -> str:
     """Digest of all that would be parsed: names and bytes. Raises OSError where the file itself cannot be read."""
     if not root.is_dir():
-        return file_digest(root)
+        return hashlib.sha256(json.dumps([file_digest(root), _shown(root.name)]).encode()).hexdigest()
     digest = hashlib.sha256()
     for item in found(root):
         digest.update(json.dumps([item.reason, item.path] if isinstance(item, Failure) else _digests(item)).encode())

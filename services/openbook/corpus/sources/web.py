@@ -1,6 +1,7 @@
 """HTML: the text of a page without its menus and footers, a document a page."""
 
 import codecs
+import html
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -50,10 +51,8 @@ def title_of(tree: Any) -> str:
 
 def headings(tree: Any) -> list[tuple[int, str]]:
     """All of them, each with its level."""
-    from lxml import etree
-
     found = tree.iter(*(f"{{*}}h{level}" for level in range(1, 7)))
-    return [(int(each.tag[-1]), " ".join("".join(each.itertext(etree.Element)).split())) for each in found]
+    return [(int(each.tag[-1]), " ".join(text_of(each).split())) for each in found]
 
 
 def _meta(tree: Any) -> dict[str, str]:
@@ -95,6 +94,10 @@ def text_of(tree: Any) -> str:
         if event in ("comment", "pi"):
             if silent is None:
                 parts.append(element.tail or "")
+            continue
+        if element.tag is etree.Entity:
+            if silent is None and event == "start":
+                parts += html.unescape(element.text), element.tail or ""
             continue
         name = etree.QName(element).localname.lower() if isinstance(element.tag, str) else ""
         if silent is None and name not in _SILENT and not _INLINE.fullmatch(name):

@@ -130,7 +130,7 @@ def _about(place: Place, manifest: Manifest) -> tuple[str, bm25.About] | None:
 
 
 def _fetch_files(place: Place, folder: Path, wanted: list[RemoteFile], on_bytes: OnBytes, piece_bytes: int) -> None:
-    missing = [file for file in wanted if _size(folder / file.path) != file.size_bytes]
+    missing = [file for file in wanted if not _is_there(folder / file.path, file.size_bytes)]
     total = sum(file.size_bytes for file in missing)
     begun = sum(min(file.size_bytes, _size(files.partial_of(folder / file.path))) for file in missing)
 
@@ -174,6 +174,10 @@ def _fetch_file(
             found = sha256.hexdigest()
             raise InvalidSnapshot(f"{place.at(file.path)}: was altered: sha256 must be {file.sha256}, found {found}")
         transfer.count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
+
+
+def _is_there(path: Path, size_bytes: int) -> bool:
+    return path.exists() and path.stat().st_size == size_bytes
 
 
 def _size(path: Path) -> int:
