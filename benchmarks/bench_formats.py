@@ -111,7 +111,8 @@ def html(title: str, text: str) -> str:
     paragraphs = "".join(f"<p>{escape(line)}</p>\n" for line in text.split("\n"))
     return (
         f'<!DOCTYPE html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head><body><nav>'
-        f'<a href="/">Home</a></nav><article>{paragraphs}</article><footer><a href="/c">Cookies</a></footer></body></html>'
+        f'<a href="/">Home</a></nav><article>{paragraphs}</article><footer><a href="/c">Cookies</a></footer></body>'
+        "</html>"
     )
 
 

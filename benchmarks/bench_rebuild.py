@@ -13,9 +13,9 @@ With `--once`, for a corpus that takes an hour: the first build itself is killed
 fresh and no bytes are compared. The first build's seconds are then those of both its parts.
 
 All of them are `openbook build`, in a process of its own, from its start to its end; the one that is killed notes its
-progress after every 32 passages, not 512, so that it has a 99 % (not with `--once`). CPU seconds are those of all processes (of the killed
-one's they are not known): on a machine that does something else too, trust their ratios. Prints a table, and one JSON
-line; ends with 1 if bytes differ.
+progress after every 32 passages, not 512, so that it has a 99 % (not with `--once`). CPU seconds are those of all
+processes (of the killed one's they are not known): on a machine that does something else too, trust their ratios.
+Prints a table, and one JSON line; ends with 1 if bytes differ.
 """
 
 import argparse
