@@ -1,6 +1,5 @@
 """The query encoder in this process, or behind a handle in its own deployment."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +9,7 @@ from openbook.config import EncoderSettings, ServedEncoderSettings, ServingSetti
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.core.hedges import HedgeBudget
+from openbook.core.together import all_of
 from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
@@ -70,10 +70,10 @@ class LocalEncoder:
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         if not questions:
             return np.empty((0, self.dimension), np.float32)
-        return np.stack(await asyncio.gather(*(self._batcher.submit(question, context) for question in questions)))
+        return np.stack(await all_of(self._batcher.submit(question, context) for question in questions))
 
     async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
-        return np.stack(await asyncio.gather(*(self._batcher.submit(passage, context) for passage in passages)))
+        return np.stack(await all_of(self._batcher.submit(passage, context) for passage in passages))
 
     async def aclose(self) -> None:
         """End the worker thread."""
