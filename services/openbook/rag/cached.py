@@ -84,7 +84,7 @@ class Generations:
         if self._cache is None:
             return await self._generator.generate(question, retrieved, settings, context)
         cache = self._cache
-        key = of_tenant(context.tenant, generation_key(self._generator.fingerprint, question, retrieved, settings))
+        key = of_tenant(context.tenant, generation_key(self._generator.generates_by, question, retrieved, settings))
 
         async def compute(shared: Context) -> Generation:
             (found,) = await cache.get_many([key])
@@ -102,15 +102,15 @@ class Generations:
         await self._write_backs.done()
 
 
-def generation_key(fingerprint: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:
-    """The key of what the generator with this fingerprint makes of a question and its passages.
+def generation_key(generates_by: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:
+    """The key of what the generator that `generates_by` this makes of a question and its passages.
 
     A generation depends on nothing else. The search runs every time, so a publication, or a shard that is gone, gives
     other keys; samples have their seed in the settings.
     """
     named = [each.id if each.id >= 0 else [each.title, each.text] for each in retrieved.passages]  # or are the caller's
     passages = [retrieved.snapshot_id, named, retrieved.scores.tolist()]
-    return f"{fingerprint}:{json_digest([question, passages, asdict(settings)])}"
+    return f"{generates_by}:{json_digest([question, passages, asdict(settings)])}"
 
 
 def of_tenant(tenant: str, key: str) -> str:

@@ -147,6 +147,11 @@ class Generator(Protocol):
         ...
 
     @property
+    def generates_by(self) -> str:
+        """The fingerprint, and what else answers depend on: where it is equal, so are they."""
+        ...
+
+    @property
     def calibration(self) -> Calibration:
         """How its answers are judged; empty where nothing was fitted to them."""
         ...

@@ -54,7 +54,7 @@ def log_p(passage: Passage, begun: Sequence[int]) -> Float64:
 class TableGenerator:
     """Greedy RAG-Token over `log_p`, in parts if it is asked to."""
 
-    fingerprint = "table"
+    fingerprint = generates_by = "table"
     calibration = UNFITTED
 
     async def generate(

@@ -46,6 +46,11 @@ class GeneratorModel(Protocol):
     @property
     def fingerprint(self) -> str: ...
     @property
+    def generates_by(self) -> str:
+        """As `rag.ports.Generator.generates_by`."""
+        ...
+
+    @property
     def calibration(self) -> Calibration: ...
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check, /
@@ -79,7 +84,7 @@ class LocalGenerator:
     """A generator in this process: the port `rag.ports.Generator` over batches of equal settings."""
 
     def __init__(self, model: GeneratorModel, settings: GeneratorSettings) -> None:
-        self.fingerprint, self.calibration = model.fingerprint, model.calibration
+        self.fingerprint, self.generates_by, self.calibration = model.fingerprint, model.generates_by, model.calibration
         self._model = model
         self._batcher: Batcher[_Task, Generation] = Batcher(
             self._generate,
@@ -142,9 +147,9 @@ class GeneratorDeployment:
         self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
         self._generator.warm_up()
 
-    async def describe(self) -> tuple[str, Calibration]:
-        """Fingerprint and calibration."""
-        return self._generator.fingerprint, self._generator.calibration
+    async def describe(self) -> tuple[str, str, Calibration]:
+        """Fingerprint, what it generates by, and calibration."""
+        return self._generator.fingerprint, self._generator.generates_by, self._generator.calibration
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
@@ -172,10 +177,15 @@ class RemoteGenerator:
     """The generator's deployment as the port `rag.ports.Generator`."""
 
     def __init__(
-        self, handle: "DeploymentHandle", hedges: HedgeBudget | None, fingerprint: str, calibration: Calibration
+        self,
+        handle: "DeploymentHandle",
+        hedges: HedgeBudget | None,
+        fingerprint: str,
+        generates_by: str,
+        calibration: Calibration,
     ) -> None:
         self._handle, self._hedges = handle, hedges
-        self.fingerprint, self.calibration = fingerprint, calibration
+        self.fingerprint, self.generates_by, self.calibration = fingerprint, generates_by, calibration
 
     @classmethod
     async def connect(cls, handle: "DeploymentHandle", n_replicas: int) -> "RemoteGenerator":
