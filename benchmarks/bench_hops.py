@@ -86,7 +86,7 @@ class NullEncoder:
 class NullGenerator:
     """Answers with the first words of the best passage."""
 
-    fingerprint = "null"
+    fingerprint = generates_by = "null"
     calibration = UNFITTED
 
     def generate(

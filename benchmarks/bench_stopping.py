@@ -65,6 +65,7 @@ class Watched:
 
     model: RagGenerator
     fingerprint: str = ""
+    generates_by: str = ""
     calibration = UNFITTED
     looked_at: list[float] = field(default_factory=list)
     took_next_at: float = 0.0

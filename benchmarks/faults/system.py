@@ -91,7 +91,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 class EchoModel:
     """Answers with the best passage, as `openbook.testing.EchoGenerator` does, in a worker."""
 
-    fingerprint = "echo"
+    fingerprint = generates_by = "echo"
     calibration = UNFITTED
 
     def generate(

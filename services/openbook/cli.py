@@ -343,9 +343,10 @@ def up(
 
     from openbook.config import load
     from openbook.logs import setup_logging
-    from openbook.serving.launch.local import follow, local_system, until_stopped
+    from openbook.serving.launch.local import follow, local_system, state_of, until_stopped
 
     setup_logging("up")
+    seen = state_of(config) if config else None  # first: whoever changes it while we start is heard afterwards
     wanted = load(config)
     if snapshot is None and not wanted.index.names_servers:
         from openbook.demo import FOLDER, embedded_snapshot
@@ -359,7 +360,7 @@ def up(
         if open_page:
             webbrowser.open(f"{serving.http_url}/")
         if config:
-            follow(config, settings)
+            follow(config, settings, seen)
         signal.pause()
 
 

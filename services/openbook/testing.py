@@ -92,7 +92,7 @@ class HashEncoder:
 class EchoGenerator:
     """Answers with the best passage's text, certain of it, every passage as useful as the retriever thought."""
 
-    fingerprint = "echo"
+    fingerprint = generates_by = "echo"
     calibration = UNFITTED
 
     async def generate(

@@ -49,7 +49,7 @@ def begun(question: str) -> Path:
 class EchoModel:
     """Answers with the best passage, except questions about its own misbehaviour."""
 
-    fingerprint = "echo"
+    fingerprint = generates_by = "echo"
     calibration: ClassVar[Calibration] = {Formulation.SEQUENCE: Curve((0.0,) * len(SIGNALS), 0.0, (0.0,), (0.6,))}
 
     def generate(

@@ -75,7 +75,7 @@ class Encoder(HashEncoder):
 class Reader:
     """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`."""
 
-    fingerprint = "scripted"
+    fingerprint = generates_by = "scripted"
     calibration = UNFITTED
 
     def __init__(self) -> None:

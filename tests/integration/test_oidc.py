@@ -202,6 +202,25 @@ def test_without_its_provider_known_keys_count_for_a_day_and_nobody_is_let_in_un
     run(scenario)
 
 
+def test_while_its_provider_fails_a_token_by_a_new_key_is_neither_let_in_nor_called_wrong(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        tokens = Tokens(settings(provider), Limits(), clock)
+        await tokens.identify(provider.token())
+        provider.signers["two"] = ec.generate_private_key(ec.SECP256R1())
+        provider.is_well = False
+        clock.advance(AT_MOST_EVERY_S + 1)
+        for _ in range(2):
+            with pytest.raises(KeysUnavailable):
+                await tokens.identify(provider.token("two"))
+        await tokens.identify(provider.token())
+        provider.is_well = True
+        clock.advance(AT_MOST_EVERY_S + 1)
+        await tokens.identify(provider.token("two"))
+
+    run(scenario)
+
+
 def test_a_configuration_of_another_issuer_is_none(provider: Provider) -> None:
     provider.issuer = "https://example.org"
     with pytest.raises(KeysUnavailable):

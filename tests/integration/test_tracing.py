@@ -53,7 +53,7 @@ class Encoder(HashEncoder):
 class Generator:
     """As a model."""
 
-    fingerprint = "echo"
+    fingerprint = generates_by = "echo"
     calibration = UNFITTED
 
     def generate(

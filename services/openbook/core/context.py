@@ -25,10 +25,14 @@ class Context:
 
     def __post_init__(self) -> None:
         for name in ("request_id", "caller", "trace", "tenant"):
-            text = getattr(self, name)
-            if not is_harmless(text):
-                shown = f"{text!a:.60}"
-                raise InvalidRequest(f"{name} must have at most {MAX_CHARS} printable ASCII characters, got {shown}")
+            check_harmless(name, getattr(self, name))
+
+
+def check_harmless(name: str, text: str) -> None:
+    """Raises InvalidRequest: the text named so is not `is_harmless`."""
+    if not is_harmless(text):
+        shown = f"{text!a:.60}"
+        raise InvalidRequest(f"{name} must have at most {MAX_CHARS} printable ASCII characters, got {shown}")
 
 
 def is_harmless(text: str) -> bool:

@@ -45,7 +45,10 @@ class RagGenerator:
         """How probable it is that its answers are right, where that was fitted."""
         self.input_format = checkpoint.input_format
         self._checkpoint = checkpoint
-        self._model = Seq2Seq(place(checkpoint.model, settings))
+        model = place(checkpoint.model, settings)
+        self.generates_by = f"{checkpoint.fingerprint}-{str(model.dtype).removeprefix('torch.')}"
+        """The fingerprint, and the dtype that it computes in."""
+        self._model = Seq2Seq(model)
         self._max_tokens_in_flight = settings.max_tokens_in_flight
         self._n_threads = threads(settings.n_threads)
 

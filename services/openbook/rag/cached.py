@@ -48,14 +48,15 @@ class Queries:
 
     async def find(self, question: str, context: Context) -> Query:
         """The question's embedding."""
-        key = of_tenant(context.tenant, f"{self._encoder.fingerprint}:{text_digest(question)}")
-        return await self._in_flight.get(key, lambda shared: self._find(key, question, shared), context)
+        made_by = self._encoder.fingerprint
+        key = of_tenant(context.tenant, f"{made_by}:{text_digest(question)}")
+        return await self._in_flight.get(key, lambda shared: self._find(key, made_by, question, shared), context)
 
     async def aclose(self) -> None:
         """Wait for what is still on its way into the cache."""
         await self._write_backs.done()
 
-    async def _find(self, key: str, question: str, context: Context) -> Query:
+    async def _find(self, key: str, made_by: str, question: str, context: Context) -> Query:
         watch = Stopwatch(self._clock)
         with watch.stage("cache", context):
             (embedding,) = await self._cache.get_many([key])
@@ -64,7 +65,8 @@ class Queries:
             return Query(embedding, watch.stages)
         with watch.stage("encode", context) as inner:
             embedding = (await self._encoder.encode([question], inner))[0]
-        self._write_backs.start(self._cache.put_many([(key, embedding)]))
+        if self._encoder.fingerprint == made_by:
+            self._write_backs.start(self._cache.put_many([(key, embedding)]))
         return Query(embedding, watch.stages)
 
 
@@ -83,8 +85,8 @@ class Generations:
         """The generation: fresh, where there is no cache."""
         if self._cache is None:
             return await self._generator.generate(question, retrieved, settings, context)
-        cache = self._cache
-        key = of_tenant(context.tenant, generation_key(self._generator.fingerprint, question, retrieved, settings))
+        cache, made_by = self._cache, self._generator.generates_by
+        key = of_tenant(context.tenant, generation_key(made_by, question, retrieved, settings))
 
         async def compute(shared: Context) -> Generation:
             (found,) = await cache.get_many([key])
@@ -92,7 +94,8 @@ class Generations:
             if found is not None and found.log_prior.shape == found.log_posterior.shape == retrieved.scores.shape:
                 return found
             generated = await self._generator.generate(question, retrieved, settings, shared)
-            self._write_backs.start(cache.put_many([(key, generated)]))
+            if self._generator.generates_by == made_by:
+                self._write_backs.start(cache.put_many([(key, generated)]))
             return generated
 
         return await self._in_flight.get(key, compute, context)
@@ -102,15 +105,15 @@ class Generations:
         await self._write_backs.done()
 
 
-def generation_key(fingerprint: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:
-    """The key of what the generator with this fingerprint makes of a question and its passages.
+def generation_key(generates_by: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:
+    """The key of what the generator that `generates_by` this makes of a question and its passages.
 
     A generation depends on nothing else. The search runs every time, so a publication, or a shard that is gone, gives
     other keys; samples have their seed in the settings.
     """
     named = [each.id if each.id >= 0 else [each.title, each.text] for each in retrieved.passages]  # or are the caller's
     passages = [retrieved.snapshot_id, named, retrieved.scores.tolist()]
-    return f"{fingerprint}:{json_digest([question, passages, asdict(settings)])}"
+    return f"{generates_by}:{json_digest([question, passages, asdict(settings)])}"
 
 
 def of_tenant(tenant: str, key: str) -> str:

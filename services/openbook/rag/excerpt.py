@@ -1,6 +1,6 @@
 """A passage in its document, from whoever keeps the passages."""
 
-from openbook.core.context import Context
+from openbook.core.context import Context, check_harmless
 from openbook.core.passages import ids_around, in_document
 from openbook.errors import SnapshotMismatch, UnknownPassage
 from openbook.rag.answer import Excerpt
@@ -12,11 +12,12 @@ async def excerpt(passages: PassageStore, passage_id: str, around: int, snapshot
     snapshot that is named, else of the current one.
 
     Raises:
-        InvalidRequest: `around` is out of its range.
+        InvalidRequest: `around` is out of its range, or `snapshot_id` can be none.
         UnknownPassage: there is none such, or no such snapshot any more.
         ShardUnavailable, SnapshotMismatch, DeadlineExceeded: as `PassageStore.fetch`.
     """
     ids_around(0, around, 1)  # before anything is asked
+    check_harmless("snapshot_id", snapshot_id)  # it stands in errors, and these in logs and headers
     try:
         found = await passages.locate(passage_id, snapshot_id, context)
         ids = ids_around(found.id, around, found.n_passages)

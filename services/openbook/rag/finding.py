@@ -1,6 +1,5 @@
 """From a question to its passages, steps 2 to 8 (ARCHITECTURE.md): cached or fresh query, top k, texts."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -10,6 +9,7 @@ import numpy as np
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
+from openbook.core.together import all_of
 from openbook.core.topk import canonical_scores
 from openbook.core.types import (
     NO_HIT,
@@ -63,7 +63,7 @@ class Finder:
         """(n, d) queries, as questions become them. Raises as `checked`, and as `Encoder.encode`."""
         limit = self._limits.max_question_chars
         checked = [check_text(f"input[{number}]", text, limit) for number, text in enumerate(texts)]
-        queries = await asyncio.gather(*(self._queries.find(text, context) for text in checked))
+        queries = await all_of(self._queries.find(text, context) for text in checked)
         return np.stack([query.embedding for query in queries])
 
     async def find(

@@ -3,7 +3,8 @@
     p(y|x) = prod_t sum_{z in Z_t} p(z|x,y_<t) p(y_t|x,z,y_<t)
 
 After every n tokens the query encoder reads question and answer so far. Z_t is all that was found until then, and
-p(z|x,y_<t) the softmax over it of the inner products with the latest query. Looked for once it is RAG-Token.
+p(z|x,y_<t) the softmax over it of the inner products with the latest query. Looked for once it is RAG-Token. Of an
+answer that has become too long for the encoder it reads the last words.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,7 @@ from openbook.core.types import (
     Retrieved,
     Token,
 )
+from openbook.errors import InvalidRequest
 from openbook.rag.own import joined
 
 
@@ -71,10 +73,23 @@ async def followed(
         if len(of_part) < settings.follow or len(part.token_ids) >= settings.max_new_tokens:
             one_part = len(decided) <= settings.follow
             return whole if one_part else (whole[0], _as_decided(*whole, decided))
-        found = await look(f"{question} {part.text}".strip())
+        found = await _look_again(question, part.text, look)
         if found.snapshot_id != union.snapshot_id:
             return await followed(question, settings, look, generate)
         union = _union(union, found)
+
+
+async def _look_again(question: str, answer: str, look: Look) -> Found:
+    """What is found for both, without the beginning of an answer with which they are too long to be read."""
+    words = answer.split()
+    while True:
+        try:
+            return await look(f"{question} {answer}".strip())
+        except InvalidRequest:
+            if not words:  # the question alone, which was read before: it is for another reason
+                raise
+            words = words[(len(words) + 1) // 2 :]
+            answer = " ".join(words)
 
 
 def _part(settings: GenerationSettings, begun: tuple[int, ...]) -> PartSettings:

@@ -24,7 +24,11 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of weights, tokenizer and pooling: equal fingerprints give equal embeddings."""
+        """Digest of weights, tokenizer and pooling: equal fingerprints give equal embeddings.
+
+        May change while the system runs, before a call returns what the new one made: what is kept of a call is kept
+        by this only where it is the same before and after it.
+        """
         ...
 
     @property
@@ -144,6 +148,14 @@ class Generator(Protocol):
     @property
     def fingerprint(self) -> str:
         """Digest of weights, tokenizer and input format."""
+        ...
+
+    @property
+    def generates_by(self) -> str:
+        """The fingerprint, and what else answers depend on: where it is equal, so are they.
+
+        May change while the system runs, and the others with it: as `Encoder.fingerprint`.
+        """
         ...
 
     @property

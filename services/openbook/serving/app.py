@@ -138,13 +138,13 @@ class Ingress(AnswerIngress):
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
-            the_encoder = await RemoteEncoder.connect(encoder, settings.encoder.n_replicas)
+            the_encoder = await RemoteEncoder.connect(encoder, settings.encoder)
         else:
             the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
         asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
         index = await open_index(settings.index, asks_for, source_on_ray(settings.index))
         if isinstance(generator, DeploymentHandle):
-            the_generator = await RemoteGenerator.connect(generator, settings.generator.n_replicas)
+            the_generator = await RemoteGenerator.connect(generator, settings.generator)
         else:
             the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
             the_generator.warm_up()

@@ -104,6 +104,7 @@ class TestReader:
         (generation,) = rough.generate([BIRTH[0]], [BIRTH[1]], GREEDY_TOKEN)
         assert generation.text == "Warsaw"
         assert rough.fingerprint == _reader().fingerprint
+        assert rough.generates_by != _reader().generates_by, "or a cache would hand one's answers to the other"
 
     def test_refuses_a_question_that_leaves_no_room_for_a_passage(self) -> None:
         question = "who " * 222

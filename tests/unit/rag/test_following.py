@@ -54,7 +54,7 @@ def log_p(passage: Passage, begun: Sequence[int]) -> Float64:
 class TableGenerator:
     """Greedy RAG-Token over `log_p`, in parts if it is asked to."""
 
-    fingerprint = "table"
+    fingerprint = generates_by = "table"
     calibration = UNFITTED
 
     async def generate(
@@ -162,6 +162,33 @@ def test_a_stream_tells_the_passages_when_they_are_all_known() -> None:
     assert tuple(tokens) == answer.tokens
     assert isinstance(last, Answer)
     assert last.text == answer.text
+
+
+def test_of_an_answer_too_long_to_be_read_the_last_words_are() -> None:
+    read: list[str] = []
+
+    class EightWords(HashEncoder):
+        async def encode(self, questions: Sequence[str], context: Context) -> Float32:
+            for question in questions:
+                if len(question.split()) > 8:
+                    raise InvalidRequest(f"question has {len(question.split())} words, and the encoder can read 8")
+            read.extend(questions)
+            return await super().encode(questions, context)
+
+    class Endless(TableGenerator):
+        def _given(self, retrieved: Retrieved, begun: Sequence[int]) -> Float64:
+            given = super()._given(retrieved, begun)
+            given[:, 0] = -99
+            return given
+
+    index, encoder, question = ExactIndex(PASSAGES, VECTORS), EightWords(16), "who is alpha beta"
+    rag = Pipeline(encoder, index, index, Endless(), MemoryCache(100), AnswerDefaults(), ManualClock())
+    settings = replace(ONCE, follow=2, max_new_tokens=10)
+    answer = asyncio.run(rag.answer(question, RetrievalSettings(k=2), settings, Context(), TOKENS))
+    words = answer.text.split()
+    assert len(words) == 10
+    looks = [words[:0], words[:2], words[:4], words[3:6], words[4:8]]
+    assert read == [" ".join([question, *each]) for each in looks]
 
 
 def test_an_answer_is_from_one_snapshot_whatever_is_published_meanwhile() -> None:

@@ -461,6 +461,31 @@ def test_a_stream_tells_the_tokens_of_every_answer_but_of_none_that_is_held_back
     assert last.abstained == (min_probability > 0.5) == (not tokens)
 
 
+def test_of_one_generator_in_two_dtypes_neither_is_told_what_the_other_answered() -> None:
+    class Rounding(EchoGenerator):
+        def __init__(self, dtype: str) -> None:
+            self.generates_by = f"{self.fingerprint}-{dtype}"
+            self.n = 0
+
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            self.n += 1
+            return await super().generate(question, retrieved, settings, context)
+
+    async def scenario() -> None:
+        encoder, answers = HashEncoder(), MemoryCache[Generation](10)
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        for dtype, n in (("float32", 1), ("bfloat16", 1), ("float32", 0)):
+            generator = Rounding(dtype)
+            rag = Pipeline(encoder, index, index, generator, MemoryCache(10), AnswerDefaults(), answers=answers)
+            found = await rag.answer("who", asked(2), GREEDY_TOKEN, Context())
+            assert (generator.n, found.generator_fingerprint) == (n, "echo")
+            await rag.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_what_one_tenant_asked_is_no_hit_for_another_nor_company_on_the_way() -> None:
     """Neither in the caches nor while it is computed: either would tell what was asked."""
 

@@ -16,7 +16,9 @@ class Stopped(Exception):
     """What ends `follow` in place of Ctrl-C."""
 
 
-def followed(path: Path, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[Settings]:
+def followed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object], seen: local.FileState = None
+) -> list[Settings]:
     """What was deployed while the file changed step by step, before each look at it."""
     deployed: list[Settings] = []
     left = list(steps)
@@ -34,7 +36,7 @@ def followed(path: Path, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], o
     monkeypatch.setattr(run, "update", update)
     monkeypatch.setattr(local.time, "sleep", sleep)
     with pytest.raises(Stopped):
-        local.follow(path, RUNNING)
+        local.follow(path, RUNNING, seen or local.state_of(path))
     return deployed
 
 
@@ -51,6 +53,17 @@ def test_what_the_file_says_comes_into_force(tmp_path: Path, monkeypatch: pytest
     )
     assert [(each.serving.n_replicas, each.answer.k) for each in deployed] == [(2, 5), (0, 7)]
     assert all(each.index == RUNNING.index and each.cache == RUNNING.cache for each in deployed)
+
+
+def test_what_changed_while_the_system_started_comes_into_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("{}")
+    loaded = local.state_of(path)
+    path.write_text("answer: {k: 7}")
+    (deployed,) = followed(path, monkeypatch, lambda: None, seen=loaded)
+    assert deployed.answer.k == 7
 
 
 def test_what_cannot_be_is_left_and_the_next_change_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.hedges import MAX_SAVED_HEDGES, HedgeBudget
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
-from openbook.serving.workers.hop import call, call_stream
+from openbook.serving.workers.hop import OtherModel, call, call_stream
 from openbook.testing import ManualClock
 
 NEVER = Context()
@@ -107,8 +107,8 @@ def test_when_a_replica_takes_long_another_is_asked_and_the_first_answer_counts(
     assert all(each.cancelled for each in frozen)
 
 
-@pytest.mark.parametrize("worse", [Overloaded("full"), BackPressureError(9, 8), ActorDiedError()])
-def test_a_hedge_that_comes_to_nothing_leaves_the_first_call_its_time(worse: Exception) -> None:
+@pytest.mark.parametrize("worse", [Overloaded("full"), BackPressureError(9, 8), ActorDiedError(), OtherModel()])
+def test_a_hedge_that_comes_to_nothing_leaves_the_first_call_its_time(worse: object) -> None:
     slow = Late(5)
     assert asyncio.run(call("encoder", soon(1.0), sender(slow, Early(slow, worse)), rich())) == 5
 

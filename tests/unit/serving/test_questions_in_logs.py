@@ -48,6 +48,7 @@ class Quoting(HashEncoder):
 class Model(Quoting):
     """Of a replica."""
 
+    generates_by = "quoting"
     calibration = UNFITTED
 
     def padded_length(self, question: str) -> int:

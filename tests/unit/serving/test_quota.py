@@ -12,7 +12,16 @@ from test_gate import ask, bearer
 from test_service import GrpcContext, service
 
 from openbook.config import Limits, parse
-from openbook.errors import InvalidConfig, InvalidRequest, Overloaded, QuotaExceeded
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidRequest,
+    ModelUnavailable,
+    OpenbookError,
+    Overloaded,
+    QuotaExceeded,
+    ShardUnavailable,
+)
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
 from openbook.serving.access.keys import Identity, mint
@@ -96,6 +105,34 @@ def test_without_redis_each_replica_counts_and_nobody_is_unlimited() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("error", "n_left"),
+    [(Overloaded, 3), (ShardUnavailable, 3), (ModelUnavailable, 3), (DeadlineExceeded, 1), (InvalidRequest, 1)],
+)
+def test_what_fails_for_want_of_a_place_a_shard_or_a_model_is_given_back(
+    error: type[OpenbookError], n_left: int
+) -> None:
+    async def scenario() -> None:
+        quotas = Quotas(None, ManualClock(1000.0))
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=3)))
+        with pytest.raises(error):
+            async with quotas.charged("web", 2):
+                raise error("none")
+        assert f"r={n_left};" in quotas.headers("web")["ratelimit"]
+        for _ in range(n_left):
+            await quotas.charge("web")
+        with pytest.raises(QuotaExceeded):
+            await quotas.charge("web")
+
+    asyncio.run(scenario())
+
+
+def test_no_more_is_given_back_than_this_window_has() -> None:
+    counts = {"questions-minute": (0, 3), "questions-day": (0, 3)}
+    taken = take(counts, ((MINUTE, -2), (DAY, -2)), 60)
+    assert taken.used == (0, 1)
+
+
 def test_limits_without_keys_are_refused_for_there_is_nobody_to_limit() -> None:
     with pytest.raises(InvalidConfig, match="limits are of callers"):
         parse({"access": {"limits": {"questions_per_day": 1}}})
@@ -169,3 +206,14 @@ def test_who_gets_no_place_is_charged_nothing(limited: tuple[Gate, dict[str, str
         assert (response.status_code, "in flight" in response.text) == (429, True)
     full._admission._n_of.clear()
     assert ask(gate, "POST", "/v1/retrieve", sent, full, json={"question": "who"}).is_success
+
+
+@pytest.mark.parametrize("path", ["/v1/retrieve", "/v1/answer", "/v1/answer/stream"])
+def test_who_is_refused_for_want_of_a_shard_is_charged_nothing(limited: tuple[Gate, dict[str, str]], path: str) -> None:
+    gate, sent = limited
+    without = service(missing_shards=(1,))
+    without._quotas = gate.quotas
+    for _ in range(5):
+        response = ask(gate, "POST", path, sent, without, json={"question": "who"})
+        assert response.status_code == 503
+        assert 'questions-day";r=3' in response.headers["ratelimit"]

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.fusion import depth, joined
 from openbook.core.hedges import HEDGE_BUDGET
 from openbook.core.origin import Located, is_lasting_id, position_of
+from openbook.core.together import all_of
 from openbook.core.topk import check_coverage, check_questions, check_search, merge
 from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import (
@@ -206,7 +207,7 @@ class ShardedIndex:
 
         replicas = self._connected()
         try:
-            found = await _all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
+            found = await all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
         except Moved:
             return await self.locate(passage_id, snapshot_id, context)
         for passage in chain.from_iterable(found):
@@ -277,7 +278,7 @@ class ShardedIndex:
         replicas, min_coverage = self._connected(), settings.min_coverage
         if min_coverage == 1.0:
             searches = [replicas.ask(method, shard, n_rows, context, call) for shard in tier.shards]
-            return await _all_of(searches), Coverage(tier.n_passages, tier.n_passages)
+            return await all_of(searches), Coverage(tier.n_passages, tier.n_passages)
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
 
@@ -287,7 +288,7 @@ class ShardedIndex:
             except (ShardUnavailable, DeadlineExceeded) as error:
                 return error
 
-        found = dict(zip(alive, await _all_of(map(ask_or_error, alive)), strict=True))
+        found = dict(zip(alive, await all_of(map(ask_or_error, alive)), strict=True))
         answers = {shard.number: each for shard, each in found.items() if not isinstance(each, OpenbookError)}
         problems = [str(each) for each in found.values() if isinstance(each, OpenbookError)]
         coverage = tier.coverage(answers)
@@ -317,7 +318,7 @@ class ShardedIndex:
                 vectors[positions] = part
 
         try:
-            await _all_of([fill(shard, positions.tolist()) for shard, positions in parts])
+            await all_of([fill(shard, positions.tolist()) for shard, positions in parts])
         except Moved:
             return await self._fetch(ids, snapshot_id, with_vectors, context)
         return [passages[i] for i in range(len(ids))], vectors
@@ -471,13 +472,3 @@ class ShardedIndex:
 
 class _Outdated(Exception):
     """The snapshot that is searched is perhaps no longer the one to search."""
-
-
-async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All results in order; the first failure ends the other calls."""
-    tasks = [asyncio.create_task(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

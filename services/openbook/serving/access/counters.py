@@ -20,7 +20,7 @@ PAUSE_S = 1.0
 """How long Redis is left alone after a failure. Meanwhile each replica counts for itself."""
 
 # One hash a caller, gone a day after it was last counted in. For each policy its name, the length of its window, its
-# limit and what is asked for.
+# limit and what is asked for; what is below 0 is given back.
 SCRIPT = """
 local now, used, granted = tonumber(redis.call('TIME')[1]), {}, 1
 for i = 1, #ARGV, 4 do
@@ -33,7 +33,7 @@ end
 if granted == 1 then
   for i = 1, #ARGV, 4 do
     local n = (i + 3) / 4
-    used[n] = used[n] + tonumber(ARGV[i + 3])
+    used[n] = math.max(0, used[n] + tonumber(ARGV[i + 3]))
     redis.call('HSET', KEYS[1], ARGV[i], string.format('%d:%d', math.floor(now / tonumber(ARGV[i + 1])), used[n]))
   end
   redis.call('EXPIRE', KEYS[1], 86400)

@@ -110,7 +110,8 @@ class Tokens:
         if key is None and self._fetching:  # who is known waits for nobody
             await asyncio.wait({self._fetching})
             key = self._known(kid)
-        if self._clock() - self._fetched_at > KNOWN_FOR_S:
+        has_failed = self._asked_at > self._fetched_at  # since then: it may have keys that we do not know
+        if self._clock() - self._fetched_at > KNOWN_FOR_S or (key is None and has_failed):
             raise KeysUnavailable("the provider of tokens does not say which keys are its own: try again later")
         if key is None:
             raise Unauthenticated("the token is signed by a key that its provider does not have")

@@ -83,19 +83,24 @@ def priced(policies: Sequence[Policy], n_questions: int, n_tokens: int) -> Asked
 
 
 def take(counts: Counts, asked: Asked, now: int) -> Taken:
-    """Count what is asked for if no limit is in the way. `counters.SCRIPT` is the same in Lua."""
+    """Count what is asked for if no limit is in the way. A cost below 0 is given back, as far as this window has it.
+
+    `counters.SCRIPT` is the same in Lua.
+    """
     used = [_used(counts, policy, now) for policy, _ in asked]
-    granted = all(not cost or so_far + cost <= policy.limit for (policy, cost), so_far in zip(asked, used, strict=True))
+    granted = not any(
+        cost > 0 and so_far + cost > policy.limit for (policy, cost), so_far in zip(asked, used, strict=True)
+    )
     if granted:
         add(counts, asked, now)
-        used = [so_far + cost for (_, cost), so_far in zip(asked, used, strict=True)]
+        used = [_used(counts, policy, now) for policy, _ in asked]
     return Taken(granted, now, tuple(used))
 
 
 def add(counts: Counts, asked: Asked, now: int) -> None:
     """Count what was granted elsewhere."""
     for policy, cost in asked:
-        counts[policy.name] = now // policy.window_s, _used(counts, policy, now) + cost
+        counts[policy.name] = now // policy.window_s, max(0, _used(counts, policy, now) + cost)
 
 
 def standings(asked: Asked, taken: Taken) -> tuple[Standing, ...]:

@@ -2,15 +2,18 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidRequest, ModelUnavailable, Overloaded, ShardUnavailable
 from openbook.serving.access.counters import Counters
 from openbook.serving.access.keys import Identity
 from openbook.serving.access.quota import (
+    Asked,
     Policy,
     Standing,
+    Taken,
     add,
     headers,
     policies_of,
@@ -50,8 +53,8 @@ class Quotas:
         account.policies = policies
         self._accounts.move_to_end(identity.caller)
 
-    async def charge(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> None:
-        """Count this, all or nothing.
+    async def charge(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> Asked:
+        """Count this, all or nothing, and say what was counted.
 
         Raises:
             QuotaExceeded: not before the next window.
@@ -59,21 +62,40 @@ class Quotas:
         """
         account = self._accounts.get(caller)
         if account is None or not account.policies:
-            return
+            return ()
         try:
             asked = priced(account.policies, n_questions, n_tokens)
         except InvalidRequest:
             refused("endpoint", "quota").inc()
             raise
+        taken = await self._count(caller, account, asked)
+        if not taken.granted:
+            refused("endpoint", "quota").inc()
+            raise refusal(asked, taken)
+        return asked
+
+    @asynccontextmanager
+    async def charged(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> AsyncIterator[None]:
+        """Charge for the body, and give it back where a place, a shard or a model is missing: clients ask again then,
+        and it is still one question. Raises as `charge`.
+        """
+        asked = await self.charge(caller, n_questions, n_tokens)
+        try:
+            yield
+        except (Overloaded, ShardUnavailable, ModelUnavailable):
+            account = self._accounts.get(caller)
+            if account and asked:
+                await self._count(caller, account, [(policy, -cost) for policy, cost in asked])
+            raise
+
+    async def _count(self, caller: str, account: _Account, asked: Asked) -> Taken:
         taken = await self._shared.take(caller, asked) if self._shared else None
         if taken is None:
             taken = take(account.counts, asked, int(self._clock()))
         elif taken.granted:  # so that it is known should Redis go
             add(account.counts, asked, taken.now)
         account.standing = standings(asked, taken)
-        if not taken.granted:
-            refused("endpoint", "quota").inc()
-            raise refusal(asked, taken)
+        return taken
 
     def headers(self, caller: str) -> dict[str, str]:
         """What this caller is told of where he stands, by lower-case name."""

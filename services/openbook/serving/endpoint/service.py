@@ -63,14 +63,14 @@ class AnswerService:
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, Overloaded, QuotaExceeded. The context's deadline is the request's, from now on.
 
-        Who gets no place is charged nothing.
+        Who gets no place is charged nothing, nor is who hears that a model or a shard has none.
         """
         with self._served("Answer", request.question, context) as context:
             context = self.due(request.timeout_s, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
-                await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
-                return await self._pipeline.answer(request.question, retrieval, generation, context, reply, own)
+                async with self._quotas.charged(context.caller, n_tokens=tokens_of(generation)):
+                    return await self._pipeline.answer(request.question, retrieval, generation, context, reply, own)
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
@@ -78,11 +78,11 @@ class AnswerService:
             context = self.due(request.timeout_s, context)
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
-                await self._quotas.charge(context.caller, n_tokens=tokens_of(generation))
-                events = self._pipeline.stream(request.question, retrieval, generation, context, reply, own)
-                async with aclosing(events):  # type: ignore[type-var]  # an async generator
-                    async for event in events:
-                        yield event
+                async with self._quotas.charged(context.caller, n_tokens=tokens_of(generation)):
+                    events = self._pipeline.stream(request.question, retrieval, generation, context, reply, own)
+                    async with aclosing(events):  # type: ignore[type-var]  # an async generator
+                        async for event in events:
+                            yield event
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
@@ -90,8 +90,8 @@ class AnswerService:
             context = self.due(request.timeout_s, context)
             retrieval = _overridden(self._defaults.retrieval(), request)
             with self._admission.admitted(context):
-                await self._quotas.charge(context.caller)
-                return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
+                async with self._quotas.charged(context.caller):
+                    return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
 
     async def embed(self, texts: Sequence[str], timeout_s: float | None, context: Context) -> Float32:
         """(n, d) queries of as many texts as there may be. As `answer`, and raises as `Pipeline.embed`."""
@@ -99,16 +99,16 @@ class AnswerService:
             self.check_entries("input", len(texts))
             context = self.due(timeout_s, context)
             with self._admission.admitted(context):
-                await self._quotas.charge(context.caller, len(texts))
-                return await self._pipeline.embed(texts, context)
+                async with self._quotas.charged(context.caller, len(texts)):
+                    return await self._pipeline.embed(texts, context)
 
     async def excerpt(self, request: PassageRequest, context: Context) -> Excerpt:
         """A passage in its document. As `answer`, and raises as `Pipeline.excerpt`."""
         with self._served("GetPassage", "", context) as context:
             context = self.due(request.timeout_s, context)
             with self._admission.admitted(context):
-                await self._quotas.charge(context.caller)
-                return await self._pipeline.excerpt(request.id, request.around or 0, request.snapshot_id, context)
+                async with self._quotas.charged(context.caller):
+                    return await self._pipeline.excerpt(request.id, request.around or 0, request.snapshot_id, context)
 
     def check_entries(self, name: str, n: int) -> None:
         """Raises InvalidRequest: `name` has none, or more than one call may have."""

@@ -157,18 +157,21 @@ def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = T
         yield complete
 
 
-def follow(path: Path, settings: Settings) -> NoReturn:
-    """Whenever the settings file changes, run the system by what it says now, without a pause. What cannot be done is
-    logged and left: the system, which runs by `settings`, goes on as it was.
+FileState = tuple[int, int] | None
+"""None while there is none."""
+
+
+def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
+    """Whenever the settings file changes from what was `seen` of it, run the system by what it says now, without a
+    pause. What cannot be done is logged and left: the system, which runs by `settings`, goes on as it was.
     """
     from openbook.serving.launch.run import update
 
-    seen = _state(path)
     while True:
         time.sleep(POLL_S)
-        if _state(path) == seen:
+        if state_of(path) == seen:
             continue
-        seen = _state(path)
+        seen = state_of(path)
         try:
             changed = updated(settings, config.load(path))
             if changed == settings:
@@ -204,8 +207,8 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
     )
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does; None while there is none."""
+def state_of(path: Path) -> FileState:
+    """What changes when a file does."""
     try:
         status = path.stat()
     except OSError:

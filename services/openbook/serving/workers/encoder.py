@@ -1,7 +1,7 @@
 """The query encoder in this process, or behind a handle in its own deployment."""
 
-import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -9,12 +9,13 @@ import numpy as np
 from openbook.config import EncoderSettings, ServedEncoderSettings, ServingSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check
-from openbook.core.hedges import HedgeBudget
+from openbook.core.together import all_of
 from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.hop import answered, call
+from openbook.serving.workers.hop import OtherModel, answered
+from openbook.serving.workers.replicas import Replicas
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing
@@ -70,10 +71,10 @@ class LocalEncoder:
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
         if not questions:
             return np.empty((0, self.dimension), np.float32)
-        return np.stack(await asyncio.gather(*(self._batcher.submit(question, context) for question in questions)))
+        return np.stack(await all_of(self._batcher.submit(question, context) for question in questions))
 
     async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
-        return np.stack(await asyncio.gather(*(self._batcher.submit(passage, context) for passage in passages)))
+        return np.stack(await all_of(self._batcher.submit(passage, context) for passage in passages))
 
     async def aclose(self) -> None:
         """End the worker thread."""
@@ -92,6 +93,22 @@ class LocalEncoder:
         return [self._model.encode_passages([passage])[0]] * len(items)
 
 
+@dataclass(frozen=True, slots=True)
+class AboutEncoder:
+    """What a replica says of its encoder: `replicas.About`."""
+
+    fingerprint: str
+    space: str
+    dimension: int
+
+    @property
+    def made_by(self) -> str:
+        return self.fingerprint
+
+    def may_follow(self, former: "AboutEncoder") -> bool:
+        return (self.space, self.dimension) == (former.space, former.dimension)
+
+
 class EncoderDeployment:
     """One replica of the encoder, `split` topology. Our errors are returned, not raised: see `hop`."""
 
@@ -99,45 +116,63 @@ class EncoderDeployment:
         setup_logging("encoder")
         setup_tracing("encoder")
         MetricsServer("encoder", serving.host, serving.metrics_port)
+        self._settings = settings
         self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
 
-    async def describe(self) -> tuple[str, str, int]:
-        """Fingerprint, space and dimension."""
-        return self._encoder.fingerprint, self._encoder.space, self._encoder.dimension
+    async def describe(self, settings: ServedEncoderSettings | None = None) -> AboutEncoder | None:
+        """What it has; None if that was made with other settings than these."""
+        if settings not in (None, self._settings):
+            return None
+        return AboutEncoder(self._encoder.fingerprint, self._encoder.space, self._encoder.dimension)
 
-    async def encode(self, questions: Sequence[str], context: Context) -> Float32 | OpenbookError:
-        """As `rag.ports.Encoder.encode`."""
+    async def encode(
+        self, questions: Sequence[str], context: Context, made_by: str | None = None
+    ) -> Float32 | OpenbookError | OtherModel:
+        """As `rag.ports.Encoder.encode`, by the encoder that is named."""
+        if made_by not in (None, self._encoder.fingerprint):
+            return OtherModel()
         return await answered("encoder replica", context, lambda inner: self._encoder.encode(questions, inner))
 
-    async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32 | OpenbookError:
-        """As `rag.ports.Encoder.encode_own`."""
+    async def encode_own(
+        self, passages: Sequence[Passage], context: Context, made_by: str | None = None
+    ) -> Float32 | OpenbookError | OtherModel:
+        """As `rag.ports.Encoder.encode_own`, by the encoder that is named."""
+        if made_by not in (None, self._encoder.fingerprint):
+            return OtherModel()
         return await answered("encoder replica", context, lambda inner: self._encoder.encode_own(passages, inner))
 
 
 class RemoteEncoder:
     """The encoder's deployment as the port `rag.ports.Encoder`."""
 
-    def __init__(
-        self, handle: "DeploymentHandle", hedges: HedgeBudget | None, fingerprint: str, space: str, dimension: int
-    ) -> None:
-        self._handle, self._hedges = handle, hedges
-        self.fingerprint = fingerprint
-        self.space = space
-        self.dimension = dimension
+    def __init__(self, handle: "DeploymentHandle", replicas: Replicas[AboutEncoder]) -> None:
+        self._handle, self._replicas = handle, replicas
 
     @classmethod
-    async def connect(cls, handle: "DeploymentHandle", n_replicas: int) -> "RemoteEncoder":
-        """Ask one of the replicas what they serve."""
-        return cls(handle, HedgeBudget() if n_replicas > 1 else None, *await handle.describe.remote())
+    async def connect(cls, handle: "DeploymentHandle", settings: ServedEncoderSettings) -> "RemoteEncoder":
+        """As soon as a replica with these settings answers."""
+        return cls(handle, await Replicas.connect("encoder", handle, settings))
+
+    @property
+    def fingerprint(self) -> str:
+        return self._replicas.about.fingerprint
+
+    @property
+    def space(self) -> str:
+        return self._replicas.about.space
+
+    @property
+    def dimension(self) -> int:
+        return self._replicas.about.dimension
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:
-        embeddings: Float32 = await call(
-            "encoder", context, lambda: self._handle.encode.remote(list(questions), context), self._hedges
+        embeddings: Float32 = await self._replicas.call(
+            context, lambda made_by: self._handle.encode.remote(list(questions), context, made_by)
         )
         return embeddings
 
     async def encode_own(self, passages: Sequence[Passage], context: Context) -> Float32:
-        embeddings: Float32 = await call(
-            "encoder", context, lambda: self._handle.encode_own.remote(list(passages), context), self._hedges
+        embeddings: Float32 = await self._replicas.call(
+            context, lambda made_by: self._handle.encode_own.remote(list(passages), context, made_by)
         )
         return embeddings

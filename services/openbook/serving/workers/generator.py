@@ -14,12 +14,12 @@ from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.confidence import Calibration
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
-from openbook.core.hedges import HedgeBudget
 from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.hop import answered, call, call_stream
+from openbook.serving.workers.hop import OtherModel, answered
+from openbook.serving.workers.replicas import Replicas
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing, span
@@ -45,6 +45,11 @@ class GeneratorModel(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def generates_by(self) -> str:
+        """As `rag.ports.Generator.generates_by`."""
+        ...
+
     @property
     def calibration(self) -> Calibration: ...
     def generate(
@@ -79,7 +84,7 @@ class LocalGenerator:
     """A generator in this process: the port `rag.ports.Generator` over batches of equal settings."""
 
     def __init__(self, model: GeneratorModel, settings: GeneratorSettings) -> None:
-        self.fingerprint, self.calibration = model.fingerprint, model.calibration
+        self.fingerprint, self.generates_by, self.calibration = model.fingerprint, model.generates_by, model.calibration
         self._model = model
         self._batcher: Batcher[_Task, Generation] = Batcher(
             self._generate,
@@ -132,6 +137,22 @@ class LocalGenerator:
         return self._model.generate(questions, retrieved, tasks[0].settings, check)
 
 
+@dataclass(frozen=True, slots=True)
+class AboutGenerator:
+    """What a replica says of its generator: `replicas.About`."""
+
+    fingerprint: str
+    generates_by: str
+    calibration: Calibration
+
+    @property
+    def made_by(self) -> str:
+        return self.generates_by
+
+    def may_follow(self, former: "AboutGenerator") -> bool:
+        return True
+
+
 class GeneratorDeployment:
     """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
 
@@ -139,25 +160,44 @@ class GeneratorDeployment:
         setup_logging("generator")
         setup_tracing("generator")
         MetricsServer("generator", serving.host, serving.metrics_port)
+        self._settings = settings
         self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
         self._generator.warm_up()
 
-    async def describe(self) -> tuple[str, Calibration]:
-        """Fingerprint and calibration."""
-        return self._generator.fingerprint, self._generator.calibration
+    async def describe(self, settings: GeneratorSettings | None = None) -> AboutGenerator | None:
+        """What it has; None if that was made with other settings than these."""
+        if settings not in (None, self._settings):
+            return None
+        generator = self._generator
+        return AboutGenerator(generator.fingerprint, generator.generates_by, generator.calibration)
 
     async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> Generation | OpenbookError:
-        """As `rag.ports.Generator.generate`."""
+        self,
+        question: str,
+        retrieved: Retrieved,
+        settings: GenerationSettings,
+        context: Context,
+        made_by: str | None = None,
+    ) -> Generation | OpenbookError | OtherModel:
+        """As `rag.ports.Generator.generate`, by the generator that is named."""
+        if made_by not in (None, self._generator.generates_by):
+            return OtherModel()
         return await answered(
             "generator replica", context, lambda inner: self._generator.generate(question, retrieved, settings, inner)
         )
 
     async def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[Token | Generation | OpenbookError]:
-        """As `rag.ports.Generator.stream`; an error is the last thing it yields."""
+        self,
+        question: str,
+        retrieved: Retrieved,
+        settings: GenerationSettings,
+        context: Context,
+        made_by: str | None = None,
+    ) -> AsyncIterator[Token | Generation | OpenbookError | OtherModel]:
+        """As `rag.ports.Generator.stream`, by the generator that is named; an error is the last thing it yields."""
+        if made_by not in (None, self._generator.generates_by):
+            yield OtherModel()
+            return
         try:
             with span("generator replica", context, "server") as inner:
                 parts = self._generator.stream(question, retrieved, settings, inner)
@@ -171,33 +211,38 @@ class GeneratorDeployment:
 class RemoteGenerator:
     """The generator's deployment as the port `rag.ports.Generator`."""
 
-    def __init__(
-        self, handle: "DeploymentHandle", hedges: HedgeBudget | None, fingerprint: str, calibration: Calibration
-    ) -> None:
-        self._handle, self._hedges = handle, hedges
-        self.fingerprint, self.calibration = fingerprint, calibration
+    def __init__(self, handle: "DeploymentHandle", replicas: Replicas[AboutGenerator]) -> None:
+        self._handle, self._replicas = handle, replicas
 
     @classmethod
-    async def connect(cls, handle: "DeploymentHandle", n_replicas: int) -> "RemoteGenerator":
-        """Ask one of the replicas what they serve."""
-        return cls(handle, HedgeBudget() if n_replicas > 1 else None, *await handle.describe.remote())
+    async def connect(cls, handle: "DeploymentHandle", settings: GeneratorSettings) -> "RemoteGenerator":
+        """As soon as a replica with these settings answers."""
+        return cls(handle, await Replicas.connect("generator", handle, settings))
+
+    @property
+    def fingerprint(self) -> str:
+        return self._replicas.about.fingerprint
+
+    @property
+    def generates_by(self) -> str:
+        return self._replicas.about.generates_by
+
+    @property
+    def calibration(self) -> Calibration:
+        return self._replicas.about.calibration
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        generation: Generation = await call(
-            "generator",
-            context,
-            lambda: self._handle.generate.remote(question, retrieved, settings, context),
-            self._hedges,
+        generation: Generation = await self._replicas.call(
+            context, lambda made_by: self._handle.generate.remote(question, retrieved, settings, context, made_by)
         )
         return generation
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
-        return call_stream(
-            "generator",
-            context,
-            lambda: self._handle.options(stream=True).stream.remote(question, retrieved, settings, context),
+        streaming = self._handle.options(stream=True).stream
+        return self._replicas.stream(
+            context, lambda made_by: streaming.remote(question, retrieved, settings, context, made_by)
         )

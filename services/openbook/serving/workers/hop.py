@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError
@@ -22,6 +23,12 @@ from openbook.telemetry import hop_errors
 from openbook.tracing.spans import span
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherModel:
+    """In place of a result: the replica has another model than the one that the call is for."""
+
 
 Send = Callable[[], Any]
 """Starts the call; gives Serve's response to wait for."""
@@ -124,7 +131,9 @@ async def _first(name: str, send: Send, hedges: HedgeBudget | None, patience_s: 
 def _failure(task: "asyncio.Task[Any]") -> str:
     """Why a replica did not answer, where another might; nothing if it did."""
     ended = task.exception() or task.result()
-    return type(ended).__name__ if isinstance(ended, RayActorError | BackPressureError | Overloaded) else ""
+    return (
+        type(ended).__name__ if isinstance(ended, RayActorError | BackPressureError | Overloaded | OtherModel) else ""
+    )
 
 
 async def _cancellable(response: Any) -> Any:

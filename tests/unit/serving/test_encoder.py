@@ -1,0 +1,68 @@
+"""The encoder's queue, asked for several texts at once."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from openbook.cache.memory import MemoryCache
+from openbook.config import AnswerDefaults, EncoderSettings
+from openbook.core.context import Context
+from openbook.core.deadline import Check, go_on
+from openbook.core.types import Float32, Passage
+from openbook.errors import InvalidRequest
+from openbook.rag.pipeline import Pipeline
+from openbook.serving.workers.encoder import LocalEncoder
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
+
+CONTEXT = Context()
+
+
+class Held(HashEncoder):
+    """Computes when the test lets it, and reads one word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[str]] = []
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def padded_length(self, question: str) -> int:
+        if " " in question:
+            raise InvalidRequest(f"question must be one word, got {question!r}")
+        return 0
+
+    def encode_questions(self, questions: Sequence[str], check: Check = go_on) -> Float32:
+        self.batches.append(list(questions))
+        self.begun.set()
+        self.go.wait()
+        return super().encode_questions(questions, check)
+
+
+@pytest.mark.parametrize("through", ["the encoder", "the pipeline"])
+def test_where_one_text_cannot_be_read_the_others_leave_the_queue(through: str) -> None:
+    model = Held()
+
+    async def scenario() -> None:
+        encoder = LocalEncoder(model, EncoderSettings())
+        busy = asyncio.create_task(encoder.encode(["busy"], CONTEXT))
+        await asyncio.to_thread(model.begun.wait)
+        encode = encoder.encode if through == "the encoder" else pipeline(encoder).embed
+        with pytest.raises(InvalidRequest, match="got 'too long'"):
+            await encode(["these", "two", "too long"], CONTEXT)
+        while ending := [task for task in asyncio.all_tasks() if task.cancelling()]:
+            await asyncio.wait(ending)
+        model.go.set()
+        await busy
+        await encoder.encode(["last"], CONTEXT)
+        await encoder.aclose()
+
+    asyncio.run(scenario())
+    assert model.batches == [["busy"], ["last"]]
+
+
+def pipeline(encoder: LocalEncoder) -> Pipeline:
+    """One that is asked for queries alone."""
+    passages = [Passage(0, "a", "A", "text")]
+    index = ExactIndex(passages, HashEncoder().encode_passages(passages))
+    return Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(10), AnswerDefaults())
