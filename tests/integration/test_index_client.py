@@ -123,6 +123,20 @@ def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None
     check(server, scenario)
 
 
+def test_who_searches_for_long_keeps_the_connection(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        before = client._stream
+        with engine._ONE_AT_A_TIME:
+            call = asyncio.create_task(search(client, VECTORS[:1], 3))
+            await arrived(server, 1)
+            await client.check_stream(TIMEOUT_S)
+            assert not call.done()
+        await call
+        assert client._stream is before
+
+    check(server, scenario)
+
+
 @pytest.mark.parametrize("server", ["TCP", "Unix"], indirect=True)
 def test_a_connection_that_opens_while_all_is_closed_is_closed_too(
     server: IndexServer, monkeypatch: pytest.MonkeyPatch

@@ -166,6 +166,13 @@ class IndexClient:
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages
 
+    async def check_stream(self, patience_s: float) -> None:
+        """Leave the connection of calls if it is another than that of `info` and nothing comes for so long, whatever
+        is asked there. Calls under way are then asked again.
+        """
+        if isinstance(self._stream, FrameStream) and not self._stream.broken:
+            await self._stream.check(patience_s)
+
     async def reset(self) -> None:
         """Begin with a new connection; calls under way fail with ShardUnavailable.
 
