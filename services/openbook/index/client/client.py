@@ -99,8 +99,15 @@ class IndexClient:
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
-        with from_grpc(self.address):
-            return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
+        try:
+            with from_grpc(self.address):
+                return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC cancels what waits on a channel that is closed: nobody has cancelled who asks.
+            raise ShardUnavailable(f"{self.address}: the connection was closed") from None
 
     async def search(
         self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
