@@ -23,6 +23,10 @@ from openbook.deployment import render
 from openbook.errors import InvalidConfig
 from openbook.index.client.health import check
 from openbook.index.server.server import IndexServer
+from openbook.planning.constants import DEFAULTS
+from openbook.planning.demand import Demand, machines
+from openbook.planning.plan import plan
+from openbook.planning.topology import topology as planned_topology
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
@@ -128,6 +132,29 @@ def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> 
         assert (asked["shard"], asked["port"], asked["threads"]) == (shard, port, TOPOLOGY.index.threads)
         environment = {each["name"]: each["value"] for each in container["env"]}
         assert config.load_index_server(None, environment, snapshot=asked["snapshot"]).tls
+
+
+@pytest.mark.parametrize(("passages", "dimension"), [(1_000_000, 384), (80_000_000, 768)])
+def test_planned_pods_fit_on_the_planned_machines(passages: int, dimension: int) -> None:
+    """Of which Kubernetes keeps about a tenth for itself."""
+    planned = plan(Demand(passages=passages, dimension=dimension, index="Flat"), machines(), DEFAULTS)
+    files = render.render(planned_topology(planned).model_copy(update={"kubernetes": TOPOLOGY.kubernetes}))
+    base = [each for path in BASE for each in yaml.safe_load_all(files.get(path, ""))]
+    index = next(each for each in base if each and each["metadata"]["name"] == "openbook-index-0")["spec"]["template"]
+    (ray,) = (each for each in base if each and each["kind"] == "RayService")
+    worker = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]
+    assert not planned.index.everywhere or passages < 80_000_000
+    for pod, tier, n in ((index, planned.index, planned.index.shards_each), (worker, planned.endpoint, 1)):
+        asked = pod["spec"]["containers"][0]["resources"]["requests"]
+        assert 0.5 * tier.machine.cores < n * quantity(asked["cpu"]) <= 0.9 * tier.machine.cores
+        assert 0.5e9 * tier.machine.memory_gb < n * quantity(asked["memory"]) <= 0.9e9 * tier.machine.memory_gb
+
+
+def quantity(text: str) -> float:
+    """As Kubernetes reads it."""
+    units = {"m": 1e-3, "": 1.0, "G": 1e9, "Gi": 2**30, "Mi": 2**20}
+    number = text.rstrip("GMim")
+    return float(number) * units[text[len(number) :]]
 
 
 def test_policies_allow_what_is_there_and_nothing_else() -> None:

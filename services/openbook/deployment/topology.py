@@ -39,7 +39,7 @@ class Index(Section):
     shards: Positive  # of the snapshot
     replicas: Positive = 2  # of each shard, each on a machine of its own
     threads: Positive = 2  # of FAISS, of each server
-    memory_gb: Positive = 8  # of each server, page cache included
+    memory_gb: Positive = 8  # of each server, page cache included; of 10^9 bytes
     disk_gb: Positive = 100  # of each machine
     snapshot: str = "~/snapshot"  # its folder on the machines
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
@@ -53,6 +53,8 @@ class Endpoint(Section):
     cpu: Overrides = Field(default_factory=dict)  # over them where they have none
     min_workers: Annotated[int, Field(ge=0)] = 1  # machines with models
     max_workers: Positive = 4  # to which the autoscaler goes
+    cpus: Positive = 4  # of each pod with models, on Kubernetes: of which it asks for nine tenths
+    memory_gb: Positive = 16  # of each pod with models, on Kubernetes; of 10^9 bytes
 
 
 class Secrets(Section):
