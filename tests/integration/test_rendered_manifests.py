@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,6 +101,45 @@ def test_kustomize_builds_every_overlay(overlay: Path) -> None:
     (worker,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     gpus = worker["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", "0")
     assert config.parse(args).generator.num_gpus == int(gpus) == (overlay.name == "gpu")
+
+
+def shown(key: str) -> tuple[str, Any]:
+    """What docs/deploy.md shows in YAML that has this key, and its values."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (block for block in blocks if key in yaml.safe_load(block))
+    return text, yaml.safe_load(text)
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_with_the_overlay_of_the_page_index_servers_can_be_published_to(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "deploy" / "kubernetes", tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "publish"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(shown("kind")[0])
+    done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sets = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "StatefulSet"]
+    sets = [each for each in sets if each["spec"]["serviceName"] == "openbook-index"]
+    assert len(sets) == TOPOLOGY.index.shards
+    for each in sets:
+        kubernetes_validate.validate(each, "1.31", strict=True)
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        names = {variable["name"] for variable in container["env"]}
+        assert {"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN", "OPENBOOK_INDEX__ADMIN_TOKEN"} <= names
+        mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+        assert not mounts["/snapshot"]
+        (volume,) = (v for v in each["spec"]["template"]["spec"]["volumes"] if v["name"] == "snapshot")
+        assert not volume["persistentVolumeClaim"].get("readOnly", False)
+
+
+def test_what_the_page_lays_over_compose_is_of_its_services() -> None:
+    (compose,) = documents("deploy/compose.yaml")
+    for name, more in shown("services")[1]["services"].items():
+        (snapshot,) = more["volumes"]
+        assert f"{snapshot.rpartition('}')[2]}:ro" in {
+            v.rpartition("}")[2] for v in compose["services"][name]["volumes"]
+        }
+        assert {key.partition("__")[0] for key in more["environment"]} == {"OPENBOOK_INDEX_SERVER", "OPENBOOK_INDEX"}
 
 
 def test_every_container_is_guarded() -> None:
