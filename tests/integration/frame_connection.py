@@ -1,8 +1,9 @@
 """A client of connections without gRPC, as somebody would write it in another language."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
 
 from small_snapshot import D
@@ -56,3 +57,53 @@ def connected(server: IndexServer, key: bytes | None = None) -> Iterator[Connect
 def search(number: int, rows: int = 1, **queries: object) -> index_pb2.Call:
     matrix = SimpleNamespace(rows=rows, columns=D, **queries)
     return index_pb2.Call(number=number, search=index_pb2.SearchRequest(queries=vars(matrix), k=3))
+
+
+class Firewall:
+    """A port that forwards to that of a server's frames, and may forget connections: they stay open, and carry nothing.
+
+    Used within the event loop of whoever connects.
+    """
+
+    def __init__(self, server: IndexServer) -> None:
+        frames = server._service.frames
+        assert frames is not None
+        self._port, self._frames = frames.port, frames
+        self._knows: set[asyncio.Task[None]] = set()
+        self._forgotten: set[asyncio.Task[None]] = set()
+
+    @property
+    def n_known(self) -> int:
+        """Directions of connections that carry something."""
+        return len(self._knows)
+
+    def forget(self) -> None:
+        """All that are open now."""
+        self._forgotten |= self._knows
+        self._knows.clear()
+
+    async def __aenter__(self) -> "Firewall":
+        self._listening = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._frames.port = self._listening.sockets[0].getsockname()[1]
+        self._name, self._frames.name = self._frames.name, ""  # as if the server were on another machine
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._frames.port, self._frames.name = self._port, self._name
+        self._listening.close()
+        for task in self._knows | self._forgotten:
+            task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._forward(source, target))
+            self._knows.add(task)
+            task.add_done_callback(self._knows.discard)
+
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError), closing(target):
+            while data := await source.read(1 << 16):
+                if asyncio.current_task() in self._forgotten:
+                    await asyncio.Event().wait()
+                target.write(data)

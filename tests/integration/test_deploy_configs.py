@@ -51,6 +51,39 @@ def test_what_is_committed_is_what_the_topology_says() -> None:
     assert set(committed) <= RENDERED.keys()
 
 
+@pytest.mark.parametrize(
+    ("machine", "cpus"),
+    [
+        ("n2-standard-8", 8),
+        ("t2d-highmem-16", 16),
+        ("c3-standard-22-lssd", 22),
+        ("e2-custom-4-8192", 4),
+        ("custom-6-23040", 6),
+        ("n2-custom-8-131072-ext", 8),
+        ("a2-highgpu-1g", None),
+        ("e2-medium", None),
+        ("e2-custom-small-2048", None),
+    ],
+)
+def test_ray_is_told_how_many_cpus_a_machine_of_gcp_has(machine: str, cpus: int | None) -> None:
+    values = yaml.safe_load(TOPOLOGY.read_text())
+
+    def rendered(**changed: Any) -> float:
+        values["gcp"] |= changed
+        files = render.render(config.section(render.Topology, "t.yaml", **values))
+        found: float = yaml.safe_load(files["deploy/ray/gcp.yaml"])["available_node_types"]["worker"]["resources"][
+            "CPU"
+        ]
+        return found
+
+    if cpus is None:
+        with pytest.raises(InvalidConfig, match=rf"t\.yaml: gcp.*gpu = {machine} .*cpus: {{{machine}: N}}"):
+            rendered(gpu=machine)
+    else:
+        assert rendered(gpu=machine) == cpus
+    assert rendered(gpu=machine, cpus={machine: 12}) == 12
+
+
 def test_ray_accepts_every_cluster(prepared: dict[str, Any]) -> None:
     for source in prepared["file_mounts"].values():
         assert (ROOT / source).exists()

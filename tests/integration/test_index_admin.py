@@ -2,9 +2,13 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -21,6 +25,7 @@ from openbook.index.building.build import build_snapshot
 from openbook.index.disk.root import PUBLISHED, Root
 from openbook.index.disk.snapshot import Manifest
 from openbook.index.server.server import IndexServer
+from openbook.processes import start
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 N, D = 40, 4
@@ -113,6 +118,29 @@ def test_a_publication_and_the_way_back(admin: Admin, built: Path) -> None:
     assert wire.hits_from_wire(new).scores[0, 0] == 2 * wire.hits_from_wire(old).scores[0, 0]
     assert held(admin.prepare(built / "a")) == [(5, b), (1, a)]
     assert held(admin.publish(a, 6)) == [(6, a), (5, b)]
+
+
+def test_a_server_stops_while_it_verifies(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = SimpleQueue[subprocess.Popen[str]]()
+
+    def slowly(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+        process = start([sys.executable, "-c", "import time; time.sleep(3600)"], **options)
+        begun.put(process)
+        return process
+
+    monkeypatch.setattr("openbook.index.server.verify._APART_FROM", 0)
+    monkeypatch.setattr("openbook.index.server.verify.start", slowly)
+    server = IndexServer(IndexServerSettings(snapshot=built / "a"))
+    with server, ThreadPoolExecutor() as threads, grpc.insecure_channel(server.address) as channel:
+        prepared = threads.submit(refusal, Admin(channel).prepare, built / "b")
+        process = begun.get(timeout=60)
+        stopped = threading.Thread(target=server.stop, args=(0,), daemon=True)
+        stopped.start()
+        stopped.join(30)
+        has_stopped = not stopped.is_alive()
+        process.kill()
+        assert has_stopped
+        assert prepared.result()[0] in ("CANCELLED", "UNAVAILABLE")
 
 
 def test_what_cannot_follow_is_refused_and_nothing_changes(admin: Admin, built: Path, tmp_path: Path) -> None:

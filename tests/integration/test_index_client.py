@@ -1,11 +1,13 @@
 """One client of one real server: many calls on a stream, and what becomes of those that nobody wants any more."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from grpc import ChannelConnectivity
 from small_snapshot import VECTORS, N, build
 
 from openbook.config import IndexServerSettings
@@ -119,6 +121,40 @@ def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None
             await client.reset()
             with pytest.raises(ShardUnavailable, match="connection was closed"):
                 await call
+
+    check(server, scenario)
+
+
+def test_a_reset_fails_whoever_asks_what_the_server_holds() -> None:
+    async def scenario(address: str) -> None:
+        client = IndexClient(address)
+        asked = asyncio.create_task(client.info(TIMEOUT_S))
+        cancelled = asyncio.create_task(client.info(TIMEOUT_S))
+        async with asyncio.timeout(TIMEOUT_S):
+            while client._channel.get_state() is not ChannelConnectivity.CONNECTING:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        cancelled.cancel()
+        await client.reset()
+        with pytest.raises(ShardUnavailable, match=f"{address}: the connection was closed"):
+            await asked
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(scenario(f"127.0.0.1:{silent.getsockname()[1]}"))
+
+
+def test_who_searches_for_long_keeps_the_connection(server: IndexServer) -> None:
+    async def scenario(client: IndexClient) -> None:
+        before = client._stream
+        with engine._ONE_AT_A_TIME:
+            call = asyncio.create_task(search(client, VECTORS[:1], 3))
+            await arrived(server, 1)
+            await client.check_stream(TIMEOUT_S)
+            assert not call.done()
+        await call
+        assert client._stream is before
 
     check(server, scenario)
 

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
+from frame_connection import Firewall
 
 from openbook.config import IndexServerSettings
 from openbook.core.context import Context
@@ -268,6 +269,31 @@ def test_a_frozen_process_costs_no_more_than_its_timeout(tmp_path: Path) -> None
 
     with Process(tmp_path / "s") as frozen, served(tmp_path / "s") as servers:
         asyncio.run(scenario(frozen, servers[0]))
+
+
+def test_a_connection_that_stays_open_and_carries_nothing_is_left(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.client.replicas.ALONE_S", 0.1)
+
+    async def scenario(servers: Sequence[IndexServer]) -> None:
+        tier = tier_of(*servers, timeout_s=0.5)
+
+        async def search() -> list[int]:
+            hits = await tier.search(QUERIES, RetrievalSettings(k=3), Context(Deadline.after(60)))
+            return hits.ids[:, 0].tolist()
+
+        async with Firewall(servers[0]) as firewall:
+            await eventually(search)
+            async with asyncio.timeout(60):
+                while firewall.n_known < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            firewall.forget()
+            assert await eventually(search) == [0, 1]
+        await tier.close()
+
+    with served(snapshot) as servers:
+        asyncio.run(scenario(servers))
 
 
 def test_a_tier_of_no_servers() -> None:

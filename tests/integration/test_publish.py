@@ -172,6 +172,27 @@ def test_the_next_sequence() -> None:
     assert sequence_for("new", [info(("old", 1)), info(("old", 1), ("new", 0))]) == 2
     assert sequence_for("new", [info(("old", 1)), info(("new", 2))]) == 2
     assert sequence_for("old", [info(("old", 1)), info(("new", 2), ("old", 1))]) == 3
+    assert sequence_for("new", [info(("old", 1)), info(("new", 1))]) == 2  # they began separately
+
+
+def test_servers_that_began_with_different_snapshots_come_together(root: Path) -> None:
+    with ExitStack() as stack:
+        folders = [(name, shard) for name in ("old", "new") for shard in (0, 1)]
+        settings = [IndexServerSettings(snapshot=root / name, shard=shard, retain_s=3600) for name, shard in folders]
+        servers = [stack.enter_context(IndexServer(each)) for each in settings]
+        assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
+        assert states(servers, root)[2:] == ["current new 2"] * 2
+        assert {server.held.current_id for server in servers} == {build_id(root / "new")}
+
+
+def test_what_was_published_while_a_snapshot_was_prepared_counts(servers: list[IndexServer], root: Path) -> None:
+    def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+        if (step, n_done) == ("prepare", n_servers):
+            for server in servers:
+                server._publishing.publish(build_id(root / "old"), 7, Deadline.never())
+
+    assert asyncio.run(publish(root / "new", settings_of(servers), on_progress=meanwhile)) == 8
+    assert states(servers, root) == ["current new 8, former old 7"] * 4
 
 
 def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:

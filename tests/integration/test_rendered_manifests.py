@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from openbook.deployment import render
 from openbook.errors import InvalidConfig
 from openbook.index.client.health import check
 from openbook.index.server.server import IndexServer
+from openbook.planning.constants import DEFAULTS
+from openbook.planning.demand import Demand, machines
+from openbook.planning.plan import plan
+from openbook.planning.topology import topology as planned_topology
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
@@ -98,6 +103,45 @@ def test_kustomize_builds_every_overlay(overlay: Path) -> None:
     assert config.parse(args).generator.num_gpus == int(gpus) == (overlay.name == "gpu")
 
 
+def shown(key: str) -> tuple[str, Any]:
+    """What docs/deploy.md shows in YAML that has this key, and its values."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (block for block in blocks if key in yaml.safe_load(block))
+    return text, yaml.safe_load(text)
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_with_the_overlay_of_the_page_index_servers_can_be_published_to(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "deploy" / "kubernetes", tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "publish"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(shown("kind")[0])
+    done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sets = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "StatefulSet"]
+    sets = [each for each in sets if each["spec"]["serviceName"] == "openbook-index"]
+    assert len(sets) == TOPOLOGY.index.shards
+    for each in sets:
+        kubernetes_validate.validate(each, "1.31", strict=True)
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        names = {variable["name"] for variable in container["env"]}
+        assert {"OPENBOOK_INDEX_SERVER__ADMIN_TOKEN", "OPENBOOK_INDEX__ADMIN_TOKEN"} <= names
+        mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+        assert not mounts["/snapshot"]
+        (volume,) = (v for v in each["spec"]["template"]["spec"]["volumes"] if v["name"] == "snapshot")
+        assert not volume["persistentVolumeClaim"].get("readOnly", False)
+
+
+def test_what_the_page_lays_over_compose_is_of_its_services() -> None:
+    (compose,) = documents("deploy/compose.yaml")
+    for name, more in shown("services")[1]["services"].items():
+        (snapshot,) = more["volumes"]
+        assert f"{snapshot.rpartition('}')[2]}:ro" in {
+            v.rpartition("}")[2] for v in compose["services"][name]["volumes"]
+        }
+        assert {key.partition("__")[0] for key in more["environment"]} == {"OPENBOOK_INDEX_SERVER", "OPENBOOK_INDEX"}
+
+
 def test_every_container_is_guarded() -> None:
     pods = [each["spec"]["template"]["spec"] for each in of_kind("StatefulSet")]
     (service,) = of_kind("RayService")
@@ -128,6 +172,29 @@ def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> 
         assert (asked["shard"], asked["port"], asked["threads"]) == (shard, port, TOPOLOGY.index.threads)
         environment = {each["name"]: each["value"] for each in container["env"]}
         assert config.load_index_server(None, environment, snapshot=asked["snapshot"]).tls
+
+
+@pytest.mark.parametrize(("passages", "dimension"), [(1_000_000, 384), (80_000_000, 768)])
+def test_planned_pods_fit_on_the_planned_machines(passages: int, dimension: int) -> None:
+    """Of which Kubernetes keeps about a tenth for itself."""
+    planned = plan(Demand(passages=passages, dimension=dimension, index="Flat"), machines(), DEFAULTS)
+    files = render.render(planned_topology(planned).model_copy(update={"kubernetes": TOPOLOGY.kubernetes}))
+    base = [each for path in BASE for each in yaml.safe_load_all(files.get(path, ""))]
+    index = next(each for each in base if each and each["metadata"]["name"] == "openbook-index-0")["spec"]["template"]
+    (ray,) = (each for each in base if each and each["kind"] == "RayService")
+    worker = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]
+    assert not planned.index.everywhere or passages < 80_000_000
+    for pod, tier, n in ((index, planned.index, planned.index.shards_each), (worker, planned.endpoint, 1)):
+        asked = pod["spec"]["containers"][0]["resources"]["requests"]
+        assert 0.5 * tier.machine.cores < n * quantity(asked["cpu"]) <= 0.9 * tier.machine.cores
+        assert 0.5e9 * tier.machine.memory_gb < n * quantity(asked["memory"]) <= 0.9e9 * tier.machine.memory_gb
+
+
+def quantity(text: str) -> float:
+    """As Kubernetes reads it."""
+    units = {"m": 1e-3, "": 1.0, "G": 1e9, "Gi": 2**30, "Mi": 2**20}
+    number = text.rstrip("GMim")
+    return float(number) * units[text[len(number) :]]
 
 
 def test_policies_allow_what_is_there_and_nothing_else() -> None:

@@ -36,7 +36,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
             },
             "volumes": ["${OPENBOOK_SNAPSHOT:?the folder of a snapshot}:/snapshot:ro", f"./secrets:{TLS}:ro"],
             "networks": {"inside": {"aliases": ["openbook-index"]}},
-            "mem_limit": f"{index.memory_gb}g",
+            "mem_limit": index.memory_gb * 10**9,
             "cpu_shares": AHEAD,
             "healthcheck": _check(["openbook", "index", "check", f"localhost:{ports.index}"]),
         }

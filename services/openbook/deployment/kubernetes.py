@@ -5,7 +5,16 @@ may speak to whom; a base, and overlays with GPUs and without.
 from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
-from openbook.deployment.kubernetes_common import TLS, env, guarded, index_name, labels_of, meta, pod_security
+from openbook.deployment.kubernetes_common import (
+    TLS,
+    env,
+    guarded,
+    index_name,
+    labels_of,
+    meta,
+    pod_security,
+    requested,
+)
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
 from openbook.deployment.topology import Kubernetes, Topology
@@ -81,7 +90,7 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
                 "enableInTreeAutoscaling": True,
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0"},
-                    "template": _ray_pod(topology, cluster, "ray-head", "2", "8Gi", is_head=True),
+                    "template": _ray_pod(topology, cluster, "ray-head", 2, 8, is_head=True),
                 },
                 "workerGroupSpecs": [
                     {
@@ -90,7 +99,9 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
                         "minReplicas": endpoint.min_workers,
                         "maxReplicas": endpoint.max_workers,
                         "rayStartParams": {},
-                        "template": _ray_pod(topology, cluster, "ray-worker", "4", "16Gi", is_head=False),
+                        "template": _ray_pod(
+                            topology, cluster, "ray-worker", endpoint.cpus, endpoint.memory_gb, is_head=False
+                        ),
                     }
                 ],
             },
@@ -99,7 +110,7 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
 
 
 def _ray_pod(
-    topology: Topology, cluster: Kubernetes, name: str, cpu: str, memory: str, is_head: bool
+    topology: Topology, cluster: Kubernetes, name: str, cpus: int, memory_gb: int, is_head: bool
 ) -> dict[str, Any]:
     ports = topology.ports
     # KubeRay looks for these names; without them the gRPC port would not be Serve's.
@@ -119,7 +130,10 @@ def _ray_pod(
         "image": cluster.image,
         "ports": [{"name": each, "containerPort": port} for each, port in named.items()],
         "env": [env(key, value) for key, value in environment.items()],
-        "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}},
+        "resources": {
+            "requests": {"cpu": requested(cpus), "memory": f"{memory_gb}G"},
+            "limits": {"cpu": str(cpus), "memory": f"{memory_gb}G"},  # of which Ray gives away the CPUs
+        },
         "securityContext": guarded(),
         "volumeMounts": [
             {"name": "tls", "mountPath": TLS, "readOnly": True},

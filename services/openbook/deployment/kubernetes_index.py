@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from openbook.deployment.kubernetes_common import TLS, env, guarded, index_name, labels_of, meta, pod_security
+from openbook.deployment.kubernetes_common import (
+    TLS,
+    env,
+    guarded,
+    index_name,
+    labels_of,
+    meta,
+    pod_security,
+    requested,
+)
 from openbook.deployment.topology import Kubernetes, Topology
 
 
@@ -40,8 +49,8 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
         "readinessProbe": {"exec": {"command": check}, "periodSeconds": 15, "timeoutSeconds": 8},
         "livenessProbe": {"exec": {"command": check}, "periodSeconds": 30, "timeoutSeconds": 8},
         "resources": {
-            "requests": {"cpu": str(topology.index.threads), "memory": f"{topology.index.memory_gb}Gi"},
-            "limits": {"memory": f"{topology.index.memory_gb}Gi"},
+            "requests": {"cpu": requested(topology.index.threads), "memory": f"{topology.index.memory_gb}G"},
+            "limits": {"memory": f"{topology.index.memory_gb}G"},
         },
         "securityContext": guarded(),
         "volumeMounts": [

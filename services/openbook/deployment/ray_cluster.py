@@ -91,11 +91,14 @@ def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
             "scheduling": [{"onHostMaintenance": "TERMINATE"}],
         }
     types = {
-        "head": {"resources": {"CPU": _cpus(cloud.head)}, "node_config": node(cloud.head, 100)},
+        "head": {"resources": {"CPU": cloud.cpus_of(cloud.head)}, "node_config": node(cloud.head, 100)},
         "index": {**_index(topology), "node_config": node(cloud.index, topology.index.disk_gb)},
         "worker": {
             **_workers(topology),
-            "resources": {"CPU": _cpus(cloud.gpu if has_gpus else cloud.cpu), **({"GPU": 1} if has_gpus else {})},
+            "resources": {
+                "CPU": cloud.cpus_of(cloud.gpu if has_gpus else cloud.cpu),
+                **({"GPU": 1} if has_gpus else {}),
+            },
             "node_config": {**node(cloud.gpu if has_gpus else cloud.cpu, 100), **gpu},
         },
     }
@@ -185,11 +188,6 @@ def _index(topology: Topology) -> dict[str, Any]:
 def _workers(topology: Topology) -> dict[str, Any]:
     endpoint = topology.endpoint
     return {"min_workers": endpoint.min_workers, "max_workers": endpoint.max_workers, "resources": {}}
-
-
-def _cpus(machine_type: str) -> int:
-    """As the name of a GCP machine type ends."""
-    return int(machine_type.rpartition("-")[2])
 
 
 def _home(user: str) -> str:

@@ -42,7 +42,7 @@ ExecStart=/bin/sh -c 'exec /opt/openbook/bin/openbook index serve /srv/openbook/
 Environment="OPENBOOK_INDEX_SERVER__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}"
 Environment=OMP_WAIT_POLICY=PASSIVE
 TimeoutStopSec=60
-MemoryHigh={index.memory_gb}G
+MemoryHigh={index.memory_gb * 10**9}
 # Should the endpoint be on this machine too: who hardly works is not to wait behind its models.
 CPUWeight=1600
 {GUARDED.format(private_devices="yes")}

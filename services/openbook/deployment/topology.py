@@ -1,5 +1,6 @@
 """The topology file: what runs where, said once. `openbook deploy render` makes all the rest from it."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,12 @@ from openbook.serving.launch import ports
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
 Overrides = dict[str, dict[str, Any]]
 """Sections of `Settings`, as a Serve config's `args`."""
+_FAMILY = "[a-z][0-9]+[a-z]*"
+_CPUS = re.compile(
+    rf"(?:{_FAMILY}-)?custom-(?P<custom>[1-9][0-9]*)-[0-9]+(?:-ext)?"
+    rf"|{_FAMILY}-(?:standard|highmem|highcpu)-(?P<n>[1-9][0-9]*)(?:-[a-z]+)?"
+)
+"""In names of GCP's machines."""
 
 
 class Ports(Section):
@@ -32,7 +39,7 @@ class Index(Section):
     shards: Positive  # of the snapshot
     replicas: Positive = 2  # of each shard, each on a machine of its own
     threads: Positive = 2  # of FAISS, of each server
-    memory_gb: Positive = 8  # of each server, page cache included
+    memory_gb: Positive = 8  # of each server, page cache included; of 10^9 bytes
     disk_gb: Positive = 100  # of each machine
     snapshot: str = "~/snapshot"  # its folder on the machines
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
@@ -46,6 +53,8 @@ class Endpoint(Section):
     cpu: Overrides = Field(default_factory=dict)  # over them where they have none
     min_workers: Annotated[int, Field(ge=0)] = 1  # machines with models
     max_workers: Positive = 4  # to which the autoscaler goes
+    cpus: Positive = 4  # of each pod with models, on Kubernetes: of which it asks for nine tenths
+    memory_gb: Positive = 16  # of each pod with models, on Kubernetes; of 10^9 bytes
 
 
 class Secrets(Section):
@@ -80,6 +89,22 @@ class Gcp(Cloud):
     project: str
     image: str = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
     accelerator: str = "nvidia-l4"
+    cpus: dict[str, Positive] = Field(default_factory=dict)  # by kind of machine, where its name does not say how many
+
+    @model_validator(mode="after")
+    def _has_known_cpus(self) -> "Gcp":
+        for key, kind in (("head", self.head), ("gpu", self.gpu), ("cpu", self.cpu)):
+            if kind not in self.cpus and not _CPUS.fullmatch(kind):
+                raise ValueError(f"{key} = {kind} does not say how many CPUs it has: add `cpus: {{{kind}: N}}`")
+        return self
+
+    def cpus_of(self, kind: str) -> int:
+        """Of a kind of machine."""
+        if kind in self.cpus:
+            return self.cpus[kind]
+        found = _CPUS.fullmatch(kind)
+        assert found  # it was looked at
+        return int(found["custom"] or found["n"])
 
 
 class OnPremise(Section):

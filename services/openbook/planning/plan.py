@@ -136,19 +136,24 @@ def _index_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -> I
         if recall_of(index)[0] < demand.recall:
             continue
         for machine in machines:
-            for shape in _shapes(demand, index):
-                tier = index_tier(demand, shape, machine, c)
-                if tier and tier.times.alone * c["index_tail"].value <= demand.p99_s / 2:
-                    yield tier
-                    break  # more shards cost more
+            tiers = _of_any_shards(demand, index, machine, c)
+            yield from sorted(tiers, key=lambda tier: (tier.machines, tier.shape.n_shards))[:1]
 
 
-def _shapes(demand: Demand, index: str) -> Iterator[Shape]:
+def _of_any_shards(demand: Demand, index: str, machine: Machine, c: Constants) -> Iterator[IndexTier]:
+    """Those that suffice, with every number of shards that may be the best. Shards beyond one for each machine cost
+    more, unless a search has to be divided further to be in time: then a multiple of the machines is the best.
+    """
     exact = 2 if demand.exact_dtype == "float16" else 4
-    n, shards = ceil(demand.passages * demand.grown), 1
-    while shards <= MAX_SHARDS:
-        yield Shape(n, demand.dimension, index, shards, demand.words, exact)
-        shards *= 2
+    n, shards, last = ceil(demand.passages * demand.grown), 1, MAX_SHARDS
+    is_first = True
+    while shards <= last:
+        tier = index_tier(demand, Shape(n, demand.dimension, index, shards, demand.words, exact), machine, c)
+        if tier and tier.times.alone * c["index_tail"].value <= demand.p99_s / 2:
+            if is_first:  # on more machines than it takes, none is cheaper
+                last, is_first = min(last, max(2 * shards, tier.machines // (1 + demand.failures))), False
+            yield tier
+        shards += 1
 
 
 def index_tier(demand: Demand, shape: Shape, machine: Machine, c: Constants) -> IndexTier | None:

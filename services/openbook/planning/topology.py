@@ -10,7 +10,7 @@ from openbook.deployment.topology import Topology
 from openbook.planning.plan import Plan
 
 USABLE = 0.9
-"""Of a machine's memory, page cache included, for its index servers."""
+"""Of a machine's memory, for what we run there: page cache included."""
 HEADER = """\
 # What `openbook plan` found for {n} passages and {rate:g} questions a second: {price:,.0f} {currency} a month.
 # Index: {index_machines} x {index} ({factory}). Endpoint: {endpoint_machines} x {endpoint}.
@@ -41,6 +41,8 @@ def topology(found: Plan) -> Topology:
             },
             "min_workers": endpoint.machines,
             "max_workers": 2 * endpoint.machines,
+            "cpus": endpoint.machine.cores,
+            "memory_gb": max(1, int(endpoint.machine.memory_gb * USABLE)),
         },
     }
     if endpoint.gpus:

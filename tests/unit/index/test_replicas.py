@@ -34,6 +34,8 @@ class Slow:
     async def reset(self) -> None:
         self.n_reset += 1
 
+    async def check_stream(self, patience_s: float) -> None: ...
+
     async def close(self) -> None: ...
 
 

@@ -20,7 +20,8 @@ from openbook.errors import (
     StartupError,
 )
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.snapshot import FILES, MANIFEST, SCAN_FILES, Manifest, Snapshot, verify_apart
+from openbook.index.disk.snapshot import FILES, MANIFEST, SCAN_FILES, Manifest, Snapshot
+from openbook.index.server.verify import Verifier
 from openbook.index.shard import engine
 from openbook.index.shard.shard import Shard
 
@@ -164,12 +165,12 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: Callable[[Path],
 
 @pytest.mark.parametrize("apart_from", [0, 1 << 25])
 def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch, apart_from: int) -> None:
-    monkeypatch.setattr("openbook.index.disk.snapshot._APART_FROM", apart_from)
-    verify_apart(copy, 0)
+    monkeypatch.setattr("openbook.index.server.verify._APART_FROM", apart_from)
+    Verifier().verify(copy, 0)
     path = copy / "shard-0000" / "vectors.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(InvalidSnapshot, match=r"vectors\.npy: was altered"):
-        verify_apart(copy, 0)
+        Verifier().verify(copy, 0)
 
 
 @pytest.mark.parametrize(

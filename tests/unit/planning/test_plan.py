@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from itertools import product
+from math import ceil
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -17,7 +19,7 @@ from openbook.planning.constants import DEFAULTS, Calibration, calibrated, const
 from openbook.planning.demand import Demand, Machine, Machines, machines
 from openbook.planning.measure import WORDS, build, served
 from openbook.planning.model import Shape, memory, sizes, times
-from openbook.planning.plan import GB, INDICES, index_tier, plan
+from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
 from openbook.planning.topology import text
 
 OFFERED = machines()
@@ -101,6 +103,23 @@ def test_what_is_planned_is_enough(demand: Demand) -> None:
     assert [each.times for each in found.breaks] == sorted(each.times for each in found.breaks)
     disk_and_memory = [each.times for each in found.breaks if "index" in each.what and "all" not in each.what]
     assert min(disk_and_memory) >= 0.98 * demand.grown  # nothing breaks before the end
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(DEMANDS)
+@example(
+    Demand(passages=240_000_000, dimension=768, index="IVF,RaBitQfs")
+)  # three shards, on smaller machines than one
+@example(Demand(passages=80_000_000, dimension=768, index="Flat", failures=0))  # five shards
+def test_no_other_number_of_shards_is_cheaper(demand: Demand) -> None:
+    found, n = plan(demand, HUGE, DEFAULTS).index, ceil(demand.passages * demand.grown)
+    for index in (demand.index,) if demand.index else INDICES:
+        for machine, shards in product(HUGE.machines, range(1, 65)):
+            other = index_tier(demand, Shape(n, demand.dimension, index, shards, demand.words), machine, DEFAULTS)
+            if other is None or recall_of(index)[0] < demand.recall:
+                continue
+            if other.times.alone * DEFAULTS["index_tail"].value <= demand.p99_s / 2:
+                assert found.price <= other.price * 1.001
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -99,8 +99,15 @@ class IndexClient:
 
     async def info(self, timeout_s: float) -> index_pb2.InfoResponse:
         """What the server holds."""
-        with from_grpc(self.address):
-            return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
+        try:
+            with from_grpc(self.address):
+                return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC cancels what waits on a channel that is closed: nobody has cancelled who asks.
+            raise ShardUnavailable(f"{self.address}: the connection was closed") from None
 
     async def search(
         self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
@@ -165,6 +172,13 @@ class IndexClient:
         if [passage.lasting_id for passage in passages] not in ([], [lasting_id]):
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages
+
+    async def check_stream(self, patience_s: float) -> None:
+        """Leave the connection of calls if it is another than that of `info` and nothing comes for so long, whatever
+        is asked there. Calls under way are then asked again.
+        """
+        if isinstance(self._stream, FrameStream) and not self._stream.broken:
+            await self._stream.check(patience_s)
 
     async def reset(self) -> None:
         """Begin with a new connection; calls under way fail with ShardUnavailable.

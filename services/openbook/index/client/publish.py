@@ -53,10 +53,13 @@ class Listed:
 
 
 def sequence_for(snapshot_id: str, infos: Iterable[InfoResponse]) -> int:
-    """Of a publication: one more than the latest, unless the latest is this one, begun and not finished."""
+    """Of a publication: one more than the latest, unless the latest is this one, begun and not finished.
+
+    Servers that began separately, each with a snapshot of its own, all count from one.
+    """
     sequences = [(held.sequence, held.snapshot_id) for info in infos for held in info.held]
     latest = max(sequence for sequence, _ in sequences)
-    return latest if (latest, snapshot_id) in sequences else latest + 1
+    return latest if {each for sequence, each in sequences if sequence == latest} == {snapshot_id} else latest + 1
 
 
 def waves(shards: Sequence[int]) -> list[list[int]]:
@@ -118,11 +121,14 @@ async def publish(
             on_progress("prepare", n_prepared, len(servers))
             if refusals:
                 break
+        if not refusals:  # to prepare may have taken an hour, in which another one was published
+            said = await _outcomes([server.info() for server in servers])
+            refusals = [each for each in said if isinstance(each, OpenbookError)]
         if refusals:
             if all(info.snapshot_id != snapshot_id for info in infos):
                 await _outcomes([server.discard(snapshot_id) for server in servers])
             raise _together(refusals)
-        sequence = sequence_for(snapshot_id, infos)
+        sequence = sequence_for(snapshot_id, [each for each in said if isinstance(each, InfoResponse)])
         publishes = [server.publish(snapshot_id, sequence) for server in servers]
         published = await _outcomes(publishes, lambda n: on_progress("publish", n, len(servers)))
         if failures := [outcome for outcome in published if isinstance(outcome, OpenbookError)]:

@@ -248,6 +248,11 @@ class Replicas:
                     continue
                 await client.reset()  # what waits there is asked elsewhere
                 patient_until = monotonic() + ALONE_S
+        if self.router.health(address) is Health.SUSPECT:
+            self._on_info(address, info, began)  # whoever waits for that waits no longer
+            # A firewall may have forgotten the connection of its calls alone. Whoever computes for long may be silent
+            # for as long as a call may take.
+            await client.check_stream(max(ALONE_S, self.router.timeout_s))
         if address in self.problems:
             log.warning("index server %s answers again", address)
         self._told(address, info, began)

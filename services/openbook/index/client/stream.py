@@ -135,6 +135,7 @@ class FrameStream(Stream, asyncio.Protocol):
         super().__init__(address)
         self._key = key
         self._received = bytearray()
+        self._n_received = 0  # bytes, in all
         self._unsent: list[bytes | memoryview] = []
         self._transport: asyncio.Transport | None = None
         self._greeted = self._waiting[0] = asyncio.get_running_loop().create_future()
@@ -163,6 +164,16 @@ class FrameStream(Stream, asyncio.Protocol):
             raise ShardUnavailable(f"{host}:{frames.port}: cannot be reached: {error or 'nobody answers'}") from None
         del stream._waiting[0]
         return stream
+
+    async def check(self, patience_s: float) -> None:
+        """Break if nothing comes for so long, not even the answer to a call that asks for nothing."""
+        before = self._n_received
+        with suppress(TimeoutError, OpenbookError):
+            async with asyncio.timeout(patience_s):
+                await self.ask(index_pb2.Call(fetch=index_pb2.FetchRequest()))
+        if self._n_received == before:
+            self._break(f"nothing came for {patience_s:g} s")
+            await self._end()
 
     async def _end(self) -> None:
         if self._transport is not None:
@@ -193,6 +204,7 @@ class FrameStream(Stream, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         received, at = self._received, 0
         received += data
+        self._n_received += len(data)
         while len(received) >= at + HEADER.size:
             start = at + HEADER.size
             end = start + sum(HEADER.unpack_from(received, at))

@@ -14,8 +14,6 @@ Format 2 has added origins, and the declaration of the user's fields in the mani
 """
 
 import stat
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -244,31 +242,6 @@ except (AttributeError, OSError):
     os.nice(19)
 """
 """What a process begins with that is to be noticed by nobody who searches."""
-_VERIFY = f"""{GIVE_WAY}
-from pathlib import Path
-from openbook.errors import InvalidSnapshot
-from openbook.index.disk.snapshot import Snapshot
-try:
-    Snapshot.open(Path(sys.argv[1])).verify(int(sys.argv[2]))
-except InvalidSnapshot as error:
-    sys.exit(str(error))
-"""
-_APART_FROM = 1 << 25  # bytes: about as many as are read while a process starts
-
-
-def verify_apart(folder: Path, shard: int) -> None:
-    """As `Snapshot.verify`, in a process that gives way to all others: whoever searches meanwhile hardly notices.
-
-    A small shard is read at once: starting a process would take longer, and from those who search.
-    """
-    snapshot = Snapshot.open(folder)
-    if sum(file.size_bytes for file in snapshot.shard(shard).files) < _APART_FROM:
-        snapshot.verify(shard)
-        return
-    command = [sys.executable, "-c", _VERIFY, str(folder), str(shard)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise InvalidSnapshot(done.stderr.strip() or f"{folder}: verifying it ended with code {done.returncode}")
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:

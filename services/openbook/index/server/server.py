@@ -24,7 +24,7 @@ from openbook.certificates import Pem, Renewed
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.errors import PortInUse, StartupError
 from openbook.index.connection import listen_here
-from openbook.index.disk.snapshot import MAX_DIMENSION, verify_apart
+from openbook.index.disk.snapshot import MAX_DIMENSION
 from openbook.index.server.admin import IndexAdminService, Publishing
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.download import Downloads
@@ -32,6 +32,7 @@ from openbook.index.server.frames import FrameServer
 from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
 from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patience
+from openbook.index.server.verify import Verifier
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import MetricsServer
@@ -65,6 +66,7 @@ class IndexServer:
     def __init__(self, settings: IndexServerSettings) -> None:
         check_installation()
         self._settings = settings
+        self._verifier = Verifier()
         self.port = settings.port
         self._publishing = Publishing(settings.snapshot, self._open, settings.retain_s, settings.min_recall_at_10)
         self.held = self._publishing.held
@@ -153,6 +155,7 @@ class IndexServer:
             self._frames.stop(grace_s)
         while not stopped.wait(SPARED_S):  # again and again: a call that came before may begin to wait only now
             self._workers.cancel_waiting(monotonic() - SPARED_S)
+        self._verifier.close()  # or what is prepared would keep a thread for as long as reading a snapshot takes
         self._searches.close()
         self._fetches.stop()
         self._workers.shutdown()
@@ -160,7 +163,7 @@ class IndexServer:
     def _open(self, folder: Path, gently: bool) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
         if gently:
-            verify_apart(folder, self._settings.shard)
+            self._verifier.verify(folder, self._settings.shard)
         limits = self._settings
         shard = Shard(
             folder,
