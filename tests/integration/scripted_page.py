@@ -41,7 +41,7 @@ from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, word_tokens
 
 KEY = "the-right-key"
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
-ANSWERS = ("Alexander Graham Bell", "Antonio Meucci", "אלכסנדר בל 😀 1876", HOSTILE, "")
+ANSWERS = ("Alexander Graham Bell", "Antonio Meucci", "אלכסנדר בל 😀 1876", HOSTILE, "", "Jean-Paul, 1914-1918")
 """Those that the reader knows."""
 PASSAGES = tuple(
     Passage(number, document_id, title, text)

@@ -284,6 +284,27 @@ def test_a_passage_of_ones_own_is_read_beside_the_others(opened: Open, endpoint:
     expect(page.locator(".card")).to_have_count(3)
 
 
+def test_what_an_answer_says_is_found_in_its_passages_whatever_it_is_spelled_with(opened: Open) -> None:
+    page = opened("who was it, “Jean-Paul, 1914-1918”?")
+    page.get_by_text("Add one of your own").click()
+    page.get_by_label("Text").fill("Some say\u2028it was Jean-Paul, 1914-1918.")  # a line, where JavaScript reads one
+    page.get_by_role("button", name="Add it, ask again").click()
+    settled(page)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator(".card", has_text="Some say").locator("mark")).to_have_text("Jean-Paul, 1914-1918")
+
+
+def test_a_passage_that_is_refused_is_not_lost(opened: Open) -> None:
+    page = opened(QUESTION)
+    text = "telephone " * 1001
+    page.get_by_text("Add one of your own").click()
+    page.get_by_label("Text").fill(text)
+    page.get_by_role("button", name="Add it, ask again").click()
+    expect(page.get_by_role("alert")).to_contain_text("10000 characters")
+    expect(page.get_by_label("Text")).to_be_visible()
+    expect(page.get_by_label("Text")).to_have_value(text.strip())
+
+
 def test_other_settings_are_compared_with_those_before(opened: Open, endpoint: Endpoint) -> None:
     page = opened(QUESTION)
     page.get_by_text("How it answers").click()
@@ -596,6 +617,9 @@ def test_everything_can_be_done_with_a_keyboard(opened: Open) -> None:
     settled(page)
     tab_to(page, "[data-word='0']")
     page.keyboard.press("ArrowRight")
+    expect(page.locator("#rests-title")).to_contain_text("“Graham”")
+    back = "{key: 'ArrowLeft', altKey: true, bubbles: true, cancelable: true}"
+    assert page.evaluate(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {back}))"), "the browser's"
     expect(page.locator("#rests-title")).to_contain_text("“Graham”")
     page.keyboard.press("Enter")
     expect(page.locator("#words [data-word='1']")).to_have_attribute("aria-pressed", "true")

@@ -394,7 +394,8 @@ def test_what_tells_of_all_tenants_is_for_admins_of_none(tmp_path: Path) -> None
 
 def test_pages_of_the_origins_that_are_named_may_ask_and_others_not(house: House) -> None:
     app = build_app(service(parse({"serving": {"cors_origins": ["https://example.org"]}})), house.gate)
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    of_clients = "authorization,content-type,x-stainless-lang,mcp-method,mcp-name"
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": of_clients}
     ours, others = {"origin": "https://example.org"}, {"origin": "https://example.com"}
     key = bearer(house.of_scope(Scope.ASK))
     before, refused = responses(app, [("OPTIONS", "/v1/answer", {**each, **asks}) for each in (ours, others)])

@@ -42,15 +42,7 @@ from openbook.serving.endpoint.swagger import add_docs
 
 CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
-    "allow_headers": [
-        "Authorization",
-        "Content-Type",
-        "Mcp-Protocol-Version",
-        "Traceparent",
-        "X-API-Key",
-        "X-Caller",
-        "X-Request-Id",
-    ],
+    "allow_headers": ["*"],  # clients bring headers of their own: OpenAI's X-Stainless-..., MCP's Mcp-...
     "expose_headers": ["RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Request-Id"],
 }
 """What pages of other origins may send and read, where any may."""

@@ -4,7 +4,7 @@ const KINDS = {
   400: "invalid", 413: "invalid", 422: "invalid", 401: "key", 403: "forbidden", 408: "late", 429: "busy", 503: "unavailable", 504: "late",
 };
 
-/** Why there is no answer. `kind`: one of those above, "unreachable", "broken" (off in the middle), or "failed". */
+/** Why there is no answer. `kind`: one of those above, "unreachable", "broken" off, or "failed". */
 export class Problem extends Error {
   constructor(kind, { message = "", requestId = "", retryAfter = 0 } = {}) {
     super(message);
@@ -47,7 +47,7 @@ async function* events(stream) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const of = (field) => part.match(new RegExp(`^${field}: ?(.*)$`, "m"))?.[1];
+        const of = (field) => part.match(new RegExp(`^${field}: ?([^\n]*)`, "m"))?.[1];
         if (of("data")) yield [of("event"), JSON.parse(of("data"))];
       }
     }

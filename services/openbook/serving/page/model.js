@@ -18,7 +18,6 @@ function valueOf(name, text) {
   return lines.length ? lines : undefined;
 }
 
-/** The other way round. */
 export const textOf = (value) => [value ?? ""].flat().join("\n");
 
 /** The request as the fragment of a link: it stays in the browser, no server's log has it. */
@@ -41,7 +40,7 @@ export function fromLink(hash) {
   }
   const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
   if (without.length) asked.without = without;
-  const own = given.getAll("passage").map((each) => each.match(/^(.*)\n([^]+)$/)).filter(Boolean);
+  const own = given.getAll("passage").map((each) => each.match(/^([^\n]*)\n([^]+)$/)).filter(Boolean);
   if (own.length) asked.passages = own.map(([, title, text]) => ({ title, text }));
   return asked;
 }
@@ -124,7 +123,7 @@ const mean = (values) => sum(values) / values.length;
 
 /** Where a text stands in another, as words, without regard to capitals: [start, end] in UTF-16 units. */
 export function placesOf(wanted, given) {
-  const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&").replace(/\s+/g, "\\s+");
+  const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/]/g, "\\$&").replace(/\s+/g, "\\s+");
   if (!escaped) return [];
   const pattern = new RegExp(`(?<![\\p{L}\\p{N}])${escaped}(?![\\p{L}\\p{N}])`, "giu");
   return [...given.matchAll(pattern)].map((found) => [found.index, found.index + found[0].length]);
@@ -139,7 +138,6 @@ export function percent(p) {
   return `${(100 * p).toFixed(p < 0.0995 || (p > 0.99 && p < 0.9995) ? 1 : 0)}%`;
 }
 
-/** A natural logarithm with a real minus sign. */
 export const nats = (log) => (Number.isFinite(log) ? log.toFixed(3).replace("-", "−") : "−∞");
 
 export const seconds = (s) => (s >= 9.95 ? `${s.toFixed(0)} s` : s >= 0.9995 ? `${s.toFixed(1)} s` : `${(1000 * s).toFixed(s < 0.00995 ? 1 : 0)} ms`);

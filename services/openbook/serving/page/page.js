@@ -66,6 +66,7 @@ async function askFor(request, push = true) {
     }
     state.seen.set(link, result);
     say(summary());
+    return true;
   } catch (error) {
     if (mine.signal.aborted) return;
     say("");
@@ -90,7 +91,6 @@ function begin(request) {
   fill(request);
 }
 
-/** The result is the one to look at from now on. */
 function show(result) {
   const { now, before } = state;
   const same = now?.asked.question === result.asked.question;
@@ -269,18 +269,21 @@ function onswitch(key, used) {
   return askWith({ passages: used ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
 }
 
-on("own", "submit", (event) => {
+on("own", "submit", async (event) => {
   event.preventDefault();
-  const [title, text] = ["title", "text"].map((name) => event.target.elements[name].value.trim());
-  if (!text) return event.target.elements.text.focus();
+  const { title, text } = event.target.elements;
+  const own = { title: title.value.trim(), text: text.value.trim() };
+  if (!own.text) return text.focus();
   event.target.reset();
   $("add").open = false;
   $("add").firstElementChild.focus();
-  const others = (state.wanted.passages ?? []).filter((each) => each.title !== title || each.text !== text);
-  return askWith({ passages: [...others, { title, text }] });
+  const others = (state.wanted.passages ?? []).filter((each) => each.title !== own.title || each.text !== own.text);
+  if (await askWith({ passages: [...others, own] })) return;
+  [title.value, text.value] = [own.title, own.text]; // not lost
+  $("add").open = true;
 });
 
-// --- pointing: by a mouse over it, by the keyboard's focus, or held by a click or a tap
+// --- pointing: by mouse, by the keyboard's focus, or held by a click
 
 const point = () => light(view, state.hovered ?? state.focused ?? state.pinned, state.pinned);
 const same = (a, b) => a?.word === b?.word && a?.key === b?.key;
@@ -309,9 +312,9 @@ on("result", "focusout", () => set({ focused: null }));
 on("result", "click", ({ target }) => target.closest("[data-word], button[data-key]") && hold(targetOf(target)));
 
 addEventListener("keydown", (event) => {
-  const { target, key } = event;
+  const { target, key, altKey, ctrlKey, metaKey } = event;
   if (key === "Escape") set(NOTHING);
-  if (!target.dataset?.word) return;
+  if (!target.dataset?.word || altKey || ctrlKey || metaKey) return;
   const words = all("#words [data-word]");
   const right = getComputedStyle($("words")).direction === "rtl" ? -1 : 1;
   const step = { ArrowRight: right, ArrowLeft: -right, ArrowDown: 1, ArrowUp: -1, Home: -words.length, End: words.length }[key];
@@ -321,7 +324,7 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- whatever else is pressed
+// --- other buttons
 
 function submit(event) {
   event?.preventDefault();
