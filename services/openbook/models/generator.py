@@ -1,7 +1,7 @@
 """The generator: questions with their passages to answers, text in and text out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Self
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from openbook.config import GeneratorSettings
 from openbook.core.confidence import UNFITTED, Calibration
 from openbook.core.deadline import Check, go_on
+from openbook.core.fingerprint import json_digest
 from openbook.core.spelling import spans
 from openbook.core.types import (
     Classification,
@@ -46,9 +47,10 @@ class RagGenerator:
         self.input_format = checkpoint.input_format
         self._checkpoint = checkpoint
         model = place(checkpoint.model, settings)
-        self.generates_by = f"{checkpoint.fingerprint}-{str(model.dtype).removeprefix('torch.')}"
-        """The fingerprint, and the dtype that it computes in."""
         self._model = Seq2Seq(model)
+        dtype, special = str(model.dtype).removeprefix("torch."), json_digest(asdict(self._model.special))
+        self.generates_by = f"{checkpoint.fingerprint}-{dtype}-{special[:16]}"
+        """The fingerprint, the dtype that it computes in, and with which tokens answers begin and end."""
         self._max_tokens_in_flight = settings.max_tokens_in_flight
         self._n_threads = threads(settings.n_threads)
 

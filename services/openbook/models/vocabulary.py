@@ -39,13 +39,13 @@ class Vocabulary:
     ) -> None:
         self.size = size
         self.adds_gradients = adds_gradients
-        self._output, self._more_bias, self._dtype = output, bias, dtype
+        self._output, self._more_bias, self.dtype = output, bias, dtype
         self._scratch = torch.empty(0)
 
     def log_probs(self, states: Tensor, check: Check = go_on) -> Tensor:
         """(m, v) log p(next token) after (m, h) states. Without gradients, good until the next call."""
         if self._output is None or torch.is_grad_enabled() or states.is_cuda:
-            return self._logits(states).to(self._dtype).log_softmax(-1)
+            return self._logits(states).to(self.dtype).log_softmax(-1)
         logits = self._room(states, self.size)
         weights, biases = torch.split(self._output.weight, _TILE[1]), torch.split(self._bias(self._output), _TILE[1])
         for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
@@ -100,7 +100,7 @@ class Vocabulary:
         """(m, n_logits) of memory that is kept: fresh pages cost more than what is computed in them."""
         size = len(states) * n_logits
         if self._scratch.numel() < size or self._scratch.device != states.device:
-            self._scratch = torch.empty(size, dtype=self._dtype, device=states.device)
+            self._scratch = torch.empty(size, dtype=self.dtype, device=states.device)
         return self._scratch[:size].view(len(states), n_logits)
 
     def _logits(self, states: Tensor) -> Tensor:
@@ -124,15 +124,18 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, vocabulary: Vocabulary, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     ) -> Tensor:
-        normalisers = []
-        for _, _, logits in vocabulary.tiles(states, weight, bias):
+        normalisers, of_targets = [], torch.zeros(targets.shape, dtype=vocabulary.dtype, device=states.device)
+        for some, _, logits in vocabulary.tiles(states, weight, bias):
+            # As rounded as those that it is one of: beside them alone it is a probability.
+            is_here = (some.start <= targets) & (targets < some.stop)
+            found = logits.gather(-1, (targets - some.start).clamp(0, some.stop - some.start - 1))
+            of_targets = torch.where(is_here, found, of_targets)
             highest = logits.amax(-1, keepdim=True)
             normalisers.append(logits.sub_(highest).exp_().sum(-1, keepdim=True).log_() + highest)
         normaliser = torch.stack(normalisers).logsumexp(0)
         ctx.vocabulary = vocabulary
         ctx.save_for_backward(states, weight, bias, targets, normaliser)
-        of_targets = states[:, None].to(normaliser.dtype) * weight[targets].to(normaliser.dtype)
-        return of_targets.sum(-1) + bias[targets].to(normaliser.dtype) - normaliser
+        return of_targets - normaliser
 
     @staticmethod
     @once_differentiable

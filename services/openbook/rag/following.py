@@ -98,14 +98,15 @@ def _part(settings: GenerationSettings, begun: tuple[int, ...]) -> PartSettings:
 
 def _scored(union: Found, found: Found) -> Retrieved:
     """Best first by the latest query."""
-    nothing = Retrieved((), np.empty(0, np.float32), union.snapshot_id, found.coverage)
+    nothing = Retrieved((), np.empty(0, np.float32), union.snapshot_id, union.coverage)
     return joined(nothing, union.passages, canonical_scores(found.query, union.vectors))
 
 
 def _union(union: Found, found: Found) -> Found:
     known = {passage.id for passage in union.passages}
     new = [i for i, passage in enumerate(found.passages) if passage.id not in known]
-    return union.beside([found.passages[i] for i in new], found.vectors[new])
+    least = min(union.coverage, found.coverage, key=lambda coverage: coverage.share)
+    return replace(union.beside([found.passages[i] for i in new], found.vectors[new]), coverage=least)
 
 
 def _as_decided(read: Retrieved, generation: Generation, decided: list[tuple[Token, dict[int, float]]]) -> Generation:

@@ -368,6 +368,18 @@ def test_bfloat16_weights_give_float32_log_probabilities() -> None:
     assert got.dtype == torch.float32
 
 
+def test_in_bfloat16_no_token_is_likelier_than_certain() -> None:
+    """Its logit is as rounded as those that it is held against."""
+    output = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+    states = torch.tensor([[16.0, 0.0546875]], dtype=torch.bfloat16)
+    with torch.no_grad():
+        output.weight.copy_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+        vocabulary = Vocabulary(output, None, 2, torch.float32)
+        found = vocabulary.token_log_probs(states, torch.tensor([[0, 1]]))
+        assert found.max() <= 0
+        torch.testing.assert_close(found, vocabulary.log_probs(states))
+
+
 @pytest.mark.parametrize("build", [tiny.bart, tiny.t5, tiny.bert2bert])
 def test_gradients_in_bfloat16_point_where_exact_ones_do(build: Any) -> None:
     (ids, mask), labels, gradients = tiny.contexts(8, 4), _labels(8, 2, 5, shortest=1), []

@@ -15,6 +15,7 @@ from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.marginal import answer_log_posterior, log_prior, next_log_marginal, token_log_posterior
 from openbook.core.types import (
+    Coverage,
     Float32,
     Float64,
     Formulation,
@@ -31,6 +32,7 @@ from openbook.core.types import (
 )
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.following import Found, followed
 from openbook.rag.pipeline import Pipeline
 from openbook.testing import ExactIndex, HashEncoder, ManualClock
 
@@ -92,6 +94,20 @@ def pipeline(index: ExactIndex | None = None) -> Pipeline:
 def asked(question: str, settings: GenerationSettings, k: int = 2, own: Sequence[OwnPassage] = ()) -> Answer:
     retrieval = RetrievalSettings(k=k)
     return asyncio.run(pipeline().answer(question, retrieval, settings, Context(request_id="id"), TOKENS, own))
+
+
+def test_an_answer_that_began_without_a_shard_is_not_called_complete() -> None:
+    seen = iter([Coverage(50, 100, (1,)), *[Coverage(100, 100)] * 9])
+
+    async def look(text: str) -> Found:
+        return Found(ENCODER.encode_questions([text])[0], tuple(PASSAGES[:2]), VECTORS[:2], "s", next(seen))
+
+    async def generate(retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        return await TableGenerator().generate("who", retrieved, settings, Context())
+
+    read, generation = asyncio.run(followed("who", replace(ONCE, follow=1), look, generate))
+    assert len(generation.tokens) > 1
+    assert read.coverage == Coverage(50, 100, (1,))
 
 
 def by_formula(question: str, k: int, follow: int, n: int) -> tuple[list[int], list[float], list[dict[int, float]]]:
