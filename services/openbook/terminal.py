@@ -78,7 +78,7 @@ def print_answer(question: str, response: Answer) -> None:
         shares = ", ".join(f"{label.text} {exp(label.log_probability):.3f}" for label in response.labels)
         answer.append(f"   of {shares}", "dim")
     parts = [answer, *_alternatives(response), Text(), table, *_tokens(response), Text(), footer]
-    console.print(Panel(Group(*parts), title=question, title_align="left"))
+    console.print(Panel(Group(*parts), title=Text(question), title_align="left"))
 
 
 def print_passages(passages: Iterable[Passage], as_json: bool = False, marked: int | None = None) -> None:

@@ -178,6 +178,13 @@ def test_gold_context_is_the_only_passage(data: Path, tmp_path: Path) -> None:
         evaluate(settings(data, tmp_path / "other", **gold))
 
 
+def test_a_question_of_unknown_words_is_answered_without_passages(data: Path, tmp_path: Path) -> None:
+    unknown = lines(tmp_path / "unknown.jsonl", [{"question": "zzyzx?", "answers": ["x"]}])
+    evaluate(settings(data, tmp_path / "out", questions=[unknown], retriever="bm25", formulations=["token"]))
+    (record,) = records(tmp_path / "out")
+    assert (record.answer_rank, record.passage_ids) == (None, ())
+
+
 def test_retrieval_that_follows_the_answer_is_rag_token_where_it_looks_once(
     data: Path, whole: Path, tmp_path: Path
 ) -> None:

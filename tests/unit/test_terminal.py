@@ -57,7 +57,9 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
         request_id="id",
         timings=dict.fromkeys(STAGES, 0.999),
     )
-    terminal.print_answer("who invented the telephone?", response)
+    question = "who invented the [/b] a[i] telephone?"  # no markup
+    terminal.print_answer(question, response)
+    assert question in screen.export_text(clear=False)
     below = [line.strip("│ ") for line in screen.export_text(clear=False).splitlines()][-5:-1]
     assert below[:3] == [
         "  ".join(f"{stage} 999" for stage in STAGES) + " ms",

@@ -70,7 +70,7 @@ def as_markdown(plan: Mapping[str, Any], results: Sequence[RankingResult]) -> st
                         each.file,
                         str(each.n),
                         *(percent(each.worth[name]) for name in columns),
-                        index_name(plan["index"]),
+                        index_name(plan["index"], "retrieved"),
                     ]
                 )
                 for each in of_kind

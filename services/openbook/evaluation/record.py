@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from math import exp
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ from openbook import files
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
 
-PREDICTIONS, PLAN = "predictions.jsonl", "plan.json"
+PREDICTIONS, PLAN, LOCK = "predictions.jsonl", "plan.json", "lock"
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -69,6 +70,12 @@ class RecordLog(Generic[R]):
         else:
             write_json(folder / PLAN, plan)
         self._path.touch()
+
+    @staticmethod
+    def alone(folder: Path) -> AbstractContextManager[None]:
+        """To be the only one who writes there: two would count what both asked. Raises InvalidConfig: one does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return files.locked(folder / LOCK, timeout_s=0)
 
     def keep(self, sizes: Sequence[int]) -> int:
         """How many batches of these sizes are already there, one after the other. What follows them is cut off."""

@@ -75,12 +75,13 @@ async def _search(
             "encoder_fingerprint": library.encoder.fingerprint,
             "dtype": settings.encoder.dtype,
         }
-        log = RecordLog(settings.out, plan, Ranking, RANKINGS)
-        for batch in batches[log.keep([len(batch.judged) for batch in batches]) :]:
-            on_progress(batch.file, batch.n_before, batch.n_of_file)
-            log.append(await _rank(library, batch, settings.retrieval(settings.n_passages)))
-            on_progress(batch.file, batch.n_before + len(batch.judged), batch.n_of_file)
-        return plan, log.read()
+        with RecordLog.alone(settings.out):
+            log = RecordLog(settings.out, plan, Ranking, RANKINGS)
+            for batch in batches[log.keep([len(batch.judged) for batch in batches]) :]:
+                on_progress(batch.file, batch.n_before, batch.n_of_file)
+                log.append(await _rank(library, batch, settings.retrieval(settings.n_passages)))
+                on_progress(batch.file, batch.n_before + len(batch.judged), batch.n_of_file)
+            return plan, log.read()
 
 
 async def _rank(library: Library, batch: _Batch, retrieval: RetrievalSettings) -> list[Ranking]:

@@ -72,13 +72,18 @@ async def _ask(
 ) -> tuple[dict[str, Any], list[Record]]:
     async with opened(settings) as system:
         made_of = plan(settings, system)
-        log = Log(settings.out, made_of)
-        n_done = log.keep([len(batch.questions) * len(settings.formulations) for batch in batches])
-        for batch in batches[n_done:]:
-            on_progress(batch.file, batch.n_before, batch.n_of_file)
-            log.append(await _answer(system, batch))
-            on_progress(batch.file, batch.n_before + len(batch.questions), batch.n_of_file)
-        return made_of, log.read()
+        with Log.alone(settings.out):
+            return made_of, await _asked(Log(settings.out, made_of), system, batches, on_progress)
+
+
+async def _asked(log: Log, system: System, batches: Sequence[_Batch], on_progress: OnProgress) -> list[Record]:
+    """What is not in the log yet; gives all of it."""
+    n_done = log.keep([len(batch.questions) * len(system.settings.formulations) for batch in batches])
+    for batch in batches[n_done:]:
+        on_progress(batch.file, batch.n_before, batch.n_of_file)
+        log.append(await _answer(system, batch))
+        on_progress(batch.file, batch.n_before + len(batch.questions), batch.n_of_file)
+    return log.read()
 
 
 def plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:

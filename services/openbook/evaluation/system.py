@@ -25,7 +25,7 @@ from openbook.core.types import (
     Retrieved,
 )
 from openbook.corpus.questions import Question
-from openbook.errors import InvalidRequest, SnapshotMismatch
+from openbook.errors import SnapshotMismatch
 from openbook.evaluation.settings import EvaluationSettings, SearchSettings
 from openbook.index.client.opening import open_index
 from openbook.index.client.publish import held_by_servers
@@ -114,14 +114,13 @@ class System:
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
         """At least as many passages as are read, best first. Raises as `Library.find`."""
         if self.library and self.settings.context == "retrieved":
-            return await self.library.find(
-                questions, self.settings.retrieval(max(self.settings.k, self.settings.n_searched))
-            )
+            retrieval = self.settings.retrieval(max(self.settings.k, self.settings.n_searched))
+            found = await self.library.find(questions, retrieval)
+            # By words, a question may find nothing: it is read alone.
+            return [each if each.passages else _own(question) for question, each in zip(questions, found, strict=True)]
         if self.settings.context == "none":
-            own = [Passage(0, question.id, "", "") for question in questions]
-        else:
-            own = [Passage(0, question.id, question.title, question.context) for question in questions]
-        return [Retrieved((passage,), np.zeros(1, np.float32), "") for passage in own]
+            return [_own(question) for question in questions]
+        return [_own(question, question.title, question.context) for question in questions]
 
     async def answer(
         self, questions: Sequence[Question], found: Sequence[Retrieved], formulation: Formulation
@@ -134,8 +133,6 @@ class System:
         if self.settings.follow:
             return [await self._followed(question, formulation) for question in questions]
         read = [Retrieved(each.passages[:k], each.scores[:k], each.snapshot_id) for each in found]
-        if empty := [question.id for question, each in zip(questions, read, strict=True) if not each.passages]:
-            raise InvalidRequest(f"question {empty[0]!r} has no passage to be answered from")
         # Not on the event loop, which has the connections to the index tier to look after.
         texts, decoded_as = [question.text for question in questions], self.settings.generation(formulation)
         return await asyncio.to_thread(self.generator.generate, texts, read, decoded_as)
@@ -149,6 +146,11 @@ class System:
 
         settings = self.settings.generation(formulation)
         return (await followed(question.text, settings, lambda text: library.look(text, retrieval), generate))[1]
+
+
+def _own(question: Question, title: str = "", text: str = "") -> Retrieved:
+    """A passage of no snapshot, in place of what is found."""
+    return Retrieved((Passage(0, question.id, title, text),), np.zeros(1, np.float32), "")
 
 
 @asynccontextmanager

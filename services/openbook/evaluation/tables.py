@@ -56,7 +56,7 @@ def _quality(result: Result, plan: Mapping[str, Any]) -> list[str]:
     decoding = "greedy" if plan["n_beams"] == 1 else f"{plan['n_beams']} beams"
     if plan["labels"]:
         decoding = f"one of {len(plan['labels'])} labels"
-    return [str(result.n), *map(percent, means), index_name(plan["index"]), str(plan["k"]), decoding]
+    return [str(result.n), *map(percent, means), index_name(plan["index"], plan["context"]), str(plan["k"]), decoding]
 
 
 def _wording(result: Result, plan: Mapping[str, Any]) -> list[str]:
@@ -102,9 +102,9 @@ def _number(value: float) -> str:
     return "–" if isnan(value) else f"{value:.3f}"
 
 
-def index_name(index: Mapping[str, Any] | None) -> str:
-    """Its kind, its size and its recall, which other numbers depend on."""
+def index_name(index: Mapping[str, Any] | None, context: str) -> str:
+    """Its kind, its size and its recall, which other numbers depend on; without one, what was read in its place."""
     if index is None:
-        return "none: gold context"
+        return "none: closed book" if context == "none" else "none: gold context"
     recall = f"recall@5 {index['recall']['5']:.3f}" if index["recall"] else "recall not measured"
     return f"{index['factory']}, {index['n_passages']:,} passages, {recall}"

@@ -86,7 +86,7 @@ def _tri_grams(texts: Sequence[str]) -> str:
 
 
 def _different(texts: Sequence[str]) -> str:
-    return share(len(set(texts)) / len(texts))
+    return share(len(set(texts)) / len(texts)) if texts else "–"  # answers that are regular expressions are none
 
 
 def _most(texts: Mapping[str, Sequence[str]], n: int = 5) -> list[list[Cell]]:

@@ -29,7 +29,7 @@ def print_explanation(explained: Parts, console: Console) -> None:
     parts: list[RenderableType] = [text, Text(about, style="dim"), Text(), _passages(explained)]
     for table in _heat(explained, console.width - 4):
         parts += [Text(), table]
-    console.print(Panel(Group(*parts), title=explained.question, title_align="left"))
+    console.print(Panel(Group(*parts), title=Text(explained.question), title_align="left"))
 
 
 def _passages(explained: Parts) -> Table:

@@ -30,6 +30,17 @@ def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
     assert Log(tmp_path / "new" / "folder", PLAN).read() == records
 
 
+def test_only_one_process_writes_to_a_folder(tmp_path: Path) -> None:
+    with (
+        Log.alone(tmp_path),
+        pytest.raises(InvalidConfig, match="another process is at work here"),
+        Log.alone(tmp_path),
+    ):
+        pass
+    with Log.alone(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize(("torn", "n_batches", "n_lines"), [(0, 2, 4), (1, 1, 2), (80, 1, 2), (10**6, 0, 0)])
 def test_whole_batches_are_kept_and_the_rest_cut_off(tmp_path: Path, torn: int, n_batches: int, n_lines: int) -> None:
     log = Log(tmp_path, PLAN)

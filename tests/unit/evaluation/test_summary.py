@@ -13,6 +13,7 @@ from openbook.evaluation.tables import as_markdown
 
 PLAN: dict[str, Any] = {
     "k": 5,
+    "context": "retrieved",
     "n_beams": 1,
     "labels": [],
     "index": {"factory": "IVF256,SQ8", "n_passages": 9342, "recall": {"1": 0.9, "5": 0.987}},
@@ -114,7 +115,8 @@ def test_tables_name_the_conditions_beside_the_numbers() -> None:
     [
         ({"n_beams": 4}, "4 beams"),
         ({"labels": ["yes", "no"]}, "one of 2 labels"),
-        ({"index": None}, "none: gold context"),
+        ({"index": None, "context": "gold"}, "none: gold context"),
+        ({"index": None, "context": "none"}, "none: closed book"),
         ({"index": {"factory": "Flat", "n_passages": 7, "recall": None}}, "Flat, 7 passages, recall not measured"),
     ],
 )
