@@ -224,7 +224,7 @@ def test_a_sentence_encoder_is_saved_by_itself_and_keeps_its_pooling(files: Worl
 def test_the_embedded_reader_is_saved_beside_its_encoder(files: World) -> None:
     """In float16 and without the embeddings it shares: as small as the one that comes with openbook."""
     given = {"train": [{"path": str(files.questions)}], "validation": []}
-    sections = {"task": given, "retrieval": {"kind": "given"}, "loop": {"n_steps": 1}}
+    sections = {"task": given, "retrieval": {"kind": "none"}, "loop": {"n_steps": 1}}
     models = {"query_encoder": "embedded", "generator": "embedded", "saved_dtype": "float16"}
     model = train(files.settings("embedded", models=models, **sections))
     assert [path.name for path in model.iterdir()] == ["generator"]
@@ -334,6 +334,20 @@ def test_what_could_not_be_saved_is_refused_before_it_is_trained(files: World) -
 def test_regular_expressions_need_passages(files: World) -> None:
     with pytest.raises(InvalidConfig, match=r"retrieval.kind must be dense or bm25"):
         Run(files.settings("given", task=regexes(files), retrieval={"kind": "given"}))
+
+
+def test_given_passages_have_to_be_given(files: World) -> None:
+    path = files.folder / "bare.jsonl"
+    path.write_text('{"id": "7", "question": "who?", "answers": ["the moon"]}\n')
+    bare = {"train": [{"path": str(path)}], "validation": []}
+    with pytest.raises(InvalidDocuments, match=r"needs a context for every question: question 7 has none, as 1 of 1"):
+        Run(files.settings("bare", task=bare, retrieval={"kind": "given"}))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(files: World, device: str) -> None:
+    with pytest.raises(InvalidModel, match=f"device '{device}' cannot be used"):
+        Run(files.settings("nowhere", loop={"device": device}))
 
 
 def test_the_command(files: World, whole: Path) -> None:

@@ -178,6 +178,14 @@ def device_of(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
+def torch_device(name: str) -> torch.device:
+    """Raises InvalidModel: there is no such device here."""
+    try:
+        return torch.empty(0, device=device_of(name)).device
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise InvalidModel(f"device {name!r} cannot be used: {first_line(error)}") from None
+
+
 def _dtype(name: str, device: str) -> torch.dtype:
     if name == "auto":
         # Where the processor cannot multiply bfloat16 by itself, it is several times slower than float32, not faster.

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, InvalidModel
-from openbook.models.checkpoint import device_of
+from openbook.models.checkpoint import torch_device
 from openbook.models.encoder import LENGTH_STEP, EncoderCheckpoint, embed, load_encoder, passage_ids, question_ids
 from openbook.models.formats import pad
 from openbook.models.saving import save_encoder
@@ -124,7 +124,7 @@ class BiEncoderJob:
 
     def __init__(self, settings: TrainingSettings, own: BiEncoderSettings, world: World) -> None:
         """Raises InvalidConfig, beside what a `Job` does: DPR's question encoder alone, which cannot read passages."""
-        device = torch.device(device_of(settings.loop.device))
+        device = torch_device(settings.loop.device)
         self._dropout = settings.models.dropout
         self._query_encoder, self._passage_encoder = _towers(settings.models.query_encoder, own.passage_encoder)
         plan = {

@@ -1,7 +1,7 @@
 """RAG as what a run trains: query encoder and generator over passages that are retrieved at every step."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import DPRQuestionEncoder
 
 from openbook.core.space import Space
 from openbook.errors import InvalidDocuments, InvalidRequest
-from openbook.models.checkpoint import device_of, load_generator
+from openbook.models.checkpoint import load_generator, torch_device
 from openbook.models.encoder import load_encoder
 from openbook.models.formats import RagFormat
 from openbook.models.saving import check_generator, check_rag, save_encoder, save_generator, save_rag
@@ -31,7 +31,7 @@ class RagJob:
 
     def __init__(self, settings: TrainingSettings, world: World) -> None:
         self._settings = settings
-        device = torch.device(device_of(settings.loop.device))
+        device = torch_device(settings.loop.device)
         self._encoder = load_encoder(settings.models.query_encoder)
         self._generator = load_generator(settings.models.generator)
         self._space = self._encoder.space
@@ -51,8 +51,18 @@ class RagJob:
                 "examples": examples_digest(self.examples),
             }
             asked = self._usable(read_validation(settings.task, settings.loop.n_validation))
+            self._check_contexts([*self.examples, *asked])
             self.validation = Validation(self.objective, self._generator, asked, settings, world) if asked else None
             undo.pop_all()
+
+    def _check_contexts(self, examples: Sequence[Example]) -> None:
+        """Raises InvalidDocuments: an example has no passage of its own, where these are read."""
+        bare = [each.question.id for each in examples if not each.question.context]
+        if self._settings.retrieval.kind == "given" and bare:
+            raise InvalidDocuments(
+                f"retrieval.kind = 'given' needs a context for every question: question {bare[0]} has none, as "
+                f"{len(bare)} of {len(examples)}"
+            )
 
     def validate(self) -> Mapping[str, float]:
         """See `Validation`."""

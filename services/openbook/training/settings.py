@@ -9,6 +9,7 @@ from openbook.config import IndexClientSettings, Positive, Section
 from openbook.core.types import Formulation
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -94,7 +95,7 @@ class OptimizerSettings(Section):
     # Other rates for parameters whose names match: {"query_encoder.*": 1e-5}. The first match counts.
     learning_rates: dict[str, Rate] = Field(default_factory=dict)
     weight_decay: Rate = 0.0  # of matrices; biases and normalisations have none
-    betas: tuple[Share, Share] = (0.9, 0.999)  # AdamW's
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # AdamW's
     epsilon: Annotated[float, Field(gt=0)] = 1e-8  # AdamW's
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0  # longer gradients are scaled to this
     warmup_steps: Annotated[int, Field(ge=0)] = 0  # in which the learning rate rises from 0
@@ -115,7 +116,7 @@ class LoopSettings(Section):
     gradient_checkpointing: bool | None = None
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
     n_threads: Positive = 1  # of torch
-    seed: int = 0  # equal seeds give equal runs
+    seed: Annotated[int, Field(ge=0)] = 0  # equal seeds give equal runs
     checkpoint_every: Positive = 200  # steps
     n_checkpoints: Positive = 2  # kept
     validate_every: Positive = 200  # so many steps

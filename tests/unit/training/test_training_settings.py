@@ -25,6 +25,8 @@ CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
         ({"models": {"train_generator": False}, "retrieval": {"kind": "given"}}, "nothing is trained"),
         ({"optimizer": {"learning_rates": {"*": -1}}}, "greater than or equal to 0"),
         ({"optimizer": {"learning_rate": float("nan")}}, "learning_rate"),
+        ({"optimizer": {"betas": (0.9, 1.0)}}, "less than 1"),
+        ({"loop": {"seed": -1}}, "greater than or equal to 0"),
         ({"loop": {"n_stepz": 1}}, "n_stepz"),
         ({"task": {"train": []}}, "task.train"),
     ],
