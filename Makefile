@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
+.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -45,6 +45,9 @@ bench-kills: $(VENV)/.dev  ## Builds killed at 100 points: do they go on to the 
 
 bench-rebuild: $(VENV)/.dev  ## A corpus of which 1 % has changed, built again; what is left at 99 %; ten minutes
 	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_rebuild.py
+
+bench-formats: $(VENV)/.dev  ## The same documents in seven formats: do they give the same passages? A minute
+	$(BIN)/python benchmarks/bench_formats.py services/openbook/embedded/corpus/documents.jsonl.gz
 
 bench-scale: $(VENV)/.dev  ## A snapshot of 5 million vectors, built, served, searched; needs 25 GB of disk
 	$(BIN)/python benchmarks/bench_scale.py
