@@ -284,6 +284,51 @@ def test_a_passage_of_ones_own_is_read_beside_the_others(opened: Open, endpoint:
     expect(page.locator(".card")).to_have_count(3)
 
 
+def test_a_passage_of_ones_own_that_is_refused_again_stays_left_out(opened: Open) -> None:
+    page = opened(QUESTION)
+    page.get_by_text("Add one of your own").click()
+    page.get_by_label("Title").fill("Mine")
+    page.get_by_label("Text").fill("Antonio Meucci, says this passage.")
+    page.get_by_role("button", name="Add it, ask again").click()
+    settled(page)
+    card(page, "Mine").get_by_role("switch").uncheck()
+    settled(page)
+    page.route("**/v1/answer/stream", lambda route: route.fulfill(status=429, body="{}"))
+    card(page, "Mine").get_by_role("switch").click()
+    expect(page.get_by_role("alert")).to_be_in_viewport()
+    settled(page)
+    expect(card(page, "Mine")).to_have_class("card off")
+
+
+def test_a_passage_that_a_link_leaves_out_is_told_once_it_takes_part(opened: Open) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&without=0")
+    settled(page)
+    expect(card(page, "Passage 0")).to_have_class("card off")
+    page.get_by_role("switch", name="Use passage 1").check()
+    settled(page)
+    expect(card(page, "Bell").locator(".text")).not_to_be_empty()
+    expect(card(page, "Passage 0")).to_have_count(0)
+
+
+def test_an_answer_is_not_compared_with_itself(opened: Open) -> None:
+    page = opened(QUESTION)
+    page.get_by_role("button", name="Ask", exact=True).click()
+    settled(page)
+    expect(page.locator("#before")).to_be_hidden()
+
+
+def test_while_a_question_is_searched_a_switch_is_of_the_one_that_is_shown(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(QUESTION)
+    page.get_by_label("Your question").fill("a question that hangs?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("#status")).to_have_text("Searching …")
+    card(page, "Bell").get_by_role("switch").uncheck()
+    settled(page)
+    asked = endpoint.doors.requests[-1]
+    assert (asked["question"], asked["without"]) == (QUESTION, [0])
+    expect(page.locator("#found")).to_have_text("3 read, 1 left out")
+
+
 def test_what_an_answer_says_is_found_in_its_passages_whatever_it_is_spelled_with(opened: Open) -> None:
     page = opened("who was it, “Jean-Paul, 1914-1918”?")
     page.get_by_text("Add one of your own").click()

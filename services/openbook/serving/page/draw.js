@@ -23,7 +23,6 @@ export function el(kind, ...children) {
 const hueOf = ({ number }) => `var(--c${((number - 1) % 8) + 1})`;
 const track = (p, ...more) => el("span.track", el("i", { "--p": p }), ...more);
 const share = (p = 0, ...more) => [track(p, ...more), el("span.value.number", percent(p))];
-const told = (passage) => `passage ${passage.number}${passage.title ? `, “${passage.title}”` : ""}`;
 
 /** The passages of one question by key, each with a number that stays while the question does. */
 export class Passages extends Map {
@@ -34,7 +33,8 @@ export class Passages extends Map {
   }
 
   told(key) {
-    return told(this.get(key) ?? { number: key });
+    const { number, title } = this.get(key) ?? { number: key };
+    return `passage ${number}${title ? `, “${title}”` : ""}`;
   }
 }
 
@@ -177,7 +177,7 @@ function drawBefore(before, view, changed, onback) {
 
 const cards = new Map();
 
-/** `off`: those that do not take part. `before`: the view to compare with. The focus stays where it is. */
+/** The focus stays where it is. */
 function drawPassages(view, off, before, onswitch) {
   const focused = document.activeElement;
   off = off.filter((each) => !view.passages.includes(each));
@@ -193,7 +193,7 @@ function drawPassages(view, off, before, onswitch) {
     const earlier = before?.passages.indexOf(passage) ?? -1;
     card.classList.toggle("compared", z >= 0 && earlier >= 0);
     card.style.setProperty("--before", before?.posterior[earlier]);
-    if (z >= 0) fill(card, passage, view, z);
+    fill(card, passage, view, z);
     return card;
   });
   $("passages").replaceChildren(...nodes);
@@ -202,30 +202,36 @@ function drawPassages(view, off, before, onswitch) {
 }
 
 function cardOf(passage, onswitch) {
-  const { key, number, id, title, document_id: from = "" } = passage;
+  const { key, number, id } = passage;
   const meterOf = (name, ...more) => el(`div.meter.${name}`, el("span.soft", name), share(undefined, ...more));
-  const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: (event) => onswitch(key, event.target.checked) };
+  const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: ({ target }) => onswitch(key, target.checked) };
   return el("li.card", { "data-key": key, "--hue": hueOf(passage) },
     el("div.top",
       el("button.chip", { "data-key": key, "aria-label": `${number}: its words` }, `${number}`),
-      el("h3", { dir: "auto" }, title || (id < 0 ? "Without a title" : `Passage ${id}`)),
+      el("h3", { dir: "auto" }),
       id < 0 && el("span.own", "yours"),
       el("label.switch", el("input", use), el("span"))),
     el("div.meters", meterOf("prior"), meterOf("posterior", el("b"))),
     el("p.text", { dir: "auto" }),
-    el("p.source.soft", el("bdi", /^https?:/.test(from) ? el("a", { href: from, rel: "noreferrer" }, from) : from), " ", el("span.score.number")));
+    el("p.source.soft", el("bdi"), " ", el("span.score.number")));
 }
 
-function fill(card, { text }, view, z) {
-  card.querySelector(".score").textContent = `score ${view.result.evidence[z].score.toFixed(3)}`;
-  meter(card.querySelector(".prior"), view.prior[z]);
+/** Of a passage that a link leaves out, only its id is known before it takes part. */
+function fill(card, { id, title, text = "", document_id: from = "" }, view, z) {
+  const $$ = (selector) => card.querySelector(selector);
+  $$("h3").textContent = title || (id < 0 ? "Without a title" : `Passage ${id}`);
+  $$("bdi").replaceChildren(/^https?:/.test(from) ? el("a", { href: from, rel: "noreferrer" }, from) : from);
+  $$(".text").textContent = text;
+  if (z < 0) return;
+  $$(".score").textContent = `score ${view.result.evidence[z].score.toFixed(3)}`;
+  meter($$(".prior"), view.prior[z]);
   const parts = [];
   let at = 0;
   for (const [start, end] of view.result.answer ? placesOf(view.text, text) : []) {
     parts.push(text.slice(at, start), el("mark", text.slice(start, end)));
     at = end;
   }
-  card.querySelector(".text").replaceChildren(...parts, text.slice(at));
+  $$(".text").replaceChildren(...parts, text.slice(at));
 }
 
 function meter(node, p) {

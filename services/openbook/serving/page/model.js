@@ -99,9 +99,9 @@ function spansOf(text) {
 /**
  * The words of an answer: [{start, end, text, tokens, log, shares}], `shares` being p(z|x,y_<=t) of each passage.
  *
- * Under RAG-Sequence that of the word's last token; under RAG-Token every token has a mixture of its own, and the word
- * has their mean, the share of it that a passage is expected to have given. Tokens without a place (the answer does not
- * stand yet) follow each other. A word without tokens has no shares.
+ * Under RAG-Sequence that of the word's last token; under RAG-Token the mean of its tokens' mixtures: the share of it that
+ * a passage is expected to have given. Tokens without a place (the answer does not stand yet) follow each other. A word
+ * without tokens has no shares.
  */
 export function wordsOf(text, tokens, formulation) {
   let at = 0;

@@ -17,7 +17,6 @@ const state = {
   before: null, // the result to compare with, of the same question
   chosen: 0, // which of several answers is shown
   passages: new Passages(),
-  off: new Set(), // keys of own passages that are switched off
   ...NOTHING,
   seen: new Map(), // results by link
 };
@@ -83,18 +82,17 @@ function settle() {
   redraw();
 }
 
-/** Numbers and switches of passages belong to one question. */
 function begin(request) {
-  if (request.question !== state.wanted?.question) Object.assign(state, { passages: new Passages(), off: new Set() });
   state.wanted = request;
   problem(null);
   fill(request);
 }
 
 function show(result) {
-  const { now, before } = state;
-  const same = now?.asked.question === result.asked.question;
-  Object.assign(state, { now: result, before: same ? (now.answer ? now : before) : null, chosen: 0, ...NOTHING });
+  const { now } = state;
+  Object.assign(state, { now: result, chosen: 0, ...NOTHING });
+  if (now?.asked.question !== result.asked.question) Object.assign(state, { before: null, passages: new Passages() });
+  else if (now.answer && toLink(now.asked) !== toLink(result.asked)) state.before = now;
 }
 
 /** A link, or going back: what was seen is shown, everything else is asked. */
@@ -112,7 +110,7 @@ function follow() {
 }
 
 function start() {
-  Object.assign(state, { wanted: null, now: null, before: null });
+  Object.assign(state, { wanted: null, now: null });
   problem(null);
   fill({});
   document.title = "openbook";
@@ -126,13 +124,13 @@ function start() {
 // --- showing
 
 function redraw() {
-  const { now, before, passages, chosen, off } = state;
+  const { now, before, passages, chosen } = state;
   due = 0;
   if (!now) return;
   const without = (now.asked.without ?? []).map((id) => passages.add({ id }));
   view = viewOf(now, chosen, passages);
   drawResult(view, chosen, {
-    off: [...without, ...[...off].map((key) => passages.get(key))],
+    off: [...without, ...[...passages.values()].filter((each) => each.off)],
     old: before && viewOf(before, 0, passages),
     changed: before ? changes(before.asked, now.asked, (key) => passages.told(key)) : [],
     link: toLink(now.asked),
@@ -190,7 +188,7 @@ function command(request) {
 
 const TOLD = {
   invalid: ["This cannot be asked as it stands"],
-  key: ["An API key is needed", "It stays in this tab, and goes with every question to this server alone."],
+  key: ["An API key is needed", "It stays in this tab and goes to this server alone."],
   forbidden: ["This API key may not ask"],
   late: ["It took too long", "Fewer passages, beams or tokens take less time."],
   busy: ["Too many questions at the moment"],
@@ -259,13 +257,16 @@ const tellKey = () => ($("forget").hidden = !sessionStorage.getItem(KEY));
 
 // --- passages on and off, and one's own
 
-const askWith = (lists) => askFor(fromLink(toLink({ ...state.wanted, ...lists }))); // without empty ones
+/** What a switch changes: the question that is shown. */
+const asked = () => (state.wanted.question === state.now.asked.question ? state.wanted : state.now.asked);
+const askWith = (lists) => askFor(fromLink(toLink({ ...asked(), ...lists }))); // without empty ones
 
 function onswitch(key, used) {
-  const { id, title, text } = state.passages.get(key);
-  const { without = [], passages = [] } = state.wanted;
+  const own = state.passages.get(key);
+  const { id, title, text } = own;
+  const { without = [], passages = [] } = asked();
   if (id >= 0) return askWith({ without: used ? without.filter((each) => each !== id) : [...without, id] });
-  state.off[used ? "delete" : "add"](key);
+  own.off = true;
   return askWith({ passages: used ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
 }
 
@@ -277,7 +278,7 @@ on("own", "submit", async (event) => {
   event.target.reset();
   $("add").open = false;
   $("add").firstElementChild.focus();
-  const others = (state.wanted.passages ?? []).filter((each) => each.title !== own.title || each.text !== own.text);
+  const others = (asked().passages ?? []).filter((each) => each.title !== own.title || each.text !== own.text);
   if (await askWith({ passages: [...others, own] })) return;
   [title.value, text.value] = [own.title, own.text]; // not lost
   $("add").open = true;
