@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import log2
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic, process_time
 
@@ -22,15 +23,16 @@ from openbook.planning.model import Shape
 OnStep = Callable[[str, int, int], None]
 """Called with what is measured, and how much of it is done."""
 
-EMPTY = (1000, 256, "Flat", 1)
-TIERS = (
-    EMPTY,
-    (1000, 256, "Flat", 2),
-    (40_000, 64, "Flat", 1),
-    (40_000, 256, "Flat", 1),
-    (40_000, 256, "IVF256,SQ8", 1),
-    (10_000, 256, "HNSW32", 1),
-)
+Tier = tuple[int, int, str, int]
+"""Passages, numbers of each, index, shards."""
+EMPTY: Tier = (1000, 16, "Flat", 1)
+FLAT: Tier = (40_000, 256, "Flat", 1)
+CODES: Tier = (40_000, 256, "IVF256,SQ8", 1)
+TWO: Tier = (80_000, 256, "IVF256,SQ8", 2)
+LARGE: Tier = (200_000, 768, "IVF256,SQ8", 1)  # more than the caches of most processors hold
+GRAPH_SHORT: Tier = (40_000, 128, "HNSW32", 1)
+GRAPH: Tier = (40_000, 768, "HNSW32", 1)
+TIERS = (EMPTY, FLAT, CODES, TWO, LARGE, GRAPH_SHORT, GRAPH)
 SECONDS = 2.0
 READ_BYTES = 4096
 N_READS = 300
@@ -44,7 +46,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = True) -> Calibration:
     """Measure it. What the models take is left out where they are not installed."""
     steps = len(TIERS) + 2
-    found: dict[tuple[int, int, str, int], Served] = {}
+    found: dict[Tier, Served] = {}
     with tempfile.TemporaryDirectory(prefix="openbook-calibrate-") as folder:
         for n_done, tier in enumerate(TIERS):
             on_step(f"{tier[2]}, {tier[0]} x {tier[1]}", n_done, steps)
@@ -52,7 +54,7 @@ def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = T
             snapshot = build(Path(folder) / str(n_done), n, dimension, factory, n_shards)
             found[tier] = served(snapshot, dimension, SECONDS)
         on_step("disk", len(TIERS), steps)
-        values = {**_of_tiers(found), "rescored_s": _random_read_s(Path(folder) / "2" / "shard-0000" / "vectors.npy")}
+        values = {**_of_tiers(found), "rescored_s": _random_read_s(Path(folder) / "1" / "shard-0000" / "vectors.npy")}
     on_step("models", len(TIERS) + 1, steps)
     if models:
         values |= _of_models()
@@ -69,32 +71,41 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {named}"
 
 
-def _of_tiers(found: dict[tuple[int, int, str, int], Served]) -> dict[str, float]:
+def _of_tiers(found: dict[Tier, Served]) -> dict[str, float]:
     """Each tier adds what the ones before it do not explain."""
-    empty, two, short, flat, codes, graph = (found[tier] for tier in TIERS)
+    empty = found[EMPTY]
     values = {
-        "server_bytes": empty.memory_bytes - 1000 * 256 * 4,
-        "call_s": empty.alone_s,
-        "shard_s": max(0.0, two.alone_s - empty.alone_s),
-        "call_cpu_s": empty.server_cpu_s,
+        "server_bytes": empty.memory_bytes - EMPTY[0] * EMPTY[1] * 4,
+        "shard_s": max(0.0, found[TWO].p50_s - found[CODES].p50_s),
         "client_cpu_s": empty.client_cpu_s,
     }
-    rows, d_short, d = 40_000, 64, 256
-    many = [max(0.0, each.server_cpu_s - empty.server_cpu_s) for each in (short, flat)]
-    values["flat_s"] = max(0.0, many[1] - many[0]) / (rows * (d - d_short))
-    values["flat_row_s"] = max(0.0, many[1] / rows - d * values["flat_s"])
-    alone = [max(0.0, each.alone_s - empty.alone_s) for each in (short, flat)]
-    values["flat_alone_s"] = max(0.0, alone[1] - alone[0]) / (rows * (d - d_short) * 4)
-    values["flat_row_alone_s"] = max(0.0, alone[1] / rows - 4 * d * values["flat_alone_s"])
-    shape = Shape(40_000, d, "IVF256,SQ8")
-    scanned = shape.n_passages * shape.n_probes / shape.n_lists * shape.code_bytes
-    values["codes_alone_s"] = max(0.0, codes.alone_s - empty.alone_s) / scanned
-    values["codes_s"] = max(0.0, codes.server_cpu_s - empty.server_cpu_s) / scanned
-    values["lists_s"] = 0.0  # it is in them
-    steps = log2(10_000) * d
-    values["graph_alone_s"] = max(0.0, graph.alone_s - empty.alone_s) / steps
-    values["graph_s"] = max(0.0, graph.server_cpu_s - empty.server_cpu_s) / steps
+    codes, large = Shape(*CODES), Shape(*LARGE)
+    for call, how, seconds in (
+        ("call_s", "alone_s", attrgetter("p50_s")),
+        ("call_cpu_s", "s", attrgetter("server_cpu_s")),
+    ):
+        flat, values[call] = _line(EMPTY[0] * EMPTY[1], seconds(empty), FLAT[0] * FLAT[1], seconds(found[FLAT]))
+        more = {tier: max(0.0, seconds(found[tier]) - values[call]) for tier in TIERS}
+        in_codes, in_large = (
+            more[tier] - shape.n_lists * shape.dimension * flat for tier, shape in ((CODES, codes), (LARGE, large))
+        )
+        code, cells = _line(codes.scanned_bytes, in_codes, large.scanned_bytes, in_large)
+        in_short, in_long = (more[tier] / log2(tier[0]) for tier in (GRAPH_SHORT, GRAPH))
+        graph, step = _line(GRAPH_SHORT[1], in_short, GRAPH[1], in_long)
+        values |= {
+            f"flat_{how}": flat,
+            f"codes_{how}": code,
+            f"cells_{how}": cells,
+            f"graph_{how}": graph,
+            f"graph_step_{how}": step,
+        }
     return values
+
+
+def _line(x: float, y: float, larger_x: float, larger_y: float) -> tuple[float, float]:
+    """a and b of y = a x + b through two measurements; none is negative, if need be only the larger one is met."""
+    a = max(0.0, min((larger_y - y) / (larger_x - x), larger_y / larger_x))
+    return a, max(0.0, larger_y - a * larger_x)
 
 
 def _random_read_s(path: Path) -> float:

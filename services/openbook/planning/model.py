@@ -80,6 +80,11 @@ class Shape:
             return 0
         return self.dimension if "SQ8" in self.index else self.dimension / 8 + RABITQ_EXTRA
 
+    @property
+    def scanned_bytes(self) -> float:
+        """Codes of a shard that a search looks at."""
+        return self.per_shard * self.n_probes / self.n_lists * self.code_bytes if self.n_lists else 0
+
     def of(self, n_passages: int) -> "Shape":
         """The same of more or fewer passages."""
         return replace(self, n_passages=n_passages)
@@ -145,20 +150,21 @@ class Times:
 
 def times(shape: Shape, c: Constants, cached: float = 1.0, k: int = 10) -> Times:
     """How long, where a share `cached` of the exact vectors is in memory."""
-    n, d, v = shape.per_shard, shape.dimension, {name: constant.value for name, constant in c.items()}
-    if shape.index == "Flat":
-        alone, many = n * (4 * d * v["flat_alone_s"] + v["flat_row_alone_s"]), n * d * v["flat_s"] + n * v["flat_row_s"]
-    elif shape.code_bytes:
-        scanned = n * shape.n_probes / shape.n_lists * shape.code_bytes
-        coarse = shape.n_lists * d * v["lists_s"]
-        alone, many = coarse + scanned * v["codes_alone_s"], coarse + scanned * v["codes_s"]
-    else:
-        steps = log2(max(2.0, n)) * d
-        alone, many = steps * v["graph_alone_s"], steps * v["graph_s"]
+    v, s = {name: constant.value for name, constant in c.items()}, shape.n_shards
     read = RERANKED * k * (1 - cached) * v["rescored_s"] if shape.code_bytes else 0.0
-    s = shape.n_shards
     return Times(
-        v["call_s"] + (s - 1) * v["shard_s"] + alone + read,
-        s * (v["call_cpu_s"] + many),
+        v["call_s"] + (s - 1) * v["shard_s"] + _scan(shape, v, "alone_s") + read,
+        s * (v["call_cpu_s"] + _scan(shape, v, "s")),
         s * v["client_cpu_s"],
     )
+
+
+def _scan(shape: Shape, v: dict[str, float], how: str) -> float:
+    """Of a shard's index; `how`: alone_s of one query, s of one of many. Cells are found as a Flat index is scanned."""
+    d = shape.dimension
+    if shape.index == "Flat":
+        return shape.per_shard * d * v[f"flat_{how}"]
+    if shape.code_bytes:
+        found = v[f"cells_{how}"] + shape.n_lists * d * v[f"flat_{how}"]
+        return found + shape.scanned_bytes * v[f"codes_{how}"]
+    return log2(max(2.0, shape.per_shard)) * (d * v[f"graph_{how}"] + v[f"graph_step_{how}"])

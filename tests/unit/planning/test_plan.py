@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.deployment import render
 from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.planning import calibrate
 from openbook.planning.constants import DEFAULTS, Calibration, calibrated, constants
 from openbook.planning.demand import Demand, Machine, Machines, machines
-from openbook.planning.measure import WORDS, build, served
+from openbook.planning.measure import WORDS, Served, build, served
 from openbook.planning.model import Shape, memory, sizes, times
 from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
 from openbook.planning.topology import text
@@ -80,7 +81,7 @@ def test_shards_cost_memory_and_save_time_of_a_scan(shape: Shape) -> None:
     more = replace(shape, index=shape.factory, n_shards=2 * shape.n_shards)
     shape = replace(shape, index=shape.factory)
     assert memory(more, DEFAULTS).needed >= memory(shape, DEFAULTS).needed - shape.n_shards * 35e6  # BLAS's buffers
-    scan = {name: replace(c, value=0.0) if name in ("shard_s", "lists_s") else c for name, c in DEFAULTS.items()}
+    scan = dict(DEFAULTS) | {"shard_s": replace(DEFAULTS["shard_s"], value=0.0)}
     assert times(more, scan).alone <= times(shape, scan).alone
     assert times(more, DEFAULTS).client_cpu > times(shape, DEFAULTS).client_cpu
 
@@ -183,6 +184,35 @@ def test_a_calibration_takes_the_place_of_what_it_measured(tmp_path: Path) -> No
             read(path)
 
 
+COSTS = st.fixed_dictionaries(
+    {"call_s": st.floats(1e-5, 1e-2), "shard_s": st.floats(0, 1e-3), "call_cpu_s": st.floats(1e-6, 1e-3)}
+    | {name: st.floats(1e-12, 1e-9) for name in ("flat_alone_s", "flat_s", "codes_alone_s", "codes_s")}
+    | {name: st.floats(0, 1e-3) for name in ("cells_alone_s", "cells_s", "graph_step_alone_s", "graph_step_s")}
+    | {name: st.floats(1e-9, 1e-7) for name in ("graph_alone_s", "graph_s")}
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(COSTS)
+def test_a_calibration_finds_the_costs_that_made_its_times(costs: dict[str, float]) -> None:
+    made = calibrated(Calibration(machine="m", date="d", values=costs))
+
+    def measured(tier: calibrate.Tier) -> Served:
+        shape = Shape(*tier)
+        taken = times(shape, made)
+        return Served(taken.alone, shape.n_shards / taken.server_cpu, taken.server_cpu, taken.client_cpu, 1, 10**8)
+
+    found = calibrate._of_tiers({tier: measured(tier) for tier in calibrate.TIERS})
+    assert {name: found[name] for name in costs} == pytest.approx(costs, rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.floats(1e-6, 1), min_size=7, max_size=7))
+def test_whatever_was_measured_is_a_calibration(seconds: list[float]) -> None:
+    found = {tier: Served(s, 1 / s, s, s, 1, 10**8) for tier, s in zip(calibrate.TIERS, seconds, strict=True)}
+    calibrated(Calibration(machine="m", date="d", values=calibrate._of_tiers(found)))
+
+
 def test_every_source_is_a_page_or_an_assumption() -> None:
     root = Path(__file__).parents[3]
     for constant in DEFAULTS.values():
@@ -212,5 +242,5 @@ def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path) -> None:
     found = served(snapshot, shape.dimension, 0.1)
     assert found.disk_bytes == pytest.approx(sizes(shape, own).snapshot, rel=0.05)
     assert found.memory_bytes == pytest.approx(memory(shape, own).wanted, rel=0.1)
-    assert found.alone_s > 0
+    assert found.p50_s > 0
     assert found.rate > 0
