@@ -95,8 +95,8 @@ bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while q
 var/demo/snapshot: $(VENV)/.dev
 	$(BIN)/openbook build embedded --out $@ --shards 2
 
-bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; ten minutes
-	$(BIN)/python benchmarks/bench_slow_senders.py
+bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; a quarter of an hour
+	$(BIN)/python benchmarks/bench_hostile.py
 	$(BIN)/python benchmarks/bench_proxy_memory.py
 	$(BIN)/python benchmarks/bench_attacks.py
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what tests run beside Python: a Chromium, curl, promtool; `tools.sh browsers` what make walk-browsers runs.
+# Installs what tests run beside Python: a Chromium, curl, promtool, what makes machines; `tools.sh browsers` what make walk-browsers runs.
 # On Debian and its kin, by root; anybody else is told.
 set -eu
 
@@ -36,6 +36,14 @@ fi
 
 need "chromium-headless-shell chromium" chromium-headless-shell chromium chromium-browser google-chrome
 need curl curl
+
+# Machines in namespaces are root's alone; without them `ray up` is not walked.
+if [ "$(id -u)" = 0 ]; then
+  need openssh-server sshd
+  need rsync rsync
+  need openssl openssl
+  need iproute2 ip
+fi
 
 # promtool alone, for the tests of the rules, which are left out without it: the whole package would start a server.
 if ! there promtool; then

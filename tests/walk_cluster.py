@@ -1,6 +1,7 @@
 """`ray up` walked: three machines that stand, from nothing to an answered question, and back to nothing.
 
     make walk-cluster
+    python tests/walk_cluster.py --without-faults  # what the tests run: up, up again, down
 
 A machine is a namespace of its own (network, mounts, processes, name) with its own sshd on a bridge; its disk is this
 machine's as it stands, and what it writes stays its own, in memory. Needs root on Linux, openssh-server, rsync,
@@ -24,13 +25,18 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
-WALK = Path("/var/tmp/openbook-walk")
+WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
 HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
+MAY_STAY = (
+    *(f"/root/{name}" for name in ("openbook", "snapshot", ".bashrc", "ray_bootstrap_config.yaml")),
+    *("/tmp/ray", "/tmp/haproxy-serve"),
+)
+"""How what `ray down` leaves begins: folders of openbook's and Ray's, and a line in a file of the shell's."""
 OURS = ("sshd", "/usr/sbin/sshd", "ps -eo", "bash -c ps", "sleep ", "[")
 
 INSTALL = """\
@@ -264,7 +270,7 @@ def settled(made: list[Host]) -> list[dict[int, str]]:
         found = now
 
 
-def walk() -> None:
+def walk(faults: bool) -> None:
     say("three machines with sshd and nothing else; here a wheel of openbook and a snapshot of two shards")
     wheel = next(WALK.glob("*.whl"))
     (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(wheel), sort_keys=False))
@@ -301,26 +307,8 @@ def walk() -> None:
             say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
             assert not gone
         assert answered(key)
-
-        # A worker without a replica of the endpoint: between the two stand only index servers.
-        far = next((host for host in made[1:] if "ServeReplica" not in str(host.processes())), made[1])
-        say(f"the cable of {far.name}, which has half of the index servers, is out for ten seconds")
-        with asking(key):
-            run("ip", "link", "set", f"v{far.name}", "down")
-            time.sleep(10)
-            run("ip", "link", "set", f"v{far.name}", "up")
-            time.sleep(5)
-
-        lost = made[2]
-        say(f"{lost.name} loses its power")
-        with asking(key):
-            lost.kill()
-            time.sleep(30)
-        lost.start()
-        say(f"{lost.name} is there again")
-        until(f"{lost.name} serves both shards", lambda: lost.serves_shards(2))
-        with asking(key):
-            time.sleep(10)
+        if faults:
+            suffer(made, key)
 
         (WALK / "down.log").write_text(ray("down", "-y", "deploy/ray/on-premise.yaml"))
         say("`ray down` has returned")
@@ -330,7 +318,32 @@ def walk() -> None:
             except SystemExit:
                 say(f"{host.name}: {host.processes()}")
                 raise
-            say(f"{host.name}: files left: {' '.join(host.files())}")
+            left = host.files()
+            say(f"{host.name}: files left: {' '.join(left)}")
+            assert all(each.startswith(MAY_STAY) for each in left)
+
+
+def suffer(made: list[Host], key: str) -> None:
+    """What may befall machines, while questions are asked."""
+    # A worker without a replica of the endpoint: between the two stand only index servers.
+    far = next((host for host in made[1:] if "ServeReplica" not in str(host.processes())), made[1])
+    say(f"the cable of {far.name}, which has half of the index servers, is out for ten seconds")
+    with asking(key):
+        run("ip", "link", "set", f"v{far.name}", "down")
+        time.sleep(10)
+        run("ip", "link", "set", f"v{far.name}", "up")
+        time.sleep(5)
+
+    lost = made[2]
+    say(f"{lost.name} loses its power")
+    with asking(key):
+        lost.kill()
+        time.sleep(30)
+    lost.start()
+    say(f"{lost.name} is there again")
+    until(f"{lost.name} serves both shards", lambda: lost.serves_shards(2))
+    with asking(key):
+        time.sleep(10)
 
 
 def main() -> None:
@@ -350,14 +363,14 @@ def main() -> None:
         }
         environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
         apart = shlex.split("setpriv --pdeathsig KILL unshare --mount --net --pid --fork --kill-child --mount-proc")
-        walking = subprocess.Popen([*apart, sys.executable, __file__], env=environment)
+        walking = subprocess.Popen([*apart, sys.executable, *sys.argv], env=environment)
         try:
             code = walking.wait()
         except KeyboardInterrupt:
             walking.send_signal(signal.SIGKILL)
             code = walking.wait()
         sys.exit(code)
-    walk()
+    walk("--without-faults" not in sys.argv)
 
 
 DOCUMENTS = [
