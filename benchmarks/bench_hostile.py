@@ -54,7 +54,7 @@ UNFINISHED = f"{HEAD}Content-Length: 100\r\n\r\n".encode()
 ASK = "/openbook.v1.AnswerService/Answer"
 CALLS_EACH = 100
 BODY_BYTES, PART = 100_000_000, b"x" * 65536
-PAUSE_S = 0.1  # of one sender between two requests of attacks that are no matter of number
+PAUSE_S = 0.5  # of one sender between two requests of attacks that are no matter of number
 SETTLE_S = 12.0  # longer than any body may take
 
 State = dict[str, tuple[int, int, float]]

@@ -133,6 +133,23 @@ def test_a_short_page_comes_without_its_frame() -> None:
     assert parse_one(formats.html("Modane", text), "a").text == text
 
 
+def test_characters_that_nobody_sees_stay_in_a_page_but_for_hints_where_lines_may_break() -> None:
+    sentence = "\u0645\u06cc\u200c\u062e \u200b is \u0915\u094d\u200d, 1\u20602\u200e and no &zwnj; or &amp; of it."
+    text = " ".join([sentence] * 20)
+    page = formats.html("Persian", text).decode()
+    coded = page.replace("\u200c", "&zwnj;").replace("\u200b", "&#8203;").replace("\u2060", "&#x2060;")
+    for written in (page, coded, page.replace("of it", "of\u00ad it"), coded.replace("of it", "o&shy;f&#1; it")):
+        assert parse_one(written.encode(), "a").text == text
+
+
+def test_apostrophes_of_a_wiki_that_are_written_as_entities_are_text() -> None:
+    code = "''Alien'' has 5&#39;&#39; and __NOTOC__ &#95;&#95;TOC&#95;&#95;"
+    text = f"<revision><text>{code.replace('&', '&amp;')}</text></revision>"
+    page = f"<page><title>T</title><ns>0</ns><id>1</id>{text}</page>"
+    dump = f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'
+    assert parse_one(dump.encode(), "a.xml").text == "Alien has 5'' and  __TOC__"
+
+
 def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
     from lxml import html
 

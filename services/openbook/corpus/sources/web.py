@@ -3,6 +3,7 @@
 import codecs
 import html
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,10 @@ _INLINE = re.compile(
     "strong|sub|sup|time|tt|u|var|wbr"
 )
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
+_CODED = re.compile("&(?:amp|zwn?j|[lr]rm|ZeroWidthSpace|NoBreak|#[0-9]+|#[xX][0-9a-fA-F]+);")
+_SOFT_HYPHEN = re.compile("\xad|&(?:shy|#173|#[xX][aA][dD]);")
+_STAND_INS = [chr(code) for code in range(0x12000, 0x1236F)]
+"""Signs of cuneiform: they are letters, and hardly ever in a page."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 
@@ -35,13 +40,41 @@ def parsed(page: str) -> tuple[Any, str]:
     """The tree of a page, and its text. Raises Failed: there is none."""
     import trafilatura
 
+    page = _SOFT_HYPHEN.sub("", page)  # where a line may be broken: no text
     tree = trafilatura.load_html(page)
     if tree is None:
         raise Failed("no HTML in it")
-    text = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME) or text_of(tree)
+    page, stood_in = _shown(page)
+    found = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME)
+    text = found.translate(stood_in) if found else text_of(tree)
     if not text.strip():
         raise Failed("no text found")
     return tree, text
+
+
+def _shown(page: str) -> tuple[str, dict[int, str]]:
+    """The page with letters in place of what trafilatura leaves out or decodes once more, and what they stand for:
+    characters that nobody sees, such as the joiners of Persian, and ampersands that are text.
+    """
+    there, letters = set(page), dict[str, str]()
+    free = (each for each in _STAND_INS if each not in there)
+
+    def letter(char: str) -> str:
+        if char not in letters:
+            letters[char] = next(free, char)
+        return letters[char]
+
+    def decoded(coded: re.Match[str]) -> str:
+        char = html.unescape(coded[0])  # of &#1; nothing is left
+        return letter(char) if char == "&" or _is_unseen(char) else coded[0]
+
+    page = _CODED.sub(decoded, page)
+    page = page.translate({ord(char): letter(char) for char in there if _is_unseen(char)})
+    return page, {ord(letter): char for char, letter in letters.items()}
+
+
+def _is_unseen(char: str) -> bool:
+    return len(char) == 1 and unicodedata.category(char) == "Cf"
 
 
 def title_of(tree: Any) -> str:

@@ -52,15 +52,15 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
 
     if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
         return None
-    wikitext = page.findtext("{*}revision/{*}text") or ""
+    wikitext = _MARKS.sub("", page.findtext("{*}revision/{*}text") or "")  # before entities become apostrophes
     try:
         code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
         for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(hidden)):
             _remove(code, link)
         for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _UNREAD):
             _remove(code, tag)
-        headings = [(each.level, _MARKS.sub("", each.title.strip_code())) for each in code.filter_headings()]
-        text = _MARKS.sub("", code.strip_code())
+        headings = [(each.level, each.title.strip_code()) for each in code.filter_headings()]
+        text = code.strip_code()
     except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
         raise Failed(f"wikitext that cannot be parsed: {error}") from None
     id, title = page.findtext("{*}id") or "", page.findtext("{*}title") or ""
