@@ -10,6 +10,7 @@ Attacks, the first three of so many senders, the others of so many floods, which
 - bodies, chunked: bodies of 100 MB, as fast as they are taken, of which the length is told or not.
 - deep: JSON of 100,000 brackets in each other.
 - odd: questions of NUL, bidirectional marks and markup, over HTTP.
+- plain: questions as anybody's, as often, by which the former are judged.
 - junk: random bytes as messages over gRPC.
 
 The good caller asks over HTTP, one question after the other, quiet and attacked in turn; so does another over gRPC.
@@ -127,6 +128,11 @@ async def odd(port: int) -> None:
     await send(port, f"Content-Length: {len(body)}", [body])
 
 
+async def plain(port: int) -> None:
+    body = json.dumps({"question": QUESTION}).encode()
+    await send(port, f"Content-Length: {len(body)}", [body])
+
+
 async def junk(port: int) -> None:
     """Random bytes, one message after the other."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", (("grpc.use_local_subchannel_pool", 1),)) as channel:
@@ -138,7 +144,7 @@ async def junk(port: int) -> None:
 
 
 ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
-    each.__name__: each for each in (slow, calls, idle, bodies, chunked, deep, odd, junk)
+    each.__name__: each for each in (slow, calls, idle, bodies, chunked, deep, odd, plain, junk)
 }
 OVER_GRPC = ("calls", "junk")
 MANY = ("slow", "calls", "idle")

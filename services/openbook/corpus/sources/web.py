@@ -65,7 +65,9 @@ def _shown(page: str) -> tuple[str, dict[int, str]]:
         return letters[char]
 
     def decoded(coded: re.Match[str]) -> str:
-        char = html.unescape(coded[0])  # of &#1; nothing is left
+        char = html.unescape(coded[0])
+        if not char:  # of &#1;, for which trafilatura gives up a page
+            return ""
         return letter(char) if char == "&" or _is_unseen(char) else coded[0]
 
     page = _CODED.sub(decoded, page)
