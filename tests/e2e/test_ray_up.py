@@ -24,6 +24,7 @@ def missing() -> str:
     return tried.stderr
 
 
+@pytest.mark.timeout(900)
 def test_up_up_again_and_down() -> None:
     if why := missing():
         pytest.skip(f"no machines in namespaces here: {why}")
