@@ -2,7 +2,8 @@
 
     python benchmarks/bench_hostile.py [--attacks slow ...] [--senders 1000] [--floods 8] [--calls 500] [--rounds 3]
 
-Attacks, the first three of so many senders, the others of so many floods, which begin anew whenever they are refused:
+Attacks, the first three of so many senders, the others of so many floods, which begin anew whenever they are refused,
+half a second later:
 
 - slow: a connection that says that 100 bytes follow, and sends one a second.
 - calls: the same over gRPC, 100 calls on each connection, of which nothing follows.

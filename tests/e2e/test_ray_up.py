@@ -12,8 +12,9 @@ import pytest
 WALK = Path(__file__).parents[1] / "walk_cluster.py"
 NEEDED = ("sshd", "ssh-keygen", "rsync", "openssl", "ip", "unshare", "setpriv", "ps")
 APART = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-OVERLAY = """mount -t tmpfs tmpfs /mnt && mkdir /mnt/up /mnt/work /mnt/root &&
-mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root"""
+OVERLAY = f"""mount -t tmpfs tmpfs /mnt && mkdir /mnt/up /mnt/work /mnt/root &&
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root &&
+test -x /mnt/root{sys.executable} -a -e /mnt/root{WALK} -a -d /mnt/root{tempfile.gettempdir()}"""
 
 
 def missing() -> str:
@@ -21,7 +22,7 @@ def missing() -> str:
     if absent := [name for name in NEEDED if not shutil.which(name)]:
         return f"no {', '.join(absent)}"
     tried = subprocess.run([*APART, "sh", "-c", OVERLAY], capture_output=True, text=True, check=False)
-    return tried.stderr
+    return "" if tried.returncode == 0 else tried.stderr or "of its files not all are on one file system"
 
 
 @pytest.mark.timeout(900)

@@ -310,9 +310,23 @@ def test_a_passage_that_a_link_leaves_out_is_told_once_it_takes_part(opened: Ope
     expect(card(page, "Passage 0")).to_have_count(0)
 
 
-def test_an_answer_is_not_compared_with_itself(opened: Open) -> None:
+def test_an_answer_is_not_compared_with_itself(opened: Open, endpoint: Endpoint) -> None:
     page = opened(QUESTION)
     page.get_by_role("button", name="Ask", exact=True).click()
+    settled(page)
+    expect(page.locator("#before")).to_be_hidden()
+    page.get_by_label("Your question").fill(f"slowly: {QUESTION}")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    for _ in range(3):
+        endpoint.step()
+    settled(page)
+    page.get_by_text("How it answers").click()
+    page.get_by_label(re.compile("^Passages, k")).fill("2")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator("#before").get_by_role("button", name="Back to it").click()  # before the other answer stands
+    expect(page.locator("#before")).to_be_hidden()
+    for _ in range(3):
+        endpoint.step()
     settled(page)
     expect(page.locator("#before")).to_be_hidden()
 

@@ -11,8 +11,6 @@ from openbook.serving.launch.run import GUARDS
 BIN = "~/openbook/bin"
 SECRETS = "openbook-secrets"
 """In the home of the user on every machine."""
-TEMPORARY = "/tmp/ray/openbook"
-"""Beside Ray's sessions: what killed processes leave is in one folder."""
 
 UP = "`ray up {path}`, ask at ports {http} (HTTP) and {grpc} (gRPC) of the head, `ray down {path}`."
 NODES = """
@@ -217,15 +215,15 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
         "OPENBOOK_INDEX_SERVER__N_THREADS": str(topology.index.threads),
         "OPENBOOK_INDEX_SERVER__METRICS_PORT": str(topology.ports.metrics),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "RAY_TMPDIR": "/tmp",  # Ray's own place, else below the other
-        "TMPDIR": TEMPORARY,
+        "RAY_TMPDIR": "/tmp",  # Ray's own place, else below the other, too deep for its sockets
+        "TMPDIR": f"{home}/openbook-tmp",  # what killed processes leave is in one folder, of this user alone
     }
 
 
 def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     values = {**environment(topology, home), **more}
     return "\n".join(
-        [*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), f"mkdir -p {TEMPORARY}"]
+        [*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), "mkdir -p -m 700 $TMPDIR"]
     )
 
 

@@ -142,12 +142,22 @@ def test_characters_that_nobody_sees_stay_in_a_page_but_for_hints_where_lines_ma
         assert parse_one(written.encode(), "a").text == text
 
 
+def test_what_is_left_of_a_page_is_what_can_be_seen() -> None:
+    sentence = "Some sentence about rivers and towns. " * 20
+    page = formats.html("T", f"{sentence}\n\u200b\nSign \U00012001 of AT&T.")
+    coded = page.decode().replace("\U00012001", "&#x12000; &#x12001; &rlm;x").encode()
+    assert parse_one(page, "a").text == f"{sentence.strip()}\nSign \U00012001 of AT&T."
+    assert parse_one(coded, "a").text == f"{sentence.strip()}\nSign \U00012000 \U00012001 \u200fx of AT&T."
+    (failure,) = parse(b"<!DOCTYPE html><html><body><p>&#8203;</p></body></html>", "a")
+    assert isinstance(failure, Failure)
+
+
 def test_apostrophes_of_a_wiki_that_are_written_as_entities_are_text() -> None:
-    code = "''Alien'' has 5&#39;&#39; and __NOTOC__ &#95;&#95;TOC&#95;&#95;"
+    code = "'''#Alien''' has 5&#39;&#39; and __NOTOC__ &#95;&#95;TOC&#95;&#95;"
     text = f"<revision><text>{code.replace('&', '&amp;')}</text></revision>"
     page = f"<page><title>T</title><ns>0</ns><id>1</id>{text}</page>"
     dump = f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'
-    assert parse_one(dump.encode(), "a.xml").text == "Alien has 5'' and  __TOC__"
+    assert parse_one(dump.encode(), "a.xml").text == "#Alien has 5'' and  __TOC__"
 
 
 def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:

@@ -26,9 +26,20 @@ def by_bm25s(of: list[str]) -> Any:
     return bm25s.tokenize(of, stopwords="en", return_ids=False, show_progress=False)
 
 
-@given(text=st.text() | st.lists(st.sampled_from([*WORDS, "İstanbul", "The", "don't", "I", "été", "_"])).map(" ".join))
+SEEN = st.characters(exclude_categories=["Cs", "Cf"])
+
+
+@given(
+    text=st.text(SEEN) | st.lists(st.sampled_from([*WORDS, "İstanbul", "The", "don't", "I", "été", "_"])).map(" ".join)
+)
 def test_words_are_those_of_bm25s(text: str) -> None:
     assert [words(text)] == by_bm25s([text])
+
+
+def test_what_nobody_sees_parts_no_words_but_where_words_are_told_apart_by_it() -> None:
+    assert words("get_\u200bitem re\u2060ad na\u00adme\u200ds \ufeffalpha") == ["get_item", "read", "names", "alpha"]
+    assert words("\u0645\u06cc\u200c\u062e\u0648\u0627") == words("\u0645\u06cc\u062e\u0648\u0627")
+    assert words("\u0e2a\u0e27\u0e22\u200b\u0e21\u0e32\u0e01") == ["\u0e2a\u0e27\u0e22", "\u0e21\u0e32\u0e01"]
 
 
 @given(contents=texts, at_once=st.integers(1, 60), texts_at_once=st.integers(1, 7))

@@ -203,7 +203,7 @@ def test_a_calibration_finds_the_costs_that_made_its_times(costs: dict[str, floa
         return Served(taken.alone, shape.n_shards / taken.server_cpu, taken.server_cpu, taken.client_cpu, 1, 10**8)
 
     found = calibrate._of_tiers({tier: measured(tier) for tier in calibrate.TIERS})
-    assert {name: found[name] for name in costs} == pytest.approx(costs, rel=1e-6, abs=1e-9)
+    assert {name: found[name] for name in costs} == pytest.approx(costs, rel=1e-6, abs=1e-15)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -20,8 +20,8 @@ _INLINE = re.compile(
     "strong|sub|sup|time|tt|u|var|wbr"
 )
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
-_CODED = re.compile("&(?:amp|zwn?j|[lr]rm|ZeroWidthSpace|NoBreak|#[0-9]+|#[xX][0-9a-fA-F]+);")
-_SOFT_HYPHEN = re.compile("\xad|&(?:shy|#173|#[xX][aA][dD]);")
+_CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
+_SOFT_HYPHEN = re.compile("\xad|&(?:shy|#0*173|#[xX]0*[aA][dD]);")
 _STAND_INS = [chr(code) for code in range(0x12000, 0x1236F)]
 """Signs of cuneiform: they are letters, and hardly ever in a page."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
@@ -47,6 +47,8 @@ def parsed(page: str) -> tuple[Any, str]:
     page, stood_in = _shown(page)
     found = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME)
     text = found.translate(stood_in) if found else text_of(tree)
+    lines = text.split("\n")
+    text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
     if not text.strip():
         raise Failed("no text found")
     return tree, text
@@ -57,7 +59,8 @@ def _shown(page: str) -> tuple[str, dict[int, str]]:
     characters that nobody sees, such as the joiners of Persian, and ampersands that are text.
     """
     there, letters = set(page), dict[str, str]()
-    free = (each for each in _STAND_INS if each not in there)
+    taken = there | set(map(html.unescape, _CODED.findall(page)))
+    free = (each for each in _STAND_INS if each not in taken)
 
     def letter(char: str) -> str:
         if char not in letters:
@@ -76,7 +79,7 @@ def _shown(page: str) -> tuple[str, dict[int, str]]:
 
 
 def _is_unseen(char: str) -> bool:
-    return len(char) == 1 and unicodedata.category(char) == "Cf"
+    return unicodedata.category(char) == "Cf"
 
 
 def title_of(tree: Any) -> str:

@@ -1,5 +1,6 @@
 """MediaWiki's XML dumps: a document for each article; redirects and pages about pages are left out."""
 
+import html
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -52,15 +53,15 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
 
     if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
         return None
-    wikitext = _MARKS.sub("", page.findtext("{*}revision/{*}text") or "")  # before entities become apostrophes
+    wikitext = page.findtext("{*}revision/{*}text") or ""
     try:
         code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
         for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(hidden)):
             _remove(code, link)
         for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _UNREAD):
             _remove(code, tag)
-        headings = [(each.level, each.title.strip_code()) for each in code.filter_headings()]
-        text = code.strip_code()
+        headings = [(each.level, _plain(each.title)) for each in code.filter_headings()]
+        text = _plain(code)
     except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
         raise Failed(f"wikitext that cannot be parsed: {error}") from None
     id, title = page.findtext("{*}id") or "", page.findtext("{*}title") or ""
@@ -72,6 +73,11 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
         }
     )
     return opened.document(id, title, text, sections=stated.sections_of(text, headings, title), **known)
+
+
+def _plain(code: Any) -> str:
+    """Without markup. Entities come last: apostrophes that are written so are text."""
+    return html.unescape(_MARKS.sub("", code.strip_code(normalize=False)))
 
 
 def _remove(code: Any, node: Any) -> None:

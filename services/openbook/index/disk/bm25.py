@@ -34,6 +34,8 @@ MAX_ABOUT_BYTES = 1 << 16
 
 # As bm25s.tokenize finds words, and the same for ASCII in a third of the time.
 _WORD = re.compile(r"(?u)\b\w\w+\b")
+# What nobody sees and may stand within words: joiners, marks of direction, places where a line may be broken.
+_UNSEEN = re.compile("[\xad\u200c-\u200f\u202a-\u202e\u2060-\u2069\ufeff]|(?<=[a-z0-9_])\u200b(?=[a-z0-9_])")
 _LETTERS = string.ascii_lowercase + string.digits + "_"
 _NO_LETTERS = {ord(char): " " for char in map(chr, range(128)) if char not in _LETTERS}
 
@@ -61,7 +63,7 @@ class About(_Entry):
 
 
 def words(text: str) -> list[str]:
-    """As bm25s has them, of passages and questions alike: lower-case, two letters or more, no stop words."""
+    """As bm25s has them of what is seen of a text: lower-case, two letters or more, no stop words."""
     no_words = not_words()
     return [word for word in candidates(text) if word not in no_words]
 
@@ -69,7 +71,7 @@ def words(text: str) -> list[str]:
 def candidates(text: str) -> list[str]:
     """The `words` of a text, and some that are `not_words`."""
     lower = text.lower()
-    return lower.translate(_NO_LETTERS).split() if lower.isascii() else _WORD.findall(lower)
+    return lower.translate(_NO_LETTERS).split() if lower.isascii() else _WORD.findall(_UNSEEN.sub("", lower))
 
 
 @cache

@@ -142,7 +142,7 @@ function drawSure({ log }) {
   );
 }
 
-/** Several answers, of which one is looked at, or the labels that it was chosen from. */
+/** Several answers, or the labels that one was chosen from. */
 function drawSeveral({ answer }, chosen, onchoose) {
   const { answers = [], labels = [] } = answer ?? {};
   const row = (said, log) => [el("bdi.title", said || "(empty)"), ...share(pOf(log))];
@@ -220,7 +220,7 @@ function cardOf(passage, onswitch) {
 function fill(card, { id, title, text = "", document_id: from = "" }, view, z) {
   const $$ = (selector) => card.querySelector(selector);
   $$("h3").textContent = title || (id < 0 ? "Without a title" : `Passage ${id}`);
-  $$("bdi").replaceChildren(/^https?:/.test(from) ? el("a", { href: from, rel: "noreferrer" }, from) : from);
+  if ($$("bdi").textContent !== from) $$("bdi").replaceChildren(/^https?:/.test(from) ? el("a", { href: from, rel: "noreferrer" }, from) : from);
   $$(".text").textContent = text;
   if (z < 0) return;
   $$(".score").textContent = `score ${view.result.evidence[z].score.toFixed(3)}`;

@@ -92,7 +92,7 @@ function show(result) {
   const { now } = state;
   Object.assign(state, { now: result, chosen: 0, ...NOTHING });
   if (now?.asked.question !== result.asked.question) Object.assign(state, { before: null, passages: new Passages() });
-  else if (now.answer && toLink(now.asked) !== toLink(result.asked)) state.before = now;
+  else if (now.answer) state.before = now;
 }
 
 /** A link, or going back: what was seen is shown, everything else is asked. */
@@ -124,16 +124,18 @@ function start() {
 // --- showing
 
 function redraw() {
-  const { now, before, passages, chosen } = state;
+  const { now, passages, chosen } = state;
   due = 0;
   if (!now) return;
+  const link = toLink(now.asked);
+  const before = state.before && toLink(state.before.asked) !== link ? state.before : null;
   const without = (now.asked.without ?? []).map((id) => passages.add({ id }));
   view = viewOf(now, chosen, passages);
   drawResult(view, chosen, {
     off: [...without, ...[...passages.values()].filter((each) => each.off)],
     old: before && viewOf(before, 0, passages),
     changed: before ? changes(before.asked, now.asked, (key) => passages.told(key)) : [],
-    link: toLink(now.asked),
+    link,
     command: command(now.asked),
     onchoose(i) {
       Object.assign(state, { chosen: i, pinned: null });
@@ -156,7 +158,7 @@ function summary() {
 
 const say = (text) => ($("status").textContent = text);
 
-/** What is being done; nothing where nothing is. */
+/** What is being done, if anything. */
 function busy(text) {
   document.body.classList.toggle("busy", Boolean(text));
   $("result").setAttribute("aria-busy", Boolean(text));
@@ -178,7 +180,7 @@ function fit() {
   box.style.height = `${box.scrollHeight + 3}px`; // two borders, and what was rounded
 }
 
-/** The same request for a shell. The API key is not in it. */
+/** The same request for a shell, without the API key. */
 function command(request) {
   const body = JSON.stringify({ ...request, tokens: true }).replaceAll("'", "'\\''");
   return `curl -s ${new URL("v1/answer", location.href.split("#")[0])} -H 'Content-Type: application/json' -d '${body}'`;
@@ -325,7 +327,7 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- other buttons
+// --- buttons
 
 function submit(event) {
   event?.preventDefault();
