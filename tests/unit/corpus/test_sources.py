@@ -68,6 +68,12 @@ def test_a_document_is_recognised_by_its_content(ending: str) -> None:
     assert recognise(head, "nameless") == recognise(head, f"a{ending}")
 
 
+def test_a_text_with_ustar_where_archives_have_it_is_a_text() -> None:
+    text = f"# Sponsors\n\n{'a' * 243}Exustar and others."
+    assert text.index("ustar") == 257
+    assert recognise(text.encode(), "a.md") == "Markdown"
+
+
 def test_a_document_knows_where_it_came_from(tmp_path: Path) -> None:
     inner = formats.zipped({"b/c.txt": b"third", "__MACOSX/._c.txt": b"hidden"})
     formats.write(tmp_path, {"a.txt": b"first", "b.zip": formats.zipped({"x.txt": b"second", "y.zip": inner})})

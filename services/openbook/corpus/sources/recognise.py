@@ -38,7 +38,7 @@ _MAGIC = {
     Format.XZ: rb"\xfd7zXZ\x00",
     Format.ZIP: rb"PK(\x03\x04|\x05\x06)",
     Format.WARC: rb"WARC/[01]\.",
-    Format.TAR: rb".{257}ustar",
+    Format.TAR: rb".{257}ustar(\x00|  \x00)",
     Format.PDF: rb".{,1019}%PDF-",
     Format.PARQUET: rb"PAR1",
     Format.ARROW_FILE: rb"ARROW1\x00\x00",
