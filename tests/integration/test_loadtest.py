@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -519,6 +520,23 @@ def test_runs_merge_as_if_one_had_seen_all(tmp_path: Path) -> None:
 
     code, said = asyncio.run(command("loadtest-merge", *map(str, folders), "--output", str(folders[0])))
     assert (code, " ".join(said.split())) == (1, f"openbook: {folders[0]}: is there already: name a new folder")
+
+
+def test_runs_merge_where_the_authority_that_they_trusted_is_not(tmp_path: Path) -> None:
+    async def kept(name: str) -> Path:
+        async with grpc_endpoint(echo) as address:
+            result = await measure(asked(address, duration_s=0.1))
+        over_tls = {"address": f"grpcs://{address}", "tls_ca": tmp_path / "there" / "ca.pem"}
+        settings = result.settings.model_copy(update=over_tls)
+        folder.write(tmp_path / name, dataclasses.replace(result, settings=settings))
+        return tmp_path / name
+
+    folders = [asyncio.run(kept(name)) for name in ("one", "two")]
+    both = folder.merge(folders)
+    assert both.measured.n == 20
+    assert both.settings.tls_ca == tmp_path / "there" / "ca.pem"
+    folder.write(tmp_path / "both", both)
+    assert folder.read(tmp_path / "both").measured.n == 20
 
 
 def test_runs_that_count_differently_do_not_merge(tmp_path: Path) -> None:
