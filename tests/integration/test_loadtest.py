@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 import pytest
 import scripted_endpoint
-from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint
+from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint, peer
 from typer.testing import CliRunner
 
 from openbook import processes
@@ -176,6 +176,37 @@ def test_the_request_says_what_was_asked_for(endpoint: Endpoint, tmp_path: Path)
     asyncio.run(measured())
     assert callers == {"me"}
     assert sorted(seen) == sorted(["who?", "where?", "when?", "who?", "where?"])
+
+
+def streamed(linger_s: float, **values: Any) -> tuple[Figures, int]:
+    """What was measured over HTTP, and on how many connections."""
+
+    async def script(question: str) -> AnswerResponse:
+        peers.add(peer.get())
+        return answered(question)
+
+    async def measured() -> Figures:
+        async with http_endpoint(script, linger_s) as address:
+            return (await measure(asked(address, what="stream", **values))).measured
+
+    peers: set[tuple[str, int] | None] = set()
+    return asyncio.run(measured()), len(peers)
+
+
+def test_a_stream_is_read_to_its_end_so_that_its_connection_serves_the_next() -> None:
+    found, n_connections = streamed(0.1, closed=1, duration_s=0.8)
+    assert found.n > 2
+    assert n_connections == 1
+    assert found.latency
+    assert found.latency.p50_s < 0.1  # the answer was there before
+
+
+def test_a_stream_that_does_not_end_after_its_answer_is_answered_all_the_same() -> None:
+    found, n_connections = streamed(30.0, rate=10, timeout_s=0.2)
+    assert counts(found) == {OK: 5}
+    assert n_connections == 5
+    assert found.latency
+    assert found.latency.p50_s < 0.2
 
 
 @ENDPOINTS
