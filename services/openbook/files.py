@@ -21,15 +21,29 @@ LOCK = "lock"
 def write(path: Path, text: str) -> None:
     """Replace a file's content: there is what it had or all of the new, and the new when this returns.
 
-    By one writer at a time. Raises OSError: the file is as it was.
+    Who may read it stays the same. By one writer at a time. Raises OSError: the file is as it was.
     """
     partial = partial_of(path)
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as file:
+            _keep_access(path, file.fileno())  # before the text is there for others to read
+            file.write(text)
         put(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _keep_access(former: Path, descriptor: int) -> None:
+    """Mode, owner and group of the file that is replaced: its readers are often not who writes it."""
+    try:
+        found = former.stat()
+    except FileNotFoundError:
+        return
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
+        with suppress(OSError):  # root may give files away; others only to their own groups
+            os.fchown(descriptor, owner, group)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

@@ -22,6 +22,9 @@ from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, R
 caller: ContextVar[str] = ContextVar("caller", default="")
 """Who asks, for the script that answers."""
 
+peer: ContextVar[tuple[str, int] | None] = ContextVar("peer", default=None)
+"""The other end of the connection, over HTTP."""
+
 Script = Callable[[str], Awaitable[AnswerResponse]]
 """The answer to a question. Raises Refused."""
 
@@ -103,8 +106,8 @@ async def grpc_endpoint(script: Script, port: int = 0) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def http_endpoint(script: Script) -> AsyncIterator[str]:
-    """Its address, `http://` in front."""
+async def http_endpoint(script: Script, linger_s: float = 0.0) -> AsyncIterator[str]:
+    """Its address, `http://` in front. A reply's end comes `linger_s` after all that is in it."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
@@ -113,6 +116,7 @@ async def http_endpoint(script: Script) -> AsyncIterator[str]:
             body, more = body + message["body"], message["more_body"]
         question = json.loads(body)["question"]
         caller.set(dict(scope["headers"]).get(b"x-caller", b"").decode())
+        peer.set(scope["client"])
         try:
             answer = as_json(await script(question))
             status, kind = 200, "application/json"
@@ -127,6 +131,7 @@ async def http_endpoint(script: Script) -> AsyncIterator[str]:
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
         for part in parts:
             await send({"type": "http.response.body", "body": part.encode(), "more_body": True})
+        await asyncio.sleep(linger_s)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="warning", interface="asgi3"))

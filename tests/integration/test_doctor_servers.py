@@ -1,14 +1,20 @@
 """`openbook doctor` before real servers: who holds what, and when their certificates expire."""
 
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import trustme
 from certificates import tls_files
 from small_snapshot import build
 
 from openbook.cache.server import RedisServer
-from openbook.config import IndexServerSettings, parse
+from openbook.config import IndexServerSettings, ServerTls, ServingSettings, parse
 from openbook.doctor.findings import Level
-from openbook.doctor.look import index_servers, redis
+from openbook.doctor.look import endpoint, index_servers, redis
 from openbook.index.server.server import IndexServer
 
 
@@ -30,3 +36,25 @@ def test_servers_that_make_a_whole_are_well(tmp_path: Path, redis_server: RedisS
     settings = parse({"cache": {"url": redis_server.url}})
     told = redis("the cache's Redis", "cache", settings)
     assert (told.level, "clock" in told.says) == (Level.WELL, True)
+
+
+def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(tmp_path: Path) -> None:
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    issued = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
+    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tls.certificate)
+    issued.private_key_pem.write_to_path(tls.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key)
+
+    def greet_one() -> None:
+        with suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=greet_one)
+        thread.start()
+        (told,) = endpoint(ServingSettings(tls=tls, http_port=listening.getsockname()[1]))
+        thread.join()
+    assert (told.level, told.says) == (Level.ILL, "certificate has expired")
+    assert told.what.startswith("certificate of endpoint https://")

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import grpc
 import numpy as np
 import pytest
 import scripted_endpoint
-from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint
+from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint, peer
 from typer.testing import CliRunner
 
 from openbook import processes
@@ -175,6 +176,37 @@ def test_the_request_says_what_was_asked_for(endpoint: Endpoint, tmp_path: Path)
     asyncio.run(measured())
     assert callers == {"me"}
     assert sorted(seen) == sorted(["who?", "where?", "when?", "who?", "where?"])
+
+
+def streamed(linger_s: float, **values: Any) -> tuple[Figures, int]:
+    """What was measured over HTTP, and on how many connections."""
+
+    async def script(question: str) -> AnswerResponse:
+        peers.add(peer.get())
+        return answered(question)
+
+    async def measured() -> Figures:
+        async with http_endpoint(script, linger_s) as address:
+            return (await measure(asked(address, what="stream", **values))).measured
+
+    peers: set[tuple[str, int] | None] = set()
+    return asyncio.run(measured()), len(peers)
+
+
+def test_a_stream_is_read_to_its_end_so_that_its_connection_serves_the_next() -> None:
+    found, n_connections = streamed(0.1, closed=1, duration_s=0.8)
+    assert found.n > 2
+    assert n_connections == 1
+    assert found.latency
+    assert found.latency.p50_s < 0.1  # the answer was there before
+
+
+def test_a_stream_that_does_not_end_after_its_answer_is_answered_all_the_same() -> None:
+    found, n_connections = streamed(30.0, rate=10, timeout_s=0.2)
+    assert counts(found) == {OK: 5}
+    assert n_connections == 5
+    assert found.latency
+    assert found.latency.p50_s < 0.2
 
 
 @ENDPOINTS
@@ -519,6 +551,23 @@ def test_runs_merge_as_if_one_had_seen_all(tmp_path: Path) -> None:
 
     code, said = asyncio.run(command("loadtest-merge", *map(str, folders), "--output", str(folders[0])))
     assert (code, " ".join(said.split())) == (1, f"openbook: {folders[0]}: is there already: name a new folder")
+
+
+def test_runs_merge_where_the_authority_that_they_trusted_is_not(tmp_path: Path) -> None:
+    async def kept(name: str) -> Path:
+        async with grpc_endpoint(echo) as address:
+            result = await measure(asked(address, duration_s=0.1))
+        over_tls = {"address": f"grpcs://{address}", "tls_ca": tmp_path / "there" / "ca.pem"}
+        settings = result.settings.model_copy(update=over_tls)
+        folder.write(tmp_path / name, dataclasses.replace(result, settings=settings))
+        return tmp_path / name
+
+    folders = [asyncio.run(kept(name)) for name in ("one", "two")]
+    both = folder.merge(folders)
+    assert both.measured.n == 20
+    assert both.settings.tls_ca == tmp_path / "there" / "ca.pem"
+    folder.write(tmp_path / "both", both)
+    assert folder.read(tmp_path / "both").measured.n == 20
 
 
 def test_runs_that_count_differently_do_not_merge(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class Provider:
     """Publishes its configuration and its keys."""
 
     def __init__(self) -> None:
-        self.signers = {"one": ec.generate_private_key(ec.SECP256R1())}
+        self.signers: dict[str, Any] = {"one": ec.generate_private_key(ec.SECP256R1())}
+        self.of_keys: dict[str, str] = {}  # what else their descriptions say
         self.n_asked = 0
         self.is_well = True
         provider = self
@@ -57,10 +58,11 @@ class Provider:
         return {"issuer": self.issuer, "jwks_uri": f"{self.url}/keys"}
 
     def keys(self) -> dict[str, Any]:
-        keys = [
-            {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": kid, "use": "sig"}
-            for kid, key in self.signers.items()
-        ]
+        keys = []
+        for kid, key in self.signers.items():
+            kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+            said = json.loads(kind.to_jwk(key.public_key()))
+            keys.append({**said, "kid": kid, "use": "sig", **self.of_keys})
         return {"keys": keys}
 
     def claims(self) -> dict[str, Any]:
@@ -155,6 +157,35 @@ def test_no_other_token_lets_anybody_in(wrong: str, provider: Provider) -> None:
     with pytest.raises(Unauthenticated) as refused:
         identified(provider, token)
     assert not any(len(part) > 8 and part in str(refused.value) for part in token.split(".")), str(refused.value)
+
+
+OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+
+
+def test_an_rsa_key_that_names_no_algorithm_does_for_those_allowed_and_for_no_other(provider: Provider) -> None:
+    provider.signers["one"] = rsa.generate_private_key(65537, 2048)
+    for allowed in OF_RSA:
+        for algorithm in OF_RSA:
+            token = provider.token(algorithm=algorithm)
+            if algorithm == allowed:
+                assert identified(provider, token, algorithms=(allowed,)).caller == "oidc:ann"
+            else:
+                with pytest.raises(Unauthenticated, match="InvalidAlgorithmError"):
+                    identified(provider, token, algorithms=(allowed,))
+    for forged in (by_the_public_key(provider), unsigned(provider)):
+        with pytest.raises(Unauthenticated, match="InvalidAlgorithmError"):
+            identified(provider, forged, algorithms=OF_RSA)
+    other = rsa.generate_private_key(65537, 2048)
+    with pytest.raises(Unauthenticated, match="InvalidSignatureError"):
+        identified(provider, provider.token(key=other, algorithm="PS256"), algorithms=OF_RSA)
+
+
+def test_an_rsa_key_that_names_its_algorithm_does_for_it_alone(provider: Provider) -> None:
+    provider.signers["one"] = rsa.generate_private_key(65537, 2048)
+    provider.of_keys = {"alg": "PS384"}
+    assert identified(provider, provider.token(algorithm="PS384"), algorithms=OF_RSA).caller == "oidc:ann"
+    with pytest.raises(Unauthenticated, match="InvalidAlgorithmError"):
+        identified(provider, provider.token(algorithm="RS256"), algorithms=OF_RSA)
 
 
 def test_where_tenants_are_named_a_token_without_one_is_refused(provider: Provider) -> None:

@@ -23,6 +23,8 @@ from pydantic import ValidationError
 from openbook import certificates
 from openbook.client import Client
 from openbook.config import ServerTls, ServingSettings
+from openbook.doctor import look
+from openbook.doctor.findings import Level
 from openbook.errors import InvalidConfig, ShardUnavailable
 from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.run import measure
@@ -220,6 +222,13 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
             served.get(verify=context)
         with Client(f"127.0.0.1:{served.grpc}", 5, tls_ca=served.ca) as nobody, pytest.raises(ShardUnavailable):
             nobody.answer("who")
+        serving = ServingSettings(tls=served.files, http_port=served.http)
+        told, expiry = look.endpoint(serving)
+        assert (told.level, told.says) == (
+            Level.WELL,
+            "asks for a client certificate, so not asked whether it is ready",
+        )
+        assert expiry.says.startswith("expires in ")
         context.load_cert_chain(certificate, key)
         assert served.get(verify=context).text == "ready"
         with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:

@@ -61,3 +61,15 @@ def test_it_names_a_server_that_does_not_answer_and_a_port_that_is_not_ours(tmp_
     assert [row for row in rows if row.startswith("ill") and f"index server {gone}: {gone}: " in row]
     assert [row for row in rows if row.startswith("ill") and "the cache's Redis" in row]
     assert [row for row in rows if row.startswith("well") and "does not run, and its port is free" in row]
+
+
+def test_a_folder_that_is_not_there_is_a_row_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        environment = {"OPENBOOK_SERVING__HTTP_PORT": str(silent.getsockname()[1])}
+        result = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path / "none")], env=environment)
+    assert result.exit_code == 1
+    rows = result.output.splitlines()
+    assert [row for row in rows if row.startswith("ill") and row.endswith("none: No such file or directory")]
+    assert rows[-1].startswith("well")
+    assert "its port is free" in rows[-1]

@@ -70,6 +70,34 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("may_give_away", [True, False])
+def test_who_may_read_a_file_may_read_it_after_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_give_away: bool
+) -> None:
+    def refused(descriptor: int, owner: int, group: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    path = tmp_path / "note"
+    path.touch()
+    if not may_give_away:
+        monkeypatch.setattr(os, "fchown", refused)
+    elif os.geteuid() == 0:
+        os.chown(path, 1234, 5678)
+    former_umask = os.umask(0o077)
+    try:
+        for mode in (0o644, 0o640, 0o600):
+            path.chmod(mode)
+            before = path.stat()
+            files.write(path, f"{mode}")
+            after = path.stat()
+            assert path.read_text() == f"{mode}"
+            assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+        files.write(tmp_path / "new", "")
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(former_umask)
+
+
 def test_a_lock_is_held_by_one_and_free_when_it_is_let_go(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     for timeout_s in (0.0, 0.2):

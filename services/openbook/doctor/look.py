@@ -9,7 +9,7 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
@@ -50,8 +50,12 @@ def this_machine(folder: Path) -> Iterator[Finding]:
     if Path("/dev/shm").is_dir():
         shared = os.statvfs("/dev/shm")
         yield findings.shared_memory(shared.f_blocks * shared.f_frsize)
-    usage = shutil.disk_usage(folder)
-    yield findings.disk(str(folder), usage.free, usage.total)
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        yield Finding(f"disk of {folder}", Level.ILL, error.strerror or str(error))
+    else:
+        yield findings.disk(str(folder), usage.free, usage.total)
 
 
 def index_servers(settings: Settings) -> Iterator[Finding]:
@@ -110,6 +114,10 @@ def _certificate(what: str, address: str, server_name: str, tls: ClientTls) -> F
             shown = connection.getpeercert() or {}
     except OSError as error:
         return Finding(f"certificate of {what}", Level.ILL, str(error))
+    return _expiry(what, shown)
+
+
+def _expiry(what: str, shown: Mapping[str, object]) -> Finding:
     return findings.certificate(what, ssl.cert_time_to_seconds(str(shown["notAfter"])), time.time())
 
 
@@ -136,18 +144,28 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
     what = f"endpoint {serving.http_url}"
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     connection: HTTPConnection = HTTPConnection(host, serving.http_port, timeout=TIMEOUT_S)
+    shown = None
     try:
         if serving.tls:
             context = _trusting(serving.tls.certificate)
             connection = HTTPSConnection(host, serving.http_port, timeout=TIMEOUT_S, context=context)
+        connection.connect()
+        shown = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
         connection.request("GET", "/readyz")
         reply = connection.getresponse()
         said, date = reply.read().decode(errors="replace")[:200], reply.headers.get("date")
-        shown = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
     except ConnectionRefusedError:
         yield Finding(what, Level.WELL, "does not run, and its port is free")
         return
+    except ssl.SSLCertVerificationError as error:
+        yield Finding(f"certificate of {what}", Level.ILL, error.verify_message)
+        return
     except (OSError, HTTPException) as error:
+        # TLS 1.3 refuses who shows no certificate after the handshake, in which the endpoint has shown its own.
+        if shown and serving.tls and serving.tls.client_ca and isinstance(error, ssl.SSLError | ConnectionError):
+            yield Finding(what, Level.WELL, "asks for a client certificate, so not asked whether it is ready")
+            yield _expiry(what, shown)
+            return
         yield Finding(what, Level.ILL, f"something else has its port, or it hangs: {type(error).__name__}: {error}")
         return
     finally:
@@ -157,7 +175,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         offset_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
         yield findings.clock(what, offset_s, 1.0)
     if shown:
-        yield findings.certificate(what, ssl.cert_time_to_seconds(str(shown["notAfter"])), time.time())
+        yield _expiry(what, shown)
 
 
 def _trusting(certificate: Path) -> ssl.SSLContext:

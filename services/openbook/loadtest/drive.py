@@ -5,7 +5,7 @@ from asyncio import TaskGroup
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import cycle
-from math import nan
+from math import isnan, nan
 from time import monotonic
 
 from openbook.loadtest.outcomes import HANG, NOT_SENT, Log, Outcomes, Reply
@@ -71,7 +71,7 @@ async def _ask(number: int, sender: Sender, settings: LoadSettings, log: Log, in
         if task is None or task.cancelling():  # it is us who are to end
             raise
         reply = Reply("CANCELLED", "CANCELLED", "by the endpoint")
-    log.add(intended_s, sent, monotonic(), reply)
+    log.add(intended_s, sent, monotonic() if isnan(reply.done) else reply.done, reply)
 
 
 @asynccontextmanager

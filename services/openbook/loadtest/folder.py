@@ -25,7 +25,7 @@ from openbook.loadtest.knee import Knee
 from openbook.loadtest.outcomes import OK, REFUSED, Outcomes
 from openbook.loadtest.report import knee_page, page
 from openbook.loadtest.result import Result
-from openbook.loadtest.settings import LoadSettings
+from openbook.loadtest.settings import STORED, LoadSettings
 
 RESULT, OUTCOMES, SECONDS, REPORT = "result.json", "outcomes.npz", "seconds.csv", "report.html"
 
@@ -90,7 +90,7 @@ def read(folder: Path) -> Result:
     """
     try:
         about = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        settings = LoadSettings.model_validate(about["settings"])
+        settings = LoadSettings.model_validate(about["settings"], context=STORED)
         date = datetime.fromisoformat(about["date"]).timestamp()
     except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
         raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error}") from None

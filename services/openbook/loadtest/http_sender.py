@@ -5,7 +5,7 @@ import errno
 import json
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import isnan
 from time import monotonic
 from typing import Any
@@ -17,7 +17,7 @@ from grpc import StatusCode
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, NOT_SENT, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
-from openbook.loadtest.settings import LoadSettings
+from openbook.loadtest.settings import GRACE_S, LoadSettings
 
 PATHS = {What.ANSWER: "/v1/answer", What.STREAM: "/v1/answer/stream", What.RETRIEVE: "/v1/retrieve"}
 CODES = {
@@ -73,16 +73,20 @@ class HttpSender:
         self._check = settings.check
         self._path = PATHS[settings.what]
         self._is_stream = settings.what is What.STREAM
+        self._read_on_s = settings.timeout_s + GRACE_S / 2  # sooner than the question is taken for a hang
         asked = options(settings)
         self._bodies = [json.dumps({"question": question, **asked}).encode() for question in questions]
 
     async def send(self, number: int) -> Reply:
+        read_on_until = asyncio.get_running_loop().time() + self._read_on_s
         try:
             async with self._session.post(self._path, data=self._bodies[number]) as response:
                 if response.status != 200:
                     return _failed(str(response.status), await response.read())
                 if self._is_stream:
-                    return await self._stream(number, response)
+                    reply = (await self._stream(number, response))._replace(done=monotonic())
+                    await _read_on(response, read_on_until)
+                    return reply
                 return self._reply(number, await response.read())
         except (aiohttp.ClientError, OSError) as error:
             why = str(error) or type(error).__name__
@@ -115,6 +119,14 @@ class HttpSender:
             return Reply(OK, "200", "", first, key, of)
         except (ValueError, LookupError, TypeError, AttributeError):
             return Reply(BROKEN, "200", f"no answer: {data[:80]!r}")
+
+
+async def _read_on(response: aiohttp.ClientResponse, until: float) -> None:
+    """To the end of a reply of which all is known: only then is its connection kept for the next question."""
+    with suppress(aiohttp.ClientError, OSError):  # a TimeoutError is one
+        async with asyncio.timeout_at(until):
+            async for _ in response.content.iter_any():
+                pass
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:

@@ -28,6 +28,7 @@ class Reply(NamedTuple):
     first: float = NAN  # monotonic time of the first token
     about: int = 0  # what a reply that is checked must be equal for: question and snapshot; 0 is not checked
     digest: int = 0  # of what must be equal
+    done: float = NAN  # monotonic time of its end, where that is not when the sender returns it
 
 
 class Label(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,18 @@ def test_a_key_is_printed_once_listed_by_its_prefix_and_revoked_by_it(tmp_path: 
     assert key.split("_")[2] not in listed
     assert run("revoke", kept.prefix, *file)[0] == f"ob_{kept.prefix}_... of acme/web: revoked\n"
     assert "revoked" in run("list", *file)[0].split()
+
+
+def test_a_file_that_the_endpoint_may_read_stays_so_when_a_key_is_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    kept = KeyFileBook(path).put(lambda _: record())
+    path.chmod(0o644)
+    former_umask = os.umask(0o077)
+    try:
+        run("revoke", kept.prefix, "--file", str(path))
+    finally:
+        os.umask(former_umask)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_who_does_not_say_where_keys_are_kept_hears_how(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from openbook.config import Limits, OidcSettings
@@ -41,6 +42,9 @@ N_TRIES = 3
 MAX_BYTES = 1 << 20
 MAX_SUBJECT_CHARS = 64
 
+_Key = jwt.PyJWK | RSAPublicKey
+"""Bound to one algorithm, or good for each of RSA's that the settings allow."""
+
 
 class Tokens:
     """Whom a provider's tokens name. For one event loop."""
@@ -49,7 +53,7 @@ class Tokens:
         self._settings = settings
         self._limits = limits
         self._clock = clock
-        self._keys: dict[str | None, jwt.PyJWK] = {}
+        self._keys: dict[str | None, _Key] = {}
         self._fetched_at = self._asked_at = -float("inf")
         self._fetching: asyncio.Task[None] | None = None
 
@@ -76,7 +80,7 @@ class Tokens:
             ) from None
         return self._identity(claims)
 
-    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+    def _claims(self, token: str, key: _Key) -> Mapping[str, Any]:
         settings = self._settings
         claims: Mapping[str, Any] = jwt.decode(
             token,
@@ -104,7 +108,7 @@ class Tokens:
         # No key has a colon in its holder's name.
         return Identity(caller_name(tenant, f"oidc:{subject}"), tenant, scopes, self._limits)
 
-    async def _key(self, kid: str | None) -> jwt.PyJWK:
+    async def _key(self, kid: str | None) -> _Key:
         key = self._known(kid)
         self._refresh(is_old=key is None or self._clock() - self._fetched_at > REFRESH_S)
         if key is None and self._fetching:  # who is known waits for nobody
@@ -117,7 +121,7 @@ class Tokens:
             raise Unauthenticated("the token is signed by a key that its provider does not have")
         return key
 
-    def _known(self, kid: str | None) -> jwt.PyJWK | None:
+    def _known(self, kid: str | None) -> _Key | None:
         """A token that names no key is of the only one there is."""
         return next(iter(self._keys.values())) if kid is None and len(self._keys) == 1 else self._keys.get(kid)
 
@@ -131,12 +135,24 @@ class Tokens:
     async def _fetch(self) -> None:
         try:
             found = await asyncio.to_thread(fetch_keys, self._settings)
-            keys = [each for each in jwt.PyJWKSet.from_dict(found).keys if each.public_key_use in (None, "sig")]
+            keys = usable_keys(found)
         except Exception as error:
             log.warning("%s does not tell its keys: %s: %s", self._settings.issuer, type(error).__name__, error)
             return
-        self._keys = {each.key_id: each for each in keys}
+        self._keys = keys
         self._fetched_at = self._clock()
+
+
+def usable_keys(found: dict[str, Any]) -> dict[str | None, _Key]:
+    """Those of a provider that sign, by their names.
+
+    Raises:
+        jwt.PyJWTError: there are none.
+    """
+    keys = [each for each in jwt.PyJWKSet.from_dict(found).keys if each.public_key_use in (None, "sig")]
+    bound = {each.get("kid") for each in found["keys"] if isinstance(each, dict) and each.get("alg")}
+    # An RSA key that names no algorithm does for six, and pyjwt would bind it to RS256. Other kinds have one each.
+    return {each.key_id: each.key if each.key_type == "RSA" and each.key_id not in bound else each for each in keys}
 
 
 def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
