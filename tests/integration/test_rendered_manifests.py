@@ -47,6 +47,7 @@ GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "
 RAY_SERVICE = strictly(
     ("rayClusterConfig",),
     serveConfigV2=STRING,
+    excludeHeadPodFromServeSvc=BOOLEAN,
     rayClusterConfig=strictly(
         ("headGroupSpec",),
         rayVersion=STRING,
@@ -153,6 +154,22 @@ def test_every_container_is_guarded() -> None:
         for container in pod["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_workers_are_ready_once_they_answer_with_tls() -> None:
+    """KubeRay's own probe, and what it asks of a head that serves, know no TLS."""
+    (service,) = of_kind("RayService")
+    assert service["spec"]["excludeHeadPodFromServeSvc"] is True
+    head, (workers,) = (service["spec"]["rayClusterConfig"][each] for each in ("headGroupSpec", "workerGroupSpecs"))
+    assert "readinessProbe" not in head["template"]["spec"]["containers"][0], "KubeRay asks Ray there"
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert "OPENBOOK_TLS_CERTIFICATE" in {each["name"] for each in worker["env"]}
+    (port,) = (each["containerPort"] for each in worker["ports"] if each["name"] == "serve")
+    command = worker["readinessProbe"]["exec"]["command"]
+    assert command[:2] == ["sh", "-c"]
+    assert f" https://localhost:{port}/-/healthz | grep success" in command[2]
+    image = (ROOT / "deploy" / "Dockerfile").read_text().split("\nFROM ")[-1]
+    assert re.search(rf"apt-get install .*\b{command[2].split()[0]}\b", image), "the image has the program"
 
 
 def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> None:
