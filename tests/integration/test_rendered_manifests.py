@@ -248,6 +248,14 @@ def test_compose_accepts_it_and_settings_are_ours() -> None:
     assert settings.access.is_guarded
 
 
+def test_containers_have_as_long_to_stop_as_units() -> None:
+    (compose,) = documents("deploy/compose.yaml")
+    index = {f"index-{shard}" for shard in range(TOPOLOGY.index.shards)}
+    for unit, names in (("openbook-index@", index), ("openbook", {"endpoint"})):
+        (grace,) = re.findall(r"^TimeoutStopSec=(\d+)$", RENDERED[f"deploy/systemd/{unit}.service"], re.MULTILINE)
+        assert {compose["services"][name]["stop_grace_period"] for name in names} == {f"{grace}s"}
+
+
 def serves(args: list[str]) -> dict[str, Any]:
     """As `openbook index serve` itself reads its arguments."""
     assert args[:2] == ["index", "serve"]
