@@ -248,6 +248,18 @@ def test_compose_accepts_it_and_settings_are_ours() -> None:
     assert settings.access.is_guarded
 
 
+def test_the_images_that_the_page_builds_are_those_that_are_started() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    built = set(re.findall(r"^docker build .* -t (\S+) \.$", page, re.MULTILINE))
+    (compose,) = documents("deploy/compose.yaml")
+    started = [f"index-{shard}" for shard in range(TOPOLOGY.index.shards)] + ["endpoint"]
+    assert built == {compose["services"][name]["image"] for name in started}
+    assert TOPOLOGY.kubernetes
+    gpu = f"{TOPOLOGY.kubernetes.image}-gpu"
+    assert f"`{gpu}`" in page
+    assert gpu in RENDERED["deploy/kubernetes/overlays/gpu/kustomization.yaml"]
+
+
 def test_containers_have_as_long_to_stop_as_units() -> None:
     (compose,) = documents("deploy/compose.yaml")
     index = {f"index-{shard}" for shard in range(TOPOLOGY.index.shards)}
