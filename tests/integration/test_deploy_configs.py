@@ -115,6 +115,32 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
         assert subprocess.run(["bash", "-n"], input=start, text=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "begins_anew"),
+    [
+        ("endpoint", "settings", {"access": {"keys": "redis"}}, False),
+        ("endpoint", "cpu", {"generator": {"device": "cpu"}}, False),
+        ("index", "threads", 3, True),
+        ("index", "fetch", "true", True),
+        ("on_premise", "install", "true", True),
+        ("on_premise", "worker_cpus", 3, True),
+    ],
+)
+def test_the_docs_say_which_changes_begin_all_workers_anew(
+    section: str, key: str, value: Any, begins_anew: bool
+) -> None:
+    """By a hash of these commands Ray's autoscaler knows that a worker is not what is wanted any more."""
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values[section][key] = value
+    rendered = render.render(config.section(render.Topology, "t.yaml", **values))
+    before, after = (yaml.safe_load(files["deploy/ray/on-premise.yaml"]) for files in (RENDERED, rendered))
+    hashed = ("setup_commands", "worker_setup_commands", "worker_start_ray_commands")
+    assert any(before[each] != after[each] for each in hashed) == begins_anew
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"{key}`" in line.split(" | ")[0])
+    assert ("`ray down`" in row) == begins_anew
+
+
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
     page = (ROOT / "docs/serve.md").read_text()
     for setting in NEEDED:
