@@ -141,6 +141,27 @@ def test_the_docs_say_which_changes_begin_all_workers_anew(
     assert ("`ray down`" in row) == begins_anew
 
 
+def test_the_page_lets_index_servers_under_ray_know_the_admin_token(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (line,) = re.findall(r"^\{ grep .*ADMIN_TOKEN.*\}$", page, re.MULTILINE)
+    secrets = tmp_path / "openbook-secrets"
+    secrets.mkdir()
+    (secrets / "admin-token").write_text("of-sixteen-characters\n")
+
+    def as_ray_runs_it(command: str) -> str:
+        words = ["bash", "--login", "-c", "-i", f"source ~/.bashrc; ({command})"]
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+
+    for _ in range(2):
+        as_ray_runs_it(f"true && {line}")
+    assert (tmp_path / ".bashrc").read_text().count("ADMIN_TOKEN") == 1
+    told = as_ray_runs_it("env | grep ^OPENBOOK_").strip().split("=", 1)
+    settings = config.load_index_server(None, dict([told]), snapshot="snapshot")
+    assert settings.admin_token
+    assert settings.admin_token.get_secret_value() == "of-sixteen-characters"
+
+
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
     page = (ROOT / "docs/serve.md").read_text()
     for setting in NEEDED:
