@@ -162,6 +162,20 @@ def test_the_page_lets_index_servers_under_ray_know_the_admin_token(tmp_path: Pa
     assert settings.admin_token.get_secret_value() == "of-sixteen-characters"
 
 
+def test_the_docs_say_which_ports_to_open_on_aws(prepared: dict[str, Any]) -> None:
+    """Which Ray's default group leaves closed, as long as we render none."""
+    from ray.autoscaler._private.aws.config import SECURITY_GROUP_TEMPLATE, _create_default_ssh_inbound_rules
+
+    if prepared["provider"]["type"] == "aws":
+        assert "security_group" not in prepared["provider"]
+        (rule,) = _create_default_ssh_inbound_rules()
+        assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
+        page = (ROOT / "docs" / "deploy.md").read_text()
+        assert f"`{SECURITY_GROUP_TEMPLATE.format('')}` and the topology's `name`" in page
+        ports = render.load(TOPOLOGY).ports
+        assert f"ports {ports.http} (HTTP) and {ports.grpc} (gRPC) too" in page
+
+
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
     page = (ROOT / "docs/serve.md").read_text()
     for setting in NEEDED:
