@@ -115,6 +115,67 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
         assert subprocess.run(["bash", "-n"], input=start, text=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "begins_anew"),
+    [
+        ("endpoint", "settings", {"access": {"keys": "redis"}}, False),
+        ("endpoint", "cpu", {"generator": {"device": "cpu"}}, False),
+        ("index", "threads", 3, True),
+        ("index", "fetch", "true", True),
+        ("on_premise", "install", "true", True),
+        ("on_premise", "worker_cpus", 3, True),
+    ],
+)
+def test_the_docs_say_which_changes_begin_all_workers_anew(
+    section: str, key: str, value: Any, begins_anew: bool
+) -> None:
+    """By a hash of these commands Ray's autoscaler knows that a worker is not what is wanted any more."""
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values[section][key] = value
+    rendered = render.render(config.section(render.Topology, "t.yaml", **values))
+    before, after = (yaml.safe_load(files["deploy/ray/on-premise.yaml"]) for files in (RENDERED, rendered))
+    hashed = ("setup_commands", "worker_setup_commands", "worker_start_ray_commands")
+    assert any(before[each] != after[each] for each in hashed) == begins_anew
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| ") and f"{key}`" in line.split(" | ")[0])
+    assert ("`ray down`" in row) == begins_anew
+
+
+def test_the_page_lets_index_servers_under_ray_know_the_admin_token(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    (line,) = re.findall(r"^\{ grep .*ADMIN_TOKEN.*\}$", page, re.MULTILINE)
+    secrets = tmp_path / "openbook-secrets"
+    secrets.mkdir()
+    (secrets / "admin-token").write_text("of-sixteen-characters\n")
+
+    def as_ray_runs_it(command: str) -> str:
+        words = ["bash", "--login", "-c", "-i", f"source ~/.bashrc; ({command})"]
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+
+    for _ in range(2):
+        as_ray_runs_it(f"true && {line}")
+    assert (tmp_path / ".bashrc").read_text().count("ADMIN_TOKEN") == 1
+    told = as_ray_runs_it("env | grep ^OPENBOOK_").strip().split("=", 1)
+    settings = config.load_index_server(None, dict([told]), snapshot="snapshot")
+    assert settings.admin_token
+    assert settings.admin_token.get_secret_value() == "of-sixteen-characters"
+
+
+def test_the_docs_say_which_ports_to_open_on_aws(prepared: dict[str, Any]) -> None:
+    """Which Ray's default group leaves closed, as long as we render none."""
+    from ray.autoscaler._private.aws.config import SECURITY_GROUP_TEMPLATE, _create_default_ssh_inbound_rules
+
+    if prepared["provider"]["type"] == "aws":
+        assert "security_group" not in prepared["provider"]
+        (rule,) = _create_default_ssh_inbound_rules()
+        assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
+        page = (ROOT / "docs" / "deploy.md").read_text()
+        assert f"`{SECURITY_GROUP_TEMPLATE.format('')}` and the topology's `name`" in page
+        ports = render.load(TOPOLOGY).ports
+        assert f"ports {ports.http} (HTTP) and {ports.grpc} (gRPC) too" in page
+
+
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
     page = (ROOT / "docs/serve.md").read_text()
     for setting in NEEDED:

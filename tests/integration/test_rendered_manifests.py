@@ -47,6 +47,7 @@ GROUP = {"rayStartParams": {"type": "object", "additionalProperties": STRING}, "
 RAY_SERVICE = strictly(
     ("rayClusterConfig",),
     serveConfigV2=STRING,
+    excludeHeadPodFromServeSvc=BOOLEAN,
     rayClusterConfig=strictly(
         ("headGroupSpec",),
         rayVersion=STRING,
@@ -155,6 +156,22 @@ def test_every_container_is_guarded() -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_workers_are_ready_once_they_answer_with_tls() -> None:
+    """KubeRay's own probe, and what it asks of a head that serves, know no TLS."""
+    (service,) = of_kind("RayService")
+    assert service["spec"]["excludeHeadPodFromServeSvc"] is True
+    head, (workers,) = (service["spec"]["rayClusterConfig"][each] for each in ("headGroupSpec", "workerGroupSpecs"))
+    assert "readinessProbe" not in head["template"]["spec"]["containers"][0], "KubeRay asks Ray there"
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert "OPENBOOK_TLS_CERTIFICATE" in {each["name"] for each in worker["env"]}
+    (port,) = (each["containerPort"] for each in worker["ports"] if each["name"] == "serve")
+    command = worker["readinessProbe"]["exec"]["command"]
+    assert command[:2] == ["sh", "-c"]
+    assert f" https://localhost:{port}/-/healthz | grep success" in command[2]
+    image = (ROOT / "deploy" / "Dockerfile").read_text().split("\nFROM ")[-1]
+    assert re.search(rf"apt-get install .*\b{command[2].split()[0]}\b", image), "the image has the program"
+
+
 def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> None:
     (service,) = (each for each in of_kind("Service") if each["metadata"]["name"] == "openbook-index")
     (ray,) = of_kind("RayService")
@@ -229,6 +246,26 @@ def test_compose_accepts_it_and_settings_are_ours() -> None:
     assert settings.index.discover == f"dns://openbook-index:{TOPOLOGY.ports.index}"
     assert settings.serving.tls
     assert settings.access.is_guarded
+
+
+def test_the_images_that_the_page_builds_are_those_that_are_started() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    built = set(re.findall(r"^docker build .* -t (\S+) \.$", page, re.MULTILINE))
+    (compose,) = documents("deploy/compose.yaml")
+    started = [f"index-{shard}" for shard in range(TOPOLOGY.index.shards)] + ["endpoint"]
+    assert built == {compose["services"][name]["image"] for name in started}
+    assert TOPOLOGY.kubernetes
+    gpu = f"{TOPOLOGY.kubernetes.image}-gpu"
+    assert f"`{gpu}`" in page
+    assert gpu in RENDERED["deploy/kubernetes/overlays/gpu/kustomization.yaml"]
+
+
+def test_containers_have_as_long_to_stop_as_units() -> None:
+    (compose,) = documents("deploy/compose.yaml")
+    index = {f"index-{shard}" for shard in range(TOPOLOGY.index.shards)}
+    for unit, names in (("openbook-index@", index), ("openbook", {"endpoint"})):
+        (grace,) = re.findall(r"^TimeoutStopSec=(\d+)$", RENDERED[f"deploy/systemd/{unit}.service"], re.MULTILINE)
+        assert {compose["services"][name]["stop_grace_period"] for name in names} == {f"{grace}s"}
 
 
 def serves(args: list[str]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
             "networks": {"inside": {"aliases": ["openbook-index"]}},
             "mem_limit": index.memory_gb * 10**9,
             "cpu_shares": AHEAD,
+            "stop_grace_period": "60s",
             "healthcheck": _check(["openbook", "index", "check", f"localhost:{ports.index}"]),
         }
         for shard in range(index.shards)
@@ -52,6 +53,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],
         "networks": ["inside", "outside"],
         "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, "cache", "keys"]},
+        "stop_grace_period": "330s",  # what was asked is answered, as with systemd; Compose itself gives 10 s
         "healthcheck": _check(["curl", "-fsS", "--cacert", f"{TLS}/ca.pem", f"https://localhost:{ports.http}/readyz"]),
     }
     config = {
@@ -66,7 +68,10 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "networks": {"inside": {"internal": True}, "outside": {}},
         "volumes": {"keys": {}},
     }
-    about = "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh`.\n"
+    about = (
+        "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh` and, as the\n"
+    )
+    about += "containers' user is 10001, `sudo chown 10001 deploy/secrets/*.pem`.\n"
     about += "With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."
     return to_yaml(config, about=about)
 

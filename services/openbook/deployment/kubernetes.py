@@ -84,6 +84,7 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
         "metadata": meta(cluster, "openbook", "endpoint"),
         "spec": {
             "serveConfigV2": Lines(serve_config(topology, cluster, has_gpus=False)),
+            "excludeHeadPodFromServeSvc": True,  # it would be in only if it answered without TLS
             "rayClusterConfig": {
                 "rayVersion": cluster.ray_version,
                 "authOptions": {"mode": "token"},  # KubeRay makes the token
@@ -141,6 +142,8 @@ def _ray_pod(
             {"name": "home", "mountPath": "/home/openbook"},
         ],
     }
+    if not is_head:
+        container["readinessProbe"] = _answers(ports.http)
     return {
         "metadata": {"labels": labels_of("endpoint")},
         "spec": {
@@ -152,6 +155,19 @@ def _ray_pod(
                 {"name": "home", "emptyDir": {}},
             ],
         },
+    }
+
+
+def _answers(port: int) -> dict[str, Any]:
+    """What KubeRay asks of workers where there is no probe, with TLS: without TLS no worker would ever be ready."""
+    # Whoever asks is in the same pod, by a name that need not stand in the certificate.
+    command = f"curl -fsk https://localhost:{port}/-/healthz | grep success"
+    return {
+        "exec": {"command": ["sh", "-c", command]},
+        "initialDelaySeconds": 10,
+        "periodSeconds": 5,
+        "timeoutSeconds": 5,
+        "failureThreshold": 1,
     }
 
 
