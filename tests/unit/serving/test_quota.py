@@ -127,6 +127,26 @@ def test_what_fails_for_want_of_a_place_a_shard_or_a_model_is_given_back(
     asyncio.run(scenario())
 
 
+def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
+    async def scenario() -> None:
+        clock = ManualClock(1000.5)  # 40 s into a minute
+        quotas = Quotas(None, clock)
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=3, questions_per_day=5)))
+        assert quotas.headers("web") == {}
+        await quotas.charge("web", 2)
+        told = []
+        for _ in range(3):
+            told.append(quotas.headers("web")["ratelimit"])
+            clock.advance(15)
+        assert told == [
+            '"questions-minute";r=1;t=20, "questions-day";r=3;t=85400',
+            '"questions-minute";r=1;t=5, "questions-day";r=3;t=85385',
+            '"questions-minute";r=3;t=50, "questions-day";r=3;t=85370',
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_no_more_is_given_back_than_this_window_has() -> None:
     counts = {"questions-minute": (0, 3), "questions-day": (0, 3)}
     taken = take(counts, ((MINUTE, -2), (DAY, -2)), 60)
