@@ -682,13 +682,15 @@ def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -
 def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:
     """At both of two replicas. From here on one is needed."""
     key, record = mint("web", 0.0, [Scope.ASK], limits=Limits(questions_per_day=1000))
+    once, of_once = mint("once", 0.0, [Scope.ASK], limits=Limits(questions_per_day=1))
     book = KeyFileBook(tmp_path / "keys.jsonl")
     book.put(lambda _: record)
+    book.put(lambda _: of_once)
     access = AccessSettings(keys="file", path=tmp_path / "keys.jsonl")
     serving = system.settings.serving.model_copy(update={"n_replicas": 2})
     settings = system.settings.model_copy(update={"access": access, "serving": serving})
     with Redis.from_url(str(system.settings.cache.url)) as redis:
-        redis.delete("openbook:quota:web")  # the Redis is that of all tests
+        redis.delete("openbook:quota:web", "openbook:quota:once")  # the Redis is that of all tests
     run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
     with Client(system.grpc, PATIENCE_S) as nobody, Client(system.grpc, PATIENCE_S, key) as holder:
 
@@ -713,7 +715,15 @@ def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client
             asked = answer_pb2.AnswerRequest(question=QUESTION)
             stub = answer_pb2_grpc.AnswerServiceStub(channel)
             _, call = stub.Answer.with_call(asked, metadata=[("x-api-key", key)])
-        assert '"questions-day";r=995;t=' in dict(call.trailing_metadata())["ratelimit"]
+            assert '"questions-day";r=995;t=' in dict(call.trailing_metadata())["ratelimit"]
+            assert list(stub.AnswerStream(asked, metadata=[("x-api-key", once)]))
+            refused = stub.AnswerStream(asked, metadata=[("x-api-key", once)])
+            with pytest.raises(grpc.RpcError, match="1 of 1 questions a day are used"):
+                list(refused)
+            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            if system.settings.serving.proxy == "haproxy":  # the other one drops what a stream says beside
+                assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+                assert rpc_status.from_call(refused).message == refused.details()
 
         book.put(lambda records: revoked(records, record.prefix, 1.0))
         begun, n_refused = monotonic(), 0

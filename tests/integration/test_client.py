@@ -4,9 +4,9 @@ import asyncio
 import math
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,8 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
         return answer_pb2.AnswerBatchResponse(results=results)
 
     def AnswerStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        if request.question == "wait":
+            context.add_callback(self.left.set)
         yield answer_pb2.AnswerEvent(retrieved=answer_pb2.RetrieveResponse(snapshot_id="s"))
         yield answer_pb2.AnswerEvent(token=answer_pb2.Token(text="a"))
         yield answer_pb2.AnswerEvent(answer=self.Answer(request, context))
@@ -335,6 +337,49 @@ def test_a_task_that_is_cancelled_cancels_its_call() -> None:
 
     with serving(script) as address:
         asyncio.run(scenario(address))
+
+
+async def by_closing(events: AsyncGenerator[Any]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            break
+
+
+async def by_breaking(events: AsyncGenerator[Any]) -> None:
+    async for _ in events:
+        break
+    del events  # so that the event loop closes it
+
+
+async def by_being_cancelled(events: AsyncGenerator[Any]) -> None:
+    pondered = asyncio.Event()
+
+    async def ponder() -> None:
+        async for _ in events:
+            pondered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(ponder())
+    await pondered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("leave", [by_closing, by_breaking, by_being_cancelled])
+def test_who_leaves_a_stream_ends_its_call(leave: Callable[[Any], Awaitable[None]]) -> None:
+    script = Script()
+
+    async def scenario(address: str) -> None:
+        async with AsyncClient(address) as client:
+            await leave(client.stream("wait"))
+            assert await asyncio.to_thread(script.left.wait, 10)
+
+    with serving(script) as address:
+        try:
+            asyncio.run(scenario(address))
+        finally:
+            script.left.set()
 
 
 @CLIENTS

@@ -43,11 +43,15 @@ class AsyncClient:
             return messages.outcomes(await self._stub.AnswerBatch(request, **self._connection.call()))
 
     async def stream(self, question: str, **options: Unpack[AnswerOptions]) -> AsyncIterator[Event]:
-        """As `Client.stream`."""
+        """As `Client.stream`. Closed early (`contextlib.aclosing`), it ends the call."""
         request = messages.request(AnswerRequest, question, self._connection.timeout_s, messages.one_by_one(options))
         with errors():
-            async for part in self._stub.AnswerStream(request, **self._connection.call()):
-                yield messages.event(part)
+            call = self._stub.AnswerStream(request, **self._connection.call())
+            try:
+                async for part in call:
+                    yield messages.event(part)
+            finally:
+                call.cancel()  # gRPC goes on for who only stops to read; of a call that has ended nothing is left to do
 
     async def retrieve(self, question: str, **options: Unpack[RetrieveOptions]) -> Retrieval:
         """As `Client.retrieve`."""

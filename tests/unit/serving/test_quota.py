@@ -127,6 +127,26 @@ def test_what_fails_for_want_of_a_place_a_shard_or_a_model_is_given_back(
     asyncio.run(scenario())
 
 
+def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
+    async def scenario() -> None:
+        clock = ManualClock(1000.5)  # 40 s into a minute
+        quotas = Quotas(None, clock)
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=3, questions_per_day=5)))
+        assert quotas.headers("web") == {}
+        await quotas.charge("web", 2)
+        told = []
+        for _ in range(3):
+            told.append(quotas.headers("web")["ratelimit"])
+            clock.advance(15)
+        assert told == [
+            '"questions-minute";r=1;t=20, "questions-day";r=3;t=85400',
+            '"questions-minute";r=1;t=5, "questions-day";r=3;t=85385',
+            '"questions-minute";r=3;t=50, "questions-day";r=3;t=85370',
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_no_more_is_given_back_than_this_window_has() -> None:
     counts = {"questions-minute": (0, 3), "questions-day": (0, 3)}
     taken = take(counts, ((MINUTE, -2), (DAY, -2)), 60)
@@ -183,6 +203,36 @@ def test_answers_cost_questions_and_tokens_and_both_protocols_say_what_is_left(
     assert left(context.trailing["ratelimit"]) == ["r=0", "r=18"]
     assert int(context.trailing["retry-after"]) > 0
     assert context.trailing["grpc-retry-pushback-ms"] == "-1"  # nor will gRPC try again by itself
+
+
+@pytest.mark.parametrize("proxy", ["haproxy", "python"])
+def test_a_refused_stream_over_grpc_says_never_to_try_again(
+    proxy: str, limited: tuple[Gate, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a generator that raises Serve keeps code and details alone; of one that ends its Python proxy keeps none."""
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", str(int(proxy == "haproxy")))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "openbook-haproxy")
+    gate, sent = limited
+    under_test = service()
+    under_test._quotas = gate.quotas
+    ingress = AnswerIngress(under_test, gate)
+    data = answer_pb2.AnswerRequest(question="who", max_new_tokens=32).SerializeToString()
+
+    async def stream(context: Any) -> list[answer_pb2.AnswerEvent]:
+        return [event async for event in ingress.AnswerStream(data, context)]
+
+    first, second = (GrpcContext(authorization=sent["authorization"]) for _ in range(2))
+    assert asyncio.run(stream(first))[-1].HasField("answer")
+    assert first.code is None
+    if proxy == "haproxy":
+        assert asyncio.run(stream(second)) == []
+        assert second.trailing["grpc-retry-pushback-ms"] == "-1"
+        assert int(second.trailing["retry-after"]) > 0
+    else:
+        with pytest.raises(QuotaExceeded):
+            asyncio.run(stream(second))
+    assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "32 of 50 tokens a day are used" in second.details
 
 
 def test_over_grpc_an_answer_too_says_what_is_left(limited: tuple[Gate, dict[str, str]]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from openbook.config import Settings, parse
 from openbook.core.context import NEVER, Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
 from openbook.errors import Overloaded, ShardUnavailable
+from openbook.index.client.client import from_grpc
+from openbook.processes import free_port
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
@@ -370,6 +373,33 @@ def test_callers_do_not_hear_where_index_servers_listen_and_the_log_does(caplog:
         response = request("POST", "/v1/retrieve", under_test, json={"question": "who"})
     assert response.json()["detail"] == said
     assert "10.0.0.1:7001: nobody answers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "told", ["ipv4:127.0.0.1:1", "ipv6:[::1]:1", "ipv6:%5B::1%5D:7000", "ipv6:%5Bfe80::1%25eth0%5D:7"]
+)
+def test_callers_do_not_hear_which_address_a_host_name_stands_for(told: str) -> None:
+    async def gone() -> None:
+        raise ShardUnavailable(f"index-0:7000: last error: UNKNOWN: {told}: Failed to connect; index-1:7000: as well")
+
+    under_test = service(parse({"index": {"addresses": ["index-0:7000", "index-1:7000"]}}), check_ready=gone)
+    assert request("GET", "/readyz", under_test).json()["detail"] == (
+        "index server 0: last error: UNKNOWN: its address: Failed to connect; index server 1: as well"
+    )
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_nor_do_they_when_grpc_itself_says_so(host: str) -> None:
+    address = f"{host}:{free_port()}"
+
+    async def gone() -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            with from_grpc(address):
+                await channel.unary_unary("/Index/Info")(b"", timeout=10)
+
+    detail = request("GET", "/readyz", service(parse({"index": {"addresses": [address]}}), gone)).json()["detail"]
+    assert "index server 0: failed to connect" in detail
+    assert not re.search(r"127\.0\.0\.1|::1|:\d+", detail)
 
 
 def test_the_requests_timeout_is_cut_to_the_limit() -> None:

@@ -103,12 +103,16 @@ def add(counts: Counts, asked: Asked, now: int) -> None:
         counts[policy.name] = now // policy.window_s, max(0, _used(counts, policy, now) + cost)
 
 
-def standings(asked: Asked, taken: Taken) -> tuple[Standing, ...]:
-    """How things stand afterwards."""
-    return tuple(
-        Standing(policy, max(0, policy.limit - used), policy.window_s - taken.now % policy.window_s)
-        for (policy, _), used in zip(asked, taken.used, strict=True)
-    )
+def standings(asked: Asked, taken: Taken, passed_s: int = 0) -> tuple[Standing, ...]:
+    """How things stand afterwards, or so much later."""
+    now = taken.now + passed_s
+
+    def standing(policy: Policy, used: int) -> Standing:
+        is_over = now // policy.window_s != taken.now // policy.window_s
+        left = policy.limit if is_over else max(0, policy.limit - used)
+        return Standing(policy, left, policy.window_s - now % policy.window_s)
+
+    return tuple(standing(policy, used) for (policy, _), used in zip(asked, taken.used, strict=True))
 
 
 def refusal(asked: Asked, taken: Taken) -> QuotaExceeded:

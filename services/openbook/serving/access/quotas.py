@@ -12,7 +12,6 @@ from openbook.serving.access.keys import Identity
 from openbook.serving.access.quota import (
     Asked,
     Policy,
-    Standing,
     Taken,
     add,
     headers,
@@ -31,7 +30,7 @@ N_ACCOUNTS = 100_000
 class _Account:
     policies: tuple[Policy, ...]
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # of this replica
-    standing: tuple[Standing, ...] = ()
+    last: tuple[Asked, Taken, float] | None = None  # and when, by our clock: Redis counts by its own
 
 
 class Quotas:
@@ -94,13 +93,16 @@ class Quotas:
             taken = take(account.counts, asked, int(self._clock()))
         elif taken.granted:  # so that it is known should Redis go
             add(account.counts, asked, taken.now)
-        account.standing = standings(asked, taken)
+        account.last = asked, taken, self._clock()
         return taken
 
     def headers(self, caller: str) -> dict[str, str]:
-        """What this caller is told of where he stands, by lower-case name."""
+        """What this caller is told of where he stands now, by lower-case name."""
         account = self._accounts.get(caller)
-        return headers(account.standing) if account else {}
+        if account is None or account.last is None:
+            return {}
+        asked, taken, at = account.last
+        return headers(standings(asked, taken, max(0, int(self._clock()) - int(at))))
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -5,6 +5,7 @@ cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the
 """
 
 import math
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -78,6 +79,7 @@ class AnswerIngress:
     def __init__(self, service: AnswerService, gate: Gate | None = None) -> None:
         self._service = service
         self._gate = gate
+        self._streams_raise = not _is_behind_haproxy()
         quieten()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
@@ -116,7 +118,7 @@ class AnswerIngress:
     async def AnswerStream(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
-        with _Call(self._gate, "AnswerStream", grpc_context, raises=True) as call:
+        with _Call(self._gate, "AnswerStream", grpc_context, self._streams_raise) as call:
             message, context = await call.read(answer_pb2.AnswerRequest, request)
             asked = request_from_proto(AnswerRequest, message)
             async with aclosing(self._service.stream(asked, context)) as events:
@@ -133,12 +135,19 @@ class AnswerIngress:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
+def _is_behind_haproxy() -> bool:
+    """Whether calls come to this replica without Serve's Python proxy, as Serve decides it and HAProxy as we mend it
+    keeps it: without ours, that proxy gets them while no replica is up.
+    """
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ
+
+
 class _Call:
     """One call. Whatever goes wrong in its block ends it with the code of an error of ours.
 
-    Then an empty reply has to be returned, which is not sent: of a call that raises Serve forgets all but code and
-    message. Streams raise nevertheless: with no message left to send, Serve's Python proxy learns of the code in no
-    other way.
+    Then an empty reply has to be returned, which is not sent, or a stream to end: of a call that raises Serve forgets
+    all but code and message. Behind Serve's Python proxy streams raise nevertheless: with no message left to send, it
+    learns of the code in no other way, and would call it OK.
     """
 
     def __init__(self, gate: Gate | None, method: str, call: "RayServegRPCContext", raises: bool = False) -> None:

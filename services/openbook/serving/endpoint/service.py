@@ -1,6 +1,7 @@
 """One question as both protocols serve it: admission, request id, deadline, errors. HTTP and gRPC only translate."""
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from copy import copy
@@ -26,6 +27,9 @@ from openbook.tracing.spans import span
 log = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings, ReplySettings)
+
+RESOLVED = re.compile(r"\bipv4:[\d.]+:\d+|\bipv6:(?:\[|%5B)[^\s\]]*?(?:\]|%5D):\d+", re.IGNORECASE)
+"""Addresses as gRPC's errors name them, whatever host name the server was asked by."""
 
 
 class AnswerService:
@@ -168,7 +172,7 @@ class AnswerService:
         for address, name in sorted(names, key=lambda named: -len(named[0])):  # one may be the beginning of another
             message = message.replace(address, name)
         told = copy(error)  # with all that it carries
-        told.args = (message,)
+        told.args = (RESOLVED.sub("its address", message),)
         return told
 
     def _asked_for(
