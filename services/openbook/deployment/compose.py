@@ -68,11 +68,10 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "networks": {"inside": {"internal": True}, "outside": {}},
         "volumes": {"keys": {}},
     }
-    about = (
-        "`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh` and, as the\n"
-    )
-    about += "containers' user is 10001, `sudo chown 10001 deploy/secrets/*.pem`.\n"
-    about += "With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."
+    about = """\
+`OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh` and, as the
+containers' user is 10001, `sudo chown 10001 deploy/secrets/*.pem`.
+With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."""
     return to_yaml(config, about=about)
 
 

@@ -222,9 +222,8 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
 
 def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     values = {**environment(topology, home), **more}
-    return "\n".join(
-        [*(f"export {name}={shlex.quote(value)}" for name, value in values.items()), "mkdir -p -m 700 $TMPDIR"]
-    )
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join([*exports, "mkdir -p -m 700 $TMPDIR"])
 
 
 def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:

@@ -54,7 +54,8 @@ def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = T
             snapshot = build(Path(folder) / str(n_done), n, dimension, factory, n_shards)
             found[tier] = served(snapshot, dimension, SECONDS)
         on_step("disk", len(TIERS), steps)
-        values = {**_of_tiers(found), "rescored_s": _random_read_s(Path(folder) / "1" / "shard-0000" / "vectors.npy")}
+        flat = Path(folder) / str(TIERS.index(FLAT))
+        values = {**_of_tiers(found), "rescored_s": _random_read_s(flat / "shard-0000" / "vectors.npy")}
     on_step("models", len(TIERS) + 1, steps)
     if models:
         values |= _of_models()
