@@ -23,8 +23,20 @@ from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.v1 import answer_pb2
 
 N = int(os.environ.get("OPENBOOK_HOSTILE", "12"))
+OWN_DEADLINE_S = 1.0
+
+
+def no_error_of_ours(ctx: Any, response: Any, case: Any) -> None:
+    """`not_a_server_error`, but for 504 within a deadline so short that the caller himself made it one."""
+    if response.status_code == 504:
+        places = [each for each in (case.body, case.query) if isinstance(each, dict)]
+        if min(float(each.get("timeout_s") or "inf") for each in places) < OWN_DEADLINE_S:
+            return
+    not_a_server_error(ctx, response, case)
+
+
 DESCRIBED = [
-    not_a_server_error,
+    no_error_of_ours,
     checks.status_code_conformance,
     checks.content_type_conformance,
     checks.response_headers_conformance,
