@@ -15,6 +15,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.serve._private.grpc_util import start_grpc_server
+from ray.serve.config import gRPCOptions
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import Settings, parse
@@ -487,3 +489,19 @@ def test_no_more_work_is_admitted_than_the_limit() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
     under_test._pipeline._generations._generator = Slow()
     asyncio.run(main())
+
+
+def test_two_replicas_never_have_one_port() -> None:
+    AnswerIngress(service())
+    port, any_method = free_port(), lambda **named: None
+
+    async def start_two() -> None:
+        options, loop = gRPCOptions(port=port), asyncio.get_running_loop()
+        _, server = await start_grpc_server(any_method, options, event_loop=loop)
+        try:
+            with pytest.raises(RuntimeError, match=str(port)):
+                await start_grpc_server(any_method, options, event_loop=loop)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(start_two())

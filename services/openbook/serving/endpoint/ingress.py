@@ -81,6 +81,7 @@ class AnswerIngress:
         self._gate = gate
         self._streams_raise = not _is_behind_haproxy()
         quieten()
+        _share_no_ports()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
         return build_app(self._service, self._gate)
@@ -133,6 +134,16 @@ class AnswerIngress:
         except OpenbookError:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+def _share_no_ports() -> None:
+    """Serve asks gRPC for that in a text, which gRPC passes by: two replicas, of nodes that are one machine, would each
+    hear half of what is asked of either. Who is refused a port takes the next.
+    """
+    from ray.serve._private import grpc_util
+
+    if (unshared := ("grpc.so_reuseport", 0)) not in grpc_util.DEFAULT_GRPC_SERVER_OPTIONS:
+        grpc_util.DEFAULT_GRPC_SERVER_OPTIONS.append(unshared)
 
 
 def _is_behind_haproxy() -> bool:
