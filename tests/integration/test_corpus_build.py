@@ -199,6 +199,25 @@ def test_interrupted_it_goes_on_where_it_stopped(
     assert not (tmp_path / "out.work").exists()
 
 
+@pytest.mark.parametrize("stage", ["words", "texts", "encode", "write", "index"])
+@pytest.mark.parametrize("n_shards", [2, 3])
+def test_interrupted_anywhere_it_goes_on_with_as_many_shards_or_others(
+    documents: Path, tmp_path: Path, stage: str, n_shards: int
+) -> None:
+    def interrupt(name: str, done: int, total: int) -> None:
+        if name == stage and done:
+            raise KeyboardInterrupt
+
+    def build_of(n_shards: int, name: str, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> str:
+        settings = EncoderSettings(n_threads=1)
+        return build_corpus(documents, tmp_path / name, settings, n_shards, "Flat", on_progress=on_progress).snapshot_id
+
+    with pytest.raises(KeyboardInterrupt):
+        build_of(2, "out", interrupt)
+    assert build_of(n_shards, "out") == build_of(n_shards, "fresh")
+    assert not (tmp_path / "out.work").exists()
+
+
 def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
     documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """`openbook build`: documents to passages to embeddings to a snapshot, able to go on where it was interrupted.
 
-Work in progress lies beside the target in `<out>.work`: the passages, the index of their words, one memory-mapped array
-of all embeddings, which of them are to be encoded and in which order, and a note of those that are. It is continued
-only for the very same plan, and removed when the snapshot stands.
+Work in progress lies beside the target in `<out>.work`: the passages, as they were read and by shards, the index of
+their words, one memory-mapped array of all embeddings, which of them are to be encoded and in which order, and a note
+of those that are. It is continued only for the very same plan, and removed when the snapshot stands.
 """
 
 import json
@@ -31,9 +31,18 @@ from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
-from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, Note, Plan, check_ours, resumed, told_if_full
+from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, SHARDS, Note, Plan, check_ours, resumed, told_if_full
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.index.building.build import LOCK, ExactDtype, build_snapshot, check_plan, clear, undisturbed
+from openbook.index.building.build import (
+    LOCK,
+    ExactDtype,
+    build_snapshot,
+    check_plan,
+    clear,
+    has_texts,
+    undisturbed,
+    write_texts,
+)
 from openbook.index.building.words import write_bm25
 from openbook.index.disk.arrays import Exact
 from openbook.index.disk.bm25 import has_bm25
@@ -154,11 +163,20 @@ def build_corpus(
         if duplicates != "keep":
             on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
         passages = PassageReader(work, fields=fields)
-        if bm25 and not has_bm25(work):  # before they are encoded: whoever goes on after a kill finds it made
-            write_bm25(work, PassageReader(work), "", lambda done: on_progress("words", done, len(passages)))
+
+        texts = work / SHARDS
+
+        def write_the_rest() -> None:
+            if bm25 and not has_bm25(work):
+                write_bm25(work, PassageReader(work), "", lambda done: on_progress("words", done, len(passages)))
+            if not has_texts(texts, n_shards):
+                shutil.rmtree(texts, ignore_errors=True)
+                with files.new_folder(texts) as partial:
+                    write_texts(partial, passages, n_shards, fields, on_progress)
+
         manifest = build_snapshot(
             passages,
-            _encoded_all(work, note, encoder, model, elsewhere, on_progress),
+            _encoded_all(work, note, encoder, model, elsewhere, write_the_rest, on_progress),
             out,
             n_shards=n_shards,
             factory=factory,
@@ -172,6 +190,7 @@ def build_corpus(
             exact_dtype=exact_dtype,
             embedded_by=None if vectors else embedded_by,
             words=work if bm25 else None,
+            texts=texts,
         )
         shutil.rmtree(work)
     return manifest
@@ -255,9 +274,10 @@ def _encoded_all(
     encoder: EncoderSettings,
     model: TextEncoder,
     elsewhere: Elsewhere | None,
+    meanwhile: Callable[[], None],
     on_progress: OnProgress,
 ) -> Exact:
-    """All vectors, once those are encoded that were not."""
+    """All vectors, once those are encoded that were not, by others `meanwhile`."""
     n_rows = len(np.load(work / ROWS, mmap_mode="r"))
 
     def on_written(step: range) -> None:
@@ -269,8 +289,9 @@ def _encoded_all(
     n_left = n_rows - note.n_done
     steps = note.steps_left(n_rows, min(ROWS_PER_STEP, max(FEW_ROWS, n_left // N_STEPS)))
     if elsewhere:
+        meanwhile()
         encode_elsewhere(work, steps, elsewhere, on_written)
     else:
-        encode(work, steps, encoder, model, on_written)
+        encode(work, steps, encoder, model, on_written, meanwhile)
     vectors: Exact = np.load(work / note.vectors, mmap_mode="r")
     return vectors

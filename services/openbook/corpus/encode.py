@@ -1,8 +1,9 @@
 """Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, each with one thread.
 
-The process that builds is one of them and begins at once; the others take their share when they have started. Two
-processes of one thread encode more passages than one process of two threads. And the bits of an embedding depend on the
-number of threads, so that is the same whoever computes it; on the company of a passage they do not depend.
+The process that builds is one of them, once it has done what else there is to do; the others take their share as soon
+as they have started. Two processes of one thread encode more passages than one process of two threads. And the bits of
+an embedding depend on the number of threads, so that is the same whoever computes it; on the company of a passage they
+do not depend.
 """
 
 import math
@@ -67,6 +68,7 @@ def encode(
     settings: EncoderSettings,
     model: TextEncoder,
     on_written: Callable[[range], None],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the embeddings of all steps, and tell of each that is written, in any order.
 
@@ -76,15 +78,17 @@ def encode(
         settings: of the encoder; `n_threads` is how many cores to use.
         model: loaded with `alone` of these settings.
         on_written: called with a step.
+        meanwhile: what this process does first, while the others start and encode.
 
     Raises:
         StartupError: a process ended before its work was done; it said why on standard error.
     """
     waiting, lock = iter(steps), Lock()
 
-    def take(write: Callable[[range], None]) -> None:
+    def take(write: Callable[[range], None], first: Callable[[], None] = lambda: None) -> None:
         nonlocal waiting
         try:
+            first()
             while True:
                 with lock:
                     step = next(waiting, None)
@@ -108,7 +112,7 @@ def encode(
         workers = [stack.enter_context(closing(Worker(folder, settings))) for _ in range(n_workers)]
         starting = list(workers)
         theirs = [pool.submit(take_when_ready, worker) for worker in workers]
-        take(lambda step: _write(folder, step, model))
+        take(lambda step: _write(folder, step, model), meanwhile)
         for worker in starting.copy():
             worker.close()  # it would come too late
         for each in theirs:

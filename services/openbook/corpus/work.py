@@ -26,8 +26,10 @@ from openbook.index.disk.store import OFFSETS, TEXTS
 NOTE = "note.json"
 FAILURES = "failures.jsonl"
 DUPLICATES = "duplicates.json"
-PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS))
-OURS = (TEXTS, OFFSETS, VECTORS, ROWS, WORDS, NOTE, *PARTIAL, FAILURES, DUPLICATES, LOCK)
+SHARDS = "shards"
+"""The passages once more, as `write_texts` puts them."""
+PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS, SHARDS))
+OURS = (TEXTS, OFFSETS, VECTORS, ROWS, WORDS, SHARDS, NOTE, *PARTIAL, FAILURES, DUPLICATES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 

@@ -65,6 +65,7 @@ def build_snapshot(
     exact_dtype: ExactDtype = "float32",
     embedded_by: str | None = None,
     words: Path | None = None,
+    texts: Path | None = None,
 ) -> Manifest:
     """Write a snapshot folder. It appears under its name only when it is complete; until then it is `.NAME.partial`
     beside it, where the next build of the same name begins anew if this one is killed.
@@ -88,6 +89,8 @@ def build_snapshot(
         embedded_by: what determines the bits of a vector besides the text of its passage, if that is known.
         words: where `write_bm25` put the index of their words, if they can be found by these too. It is moved, so it
             must be on the file system of `out`.
+        texts: where `write_texts` put these passages for so many shards, with these fields; moved as well. They are
+            written here if it did not.
 
     Raises:
         InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
@@ -99,7 +102,7 @@ def build_snapshot(
     _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
     empty = check_plan(out, n_shards, factory, dimension, scan)
-    ranges = [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
+    ranges = _shard_ranges(n_passages, n_shards)
     partial = files.partial_of(out)
     with undisturbed(partial), _removed_on_failure(partial):
         check_new(out)  # nobody can finish it from now on but us
@@ -107,9 +110,11 @@ def build_snapshot(
         max_norm = 0.0
         for shard, rows in enumerate(ranges):
             folder = shard_folder(partial, shard)
-            folder.mkdir()
+            if texts:
+                shard_folder(texts, shard).rename(folder)
+            else:
+                _write_shard(folder, passages, rows, fields)
             max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, dtype, rows, on_progress))
-            write_passages(folder, (passages[i] for i in rows), rows.start, fields)
             if scan is not None:
                 from openbook.index.shard.scan import write as write_codes  # compiled, for those who want it
 
@@ -136,6 +141,29 @@ def build_snapshot(
         files.put(partial, out)
         (out / LOCK).unlink()
     return manifest
+
+
+def write_texts(
+    folder: Path,
+    passages: Sequence[Passage],
+    n_shards: int,
+    fields: Sequence[Field] | None = None,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> None:
+    """Write what `build_snapshot` does not need vectors for, while they are made: the passages of each shard.
+
+    Raises:
+        InvalidDocuments: as `build_snapshot`.
+    """
+    for shard, rows in enumerate(_shard_ranges(len(passages), n_shards)):
+        _write_shard(shard_folder(folder, shard), passages, rows, fields)
+        on_progress("texts", rows.stop, len(passages))
+
+
+def has_texts(folder: Path, n_shards: int) -> bool:
+    """Whether just these are there: `build_snapshot` moves them away one by one, and may be killed meanwhile."""
+    wanted = {shard_folder(folder, shard) for shard in range(n_shards)}
+    return folder.exists() and set(folder.iterdir()) == wanted
 
 
 def add_bm25(snapshot: Path, on_progress: OnProgress = lambda stage, done, total: None) -> int:
@@ -230,6 +258,15 @@ def _check_vectors(n_passages: int, vectors: Exact) -> None:
         raise InvalidDocuments(f"every passage must have one vector, got {n_passages} passages, {len(vectors)} vectors")
     if not n_passages:
         raise InvalidDocuments("a snapshot must have at least one passage, got none")
+
+
+def _shard_ranges(n_passages: int, n_shards: int) -> list[range]:
+    return [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
+
+
+def _write_shard(folder: Path, passages: Sequence[Passage], rows: range, fields: Sequence[Field] | None) -> None:
+    folder.mkdir()
+    write_passages(folder, (passages[i] for i in rows), rows.start, fields)
 
 
 def _blocks(rows: range) -> Iterator[range]:
