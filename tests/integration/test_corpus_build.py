@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import resource
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -199,6 +201,14 @@ def test_interrupted_it_goes_on_where_it_stopped(
     assert not (tmp_path / "out.work").exists()
 
 
+def content(snapshot: Path) -> dict[str, object]:
+    """Every file, but for the time when it was built."""
+    files = {str(path.relative_to(snapshot)): path.read_bytes() for path in snapshot.rglob("*") if path.is_file()}
+    manifest = json.loads(files.pop("manifest.json"))
+    del manifest["created_at"]
+    return {**files, "manifest": manifest}
+
+
 @pytest.mark.parametrize("stage", ["words", "texts", "encode", "write", "index"])
 @pytest.mark.parametrize("n_shards", [2, 3])
 def test_interrupted_anywhere_it_goes_on_with_as_many_shards_or_others(
@@ -208,14 +218,42 @@ def test_interrupted_anywhere_it_goes_on_with_as_many_shards_or_others(
         if name == stage and done:
             raise KeyboardInterrupt
 
-    def build_of(n_shards: int, name: str, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> str:
-        settings = EncoderSettings(n_threads=1)
-        return build_corpus(documents, tmp_path / name, settings, n_shards, "Flat", on_progress=on_progress).snapshot_id
+    def build_of(n_shards: int, name: str, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> None:
+        build_corpus(
+            documents, tmp_path / name, EncoderSettings(n_threads=1), n_shards, "Flat", on_progress=on_progress
+        )
 
     with pytest.raises(KeyboardInterrupt):
         build_of(2, "out", interrupt)
-    assert build_of(n_shards, "out") == build_of(n_shards, "fresh")
+    build_of(n_shards, "out")
+    build_of(n_shards, "fresh")
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
     assert not (tmp_path / "out.work").exists()
+
+
+KILLED_WHILE_WRITTEN = """
+import os, sys
+from pathlib import Path
+from openbook.config import EncoderSettings
+from openbook.corpus import build, encode
+
+def kill(stage, done, total):
+    if stage == "write":
+        os.kill(os.getpid(), 9)
+
+encode.ROWS_PER_PROCESS = build.ROWS_PER_STEP = 1
+documents, out = map(Path, sys.argv[1:])
+build.build_corpus(documents, out, EncoderSettings(n_threads=2), 2, "Flat", on_progress=kill)
+"""
+
+
+def test_killed_when_some_shards_were_moved_it_goes_on(documents: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_WHILE_WRITTEN, str(documents), str(tmp_path / "out")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "out.work/shards/2").iterdir()] == ["shard-0001"]
+    build(documents, tmp_path / "out")
+    build(documents, tmp_path / "fresh")
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
 
 
 def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
@@ -252,6 +290,20 @@ def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: p
     steps = [range(4), range(4, 8)]
     with pytest.raises(StartupError, match=r"encodes passages (0\.\.3|4\.\.7) ended with code 1"):
         encode(tmp_path, steps, EncoderSettings(n_threads=2), None, lambda rows: None)  # type: ignore[arg-type]
+
+
+def test_what_is_done_beside_them_ends_when_a_process_that_encodes_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(corpus_encode, "ROWS_PER_PROCESS", 4)
+
+    def beside(check: Callable[[], None]) -> None:
+        while True:
+            check()
+
+    with pytest.raises(StartupError, match="ended with code 1"):
+        encode(tmp_path, [range(8)], EncoderSettings(n_threads=2), None, lambda rows: None, beside)  # type: ignore[arg-type]
 
 
 def test_a_folder_is_built_and_what_is_bad_in_it_is_listed(tmp_path: Path) -> None:

@@ -24,7 +24,17 @@ from openbook.core.splitting import CountTokens, Splitting, not_given
 from openbook.core.types import Float32
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
-from openbook.corpus.encode import ROWS, VECTORS, Elsewhere, alone, encode, encode_elsewhere, new_array, plan_rows
+from openbook.corpus.encode import (
+    ROWS,
+    VECTORS,
+    Elsewhere,
+    Meanwhile,
+    alone,
+    encode,
+    encode_elsewhere,
+    new_array,
+    plan_rows,
+)
 from openbook.corpus.former import Changes, Former
 from openbook.corpus.measures import sentence_finder
 from openbook.corpus.questions import read_questions
@@ -164,15 +174,19 @@ def build_corpus(
             on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
         passages = PassageReader(work, fields=fields)
 
-        texts = work / SHARDS
+        texts = work / SHARDS / str(n_shards)  # one removed in part is never taken for that of another number
 
-        def write_the_rest() -> None:
+        def write_the_rest(check: Callable[[], None]) -> None:
+            def told(stage: str, done: int, total: int) -> None:
+                on_progress(stage, done, total)
+                check()
+
             if bm25 and not has_bm25(work):
-                write_bm25(work, PassageReader(work), "", lambda done: on_progress("words", done, len(passages)))
+                write_bm25(work, PassageReader(work), "", lambda done: told("words", done, len(passages)))
             if not has_texts(texts, n_shards):
                 shutil.rmtree(texts, ignore_errors=True)
                 with files.new_folder(texts) as partial:
-                    write_texts(partial, passages, n_shards, fields, on_progress)
+                    write_texts(partial, passages, n_shards, fields, told)
 
         manifest = build_snapshot(
             passages,
@@ -274,10 +288,12 @@ def _encoded_all(
     encoder: EncoderSettings,
     model: TextEncoder,
     elsewhere: Elsewhere | None,
-    meanwhile: Callable[[], None],
+    meanwhile: Meanwhile,
     on_progress: OnProgress,
 ) -> Exact:
-    """All vectors, once those are encoded that were not, by others `meanwhile`."""
+    """All vectors, once those are encoded that were not; while other processes here do that, or before others do it
+    elsewhere, what is to be done `meanwhile`.
+    """
     n_rows = len(np.load(work / ROWS, mmap_mode="r"))
 
     def on_written(step: range) -> None:
@@ -289,7 +305,7 @@ def _encoded_all(
     n_left = n_rows - note.n_done
     steps = note.steps_left(n_rows, min(ROWS_PER_STEP, max(FEW_ROWS, n_left // N_STEPS)))
     if elsewhere:
-        meanwhile()
+        meanwhile(lambda: None)
         encode_elsewhere(work, steps, elsewhere, on_written)
     else:
         encode(work, steps, encoder, model, on_written, meanwhile)

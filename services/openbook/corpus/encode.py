@@ -38,6 +38,10 @@ WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
 
+Meanwhile = Callable[[Callable[[], None]], None]
+"""Work beside that of others. Calls what it is given now and then, which raises if one of them has failed."""
+
+
 class Elsewhere(Protocol):
     """Other machines that encode passages. They see no files of the build: passages go there, embeddings come back."""
 
@@ -68,7 +72,7 @@ def encode(
     settings: EncoderSettings,
     model: TextEncoder,
     on_written: Callable[[range], None],
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda check: None,
 ) -> None:
     """Write the embeddings of all steps, and tell of each that is written, in any order.
 
@@ -112,7 +116,13 @@ def encode(
         workers = [stack.enter_context(closing(Worker(folder, settings))) for _ in range(n_workers)]
         starting = list(workers)
         theirs = [pool.submit(take_when_ready, worker) for worker in workers]
-        take(lambda step: _write(folder, step, model), meanwhile)
+
+        def check() -> None:
+            for each in theirs:
+                if each.done():
+                    each.result()
+
+        take(lambda step: _write(folder, step, model), lambda: meanwhile(check))
         for worker in starting.copy():
             worker.close()  # it would come too late
         for each in theirs:

@@ -27,8 +27,8 @@ NOTE = "note.json"
 FAILURES = "failures.jsonl"
 DUPLICATES = "duplicates.json"
 SHARDS = "shards"
-"""The passages once more, as `write_texts` puts them."""
-PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS, SHARDS))
+"""The passages once more, by the number of shards, as `write_texts` puts them."""
+PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS))
 OURS = (TEXTS, OFFSETS, VECTORS, ROWS, WORDS, SHARDS, NOTE, *PARTIAL, FAILURES, DUPLICATES, LOCK)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
@@ -33,6 +34,7 @@ from openbook.serving.workers.generator import (
     LocalGenerator,
     RemoteGenerator,
 )
+from openbook.serving.workers.routing import AnsweringRouter
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing
@@ -174,7 +176,9 @@ def _model(name: str, kind: type[Any], model: ModelSettings, settings: Settings)
     n_ongoing = model.max_queue + model.max_batch + SPARE_PLACES
     n_threads = threads(model.n_threads)
     return _deployment(name, kind, n_ongoing, n_threads, model.num_cpus, model.num_gpus, _grace_s(settings)).options(
-        num_replicas=model.n_replicas, max_replicas_per_node=settings.serving.max_replicas_per_node
+        num_replicas=model.n_replicas,
+        max_replicas_per_node=settings.serving.max_replicas_per_node,
+        request_router_config=RequestRouterConfig(request_router_class=AnsweringRouter),
     )
 
 

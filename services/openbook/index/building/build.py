@@ -113,7 +113,7 @@ def build_snapshot(
             if texts:
                 shard_folder(texts, shard).rename(folder)
             else:
-                _write_shard(folder, passages, rows, fields)
+                _write_shard(folder, passages, rows, fields, lambda done: None)
             max_norm = max(max_norm, _write_vectors(folder / VECTORS, vectors, dtype, rows, on_progress))
             if scan is not None:
                 from openbook.index.shard.scan import write as write_codes  # compiled, for those who want it
@@ -156,8 +156,9 @@ def write_texts(
         InvalidDocuments: as `build_snapshot`.
     """
     for shard, rows in enumerate(_shard_ranges(len(passages), n_shards)):
-        _write_shard(shard_folder(folder, shard), passages, rows, fields)
-        on_progress("texts", rows.stop, len(passages))
+        _write_shard(
+            shard_folder(folder, shard), passages, rows, fields, lambda done: on_progress("texts", done, len(passages))
+        )
 
 
 def has_texts(folder: Path, n_shards: int) -> bool:
@@ -264,9 +265,20 @@ def _shard_ranges(n_passages: int, n_shards: int) -> list[range]:
     return [range(*pair) for pair in pairwise(n_passages * shard // n_shards for shard in range(n_shards + 1))]
 
 
-def _write_shard(folder: Path, passages: Sequence[Passage], rows: range, fields: Sequence[Field] | None) -> None:
+def _write_shard(
+    folder: Path,
+    passages: Sequence[Passage],
+    rows: range,
+    fields: Sequence[Field] | None,
+    on_read: Callable[[int], None],
+) -> None:
+    def read() -> Iterator[Passage]:
+        for block in _blocks(rows):
+            yield from (passages[i] for i in block)
+            on_read(block.stop)
+
     folder.mkdir()
-    write_passages(folder, (passages[i] for i in rows), rows.start, fields)
+    write_passages(folder, read(), rows.start, fields)
 
 
 def _blocks(rows: range) -> Iterator[range]:

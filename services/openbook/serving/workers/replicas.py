@@ -18,6 +18,7 @@ from openbook.core.context import Context
 from openbook.core.hedges import HedgeBudget
 from openbook.errors import ModelUnavailable
 from openbook.serving.workers.hop import OtherModel, call, call_stream
+from openbook.serving.workers.routing import SILENCE_S
 from openbook.telemetry import hop_errors
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ ASK_AGAIN_S = 0.2
 """Until a replica of our settings answers."""
 
 N_TRIES = 8
-"""Serve chooses among replicas at random. When so many in a row have another model, the one that was is gone."""
+"""When replicas have another model so many times in a row, the one that was is gone."""
+
+PAUSE_S = 2 * SILENCE_S / N_TRIES
+"""Between the tries of the second half: those with our model may have been silent for a moment, and passed by."""
 
 
 class About(Protocol):
@@ -75,10 +79,10 @@ class Replicas(Generic[A]):
         """
         while True:
             made_by = self.about.made_by
-            for _ in range(N_TRIES):
+            for i in range(N_TRIES):
                 result = await call(self._name, context, partial(send, made_by), self._hedges)
                 if isinstance(result, OtherModel):
-                    self._passed_by()
+                    await self._passed_by(i)
                 elif self._is_told_apart(made_by):
                     return result
                 if self.about.made_by != made_by:  # adopted meanwhile
@@ -90,20 +94,21 @@ class Replicas(Generic[A]):
         """What the model yields. Raises as `call`."""
         while True:
             made_by = self.about.made_by
-            for _ in range(N_TRIES):
+            for i in range(N_TRIES):
                 parts = call_stream(self._name, context, partial(send, made_by))
                 async with aclosing(parts):  # type: ignore[type-var]  # an async generator
                     async for part in parts:
                         if isinstance(part, OtherModel):
-                            self._passed_by()
+                            await self._passed_by(i)
                             break
                         yield part
                     else:
                         return
             await self._adopt(made_by, context)
 
-    def _passed_by(self) -> None:
+    async def _passed_by(self, i: int) -> None:
         hop_errors(self._name, OtherModel.__name__).inc()
+        await asyncio.sleep(PAUSE_S if i >= N_TRIES // 2 else 0)
 
     def _is_told_apart(self, made_by: str) -> bool:
         """Whether who looks at `about` before and after the call learns whose result it is; not where that which made

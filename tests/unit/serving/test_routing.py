@@ -1,0 +1,124 @@
+"""Replicas that say nothing are passed by until they say something again: Serve's router, replicas of the test."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID
+from ray.serve.request_router import PendingRequest, ReplicaID
+
+from openbook.serving.workers import routing
+from openbook.serving.workers.routing import SILENCE_S, AnsweringRouter
+
+MODEL = DeploymentID(name="model")
+
+
+async def turns() -> None:
+    """Let all tasks go as far as they can by themselves."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Replica:
+    """One that says how much it has to do, or fails, or, while it is frozen, nothing."""
+
+    max_ongoing_requests = 10
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, MODEL)
+        self.fails: Exception | None = None
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        await self.goes_on.wait()
+        if self.fails:
+            raise self.fails
+        return 0
+
+
+class House:
+    """Two replicas behind a router whose clock stands still."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.router = AnsweringRouter(MODEL, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+        self.router.initialize_state(lambda: self.now)
+        self.replicas = [Replica("a"), Replica("b")]
+        self.router.update_replicas(self.replicas)
+
+    async def chosen(self) -> str:
+        """Who may be asked now."""
+        [found] = await self.router.choose_replicas(list(self.router.curr_replicas.values()))
+        await turns()  # whoever was asked in passing has answered, if he ever does
+        return "".join(sorted(each.replica_id.unique_id for each in found))
+
+    def call(self, replica: Replica) -> None:
+        self.router.on_send_request(replica.replica_id)
+
+
+async def pass_by() -> None:
+    house = House()
+    a, b = house.replicas
+    assert await house.chosen() == "ab"
+    a.goes_on.clear()
+    house.call(a)
+    house.now += SILENCE_S
+    assert await house.chosen() == "ab", "not yet"
+    house.now += 0.01
+    house.call(b)
+    assert [await house.chosen() for _ in range(3)] == ["b", "b", "b"]
+    house.now += 2 * SILENCE_S
+    b.goes_on.clear()
+    assert await house.chosen() == "ab", "both are silent"
+    a.goes_on.set()
+    b.goes_on.set()
+    await turns()
+    assert await house.chosen() == "ab", "both have answered"
+
+
+def test_who_has_not_said_whether_he_takes_a_call_gets_no_other_while_others_do() -> None:
+    asyncio.run(pass_by())
+
+
+async def answer_late() -> None:
+    house = House()
+    a, _ = house.replicas
+    house.call(a)
+    house.call(a)
+    house.now += 2 * SILENCE_S
+    house.router.on_new_queue_len_info(a.replica_id, 2)
+    assert await house.chosen() == "ab"
+    house.call(a)
+    house.now += 2 * SILENCE_S
+    assert await house.chosen() == "b", "asked in passing, it answers"
+    assert await house.chosen() == "ab"
+    a.fails = ActorUnavailableError("lost", None)
+    house.call(a)
+    house.now += 2 * SILENCE_S
+    assert [await house.chosen() for _ in range(2)] == ["b", "b"]
+    a.fails = ActorDiedError()
+    await turns()
+    assert list(house.router.curr_replicas.values()) == house.replicas[1:]
+
+
+def test_a_sign_of_life_brings_it_back_and_death_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "AGAIN_S", 0.0)
+    asyncio.run(answer_late())
+
+
+def test_of_many_two_are_chosen_and_of_those_that_are_gone_nothing_is_kept() -> None:
+    async def choose() -> None:
+        house = House()
+        house.router.update_replicas([*house.replicas, Replica("c")])
+        request = PendingRequest(args=[], kwargs={}, metadata=None)
+        [found] = await house.router.choose_replicas(list(house.router.curr_replicas.values()), request)
+        assert len({each.replica_id for each in found}) == 2
+        assert request.routing_context.should_backoff
+        house.call(house.replicas[0])
+        house.router.update_replicas(house.replicas[1:])
+        house.router.update_replicas(house.replicas)
+        house.now += 2 * SILENCE_S
+        assert await house.chosen() == "ab"
+
+    asyncio.run(choose())
