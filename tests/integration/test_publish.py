@@ -195,6 +195,20 @@ def test_what_was_published_while_a_snapshot_was_prepared_counts(servers: list[I
     assert states(servers, root) == ["current new 8, former old 7"] * 4
 
 
+def test_a_server_that_lost_what_it_had_prepared_stops_it_everywhere(servers: list[IndexServer], root: Path) -> None:
+    new_id = build_id(root / "new")
+
+    def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+        if (step, n_done) == ("prepare", n_servers):  # as after a restart
+            servers[1].held.discard(new_id)
+
+    with pytest.raises(SnapshotMismatch, match=f"{servers[1].address}: does not hold snapshot {new_id} any") as caught:
+        asyncio.run(publish(root / "new", settings_of(servers), on_progress=meanwhile))
+    assert servers[0].address not in str(caught.value)
+    assert states(servers, root) == ["current old 1"] * 4
+    assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
+
+
 def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
     ca = trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "server_key", "client", "client_key")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from openbook.config import IndexClientSettings
-from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable
+from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.index.client.client import channel_credentials, from_grpc, open_channel
 from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
@@ -123,7 +123,7 @@ async def publish(
                 break
         if not refusals:  # to prepare may have taken an hour, in which another one was published
             said = await _outcomes([server.info() for server in servers])
-            refusals = [each for each in said if isinstance(each, OpenbookError)]
+            refusals = _lacking(servers, said, snapshot_id)
         if refusals:
             if all(info.snapshot_id != snapshot_id for info in infos):
                 await _outcomes([server.discard(snapshot_id) for server in servers])
@@ -286,6 +286,21 @@ async def _all_or_raise(calls: Sequence[Awaitable[Result]]) -> list[Result]:
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]:
         raise _together(errors)
     return [outcome for outcome in outcomes if not isinstance(outcome, OpenbookError)]
+
+
+def _lacking(
+    servers: "Sequence[_Server]", said: Sequence[InfoResponse | OpenbookError], snapshot_id: str
+) -> list[OpenbookError]:
+    """An error for every server that did not say that it holds a snapshot: it may have prepared it and begun anew, or
+    have dropped it for another one.
+    """
+    return [
+        each
+        if isinstance(each, OpenbookError)
+        else SnapshotMismatch(f"{server.address}: does not hold snapshot {snapshot_id} any more: publish it again")
+        for server, each in zip(servers, said, strict=True)
+        if isinstance(each, OpenbookError) or snapshot_id not in {held.snapshot_id for held in each.held}
+    ]
 
 
 def _together(errors: Sequence[OpenbookError], hint: str = "") -> OpenbookError:
