@@ -1,17 +1,21 @@
-"""What a client makes of a server that it asks whether it is there."""
+"""What a client makes of servers that it asks whether they are there, and of what they hold by then."""
 
 import asyncio
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.errors import DeadlineExceeded
+from openbook.core.types import Float32, Hits, Passage, RetrievalSettings
+from openbook.errors import DeadlineExceeded, SnapshotMismatch
 from openbook.index.client import replicas
 from openbook.index.client.replicas import Replicas
-from openbook.index.client.routing import Health, Router
+from openbook.index.client.routing import FIRST_PROBE_S, Health, Router
+from openbook.index.client.sharded import ShardedIndex
 from openbook.index.client.tier import ShardServers
-from openbook.v1.index_pb2 import InfoResponse
+from openbook.v1.index_pb2 import HeldSnapshot, InfoResponse
 
 SERVER, OTHER = "127.0.0.1:1", "127.0.0.1:2"
 
@@ -77,3 +81,172 @@ def test_who_loses_his_connection(
 
 async def answer() -> None:
     """Of a call."""
+
+
+class Holder:
+    """A server of one shard; `holds`: snapshots and the sequences of their publications, the current one last."""
+
+    def __init__(self, address: str, shard: int, n_shards: int) -> None:
+        self.address, self.shard, self.n_shards = address, shard, n_shards
+        self.holds = {"old": 1}
+        self.n_refused = 0
+        self.is_busy = False  # with a batch that does not end, for as long as it is asked for the old one
+        self.asked = asyncio.Event()
+
+    async def info(self, timeout_s: float) -> InfoResponse:
+        held = [
+            HeldSnapshot(
+                snapshot_id=name,
+                sequence=sequence,
+                n_shards=self.n_shards,
+                n_passages=5,
+                first_id=5 * self.shard,
+                dimension=2,
+                encoder="encoder",
+                encoder_fingerprint="fingerprint",
+                n_passages_total=5 * self.n_shards,
+            )
+            for name, sequence in self.holds.items()
+        ]
+        return InfoResponse(
+            snapshot_id=list(self.holds)[-1], shard=self.shard, n_shards=self.n_shards, max_k=9, max_rows=9, held=held
+        )
+
+    async def search(
+        self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
+    ) -> tuple[Hits, int]:
+        if self.is_busy and snapshot_id == "old":
+            await asyncio.Event().wait()
+        self._check(snapshot_id)
+        ids = np.full((len(queries), settings.k), 5 * self.shard, np.int64)
+        return Hits(ids, np.ones(ids.shape, np.float32), snapshot_id), list(self.holds.values())[-1]
+
+    async def fetch(
+        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float
+    ) -> tuple[list[Passage], Float32]:
+        self._check(snapshot_id)
+        return [Passage(i, "doc", "title", "text") for i in ids], np.empty((0, 0), np.float32)
+
+    async def find(self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float) -> list[Passage]:
+        self._check(snapshot_id)
+        return [Passage(3, "doc", "title", "text")]
+
+    def _check(self, snapshot_id: str) -> None:
+        if snapshot_id not in self.holds:
+            self.n_refused += 1
+            raise SnapshotMismatch(f"holds {', '.join(self.holds)}, got a request for {snapshot_id}")
+
+    async def check_stream(self, patience_s: float) -> None:
+        self.asked.set()
+        if self.is_busy:
+            await asyncio.Event().wait()
+
+    async def reset(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_a_server_lost_just_as_it_had_answered_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Router(1.0)
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: Holder(address, 0, 1))
+
+    async def scenario() -> None:
+        is_back, answers = asyncio.Event(), 0
+
+        def on_info(*_: object) -> None:
+            nonlocal answers
+            answers += router.health(SERVER) is Health.ALIVE
+            if answers == 1:  # a call breaks before the probe is forgotten
+                for action in router.lost(SERVER):
+                    found._probe(action.address)
+            elif answers == 2:
+                is_back.set()
+
+        found = Replicas([SERVER], lambda: None, router, on_info)
+        assert router.suspect(SERVER)
+        found._probe(SERVER)
+        try:
+            async with asyncio.timeout(10):
+                await is_back.wait()
+        finally:
+            await found.close()
+
+    asyncio.run(scenario())
+    assert router.health(SERVER) is Health.ALIVE
+
+
+def test_a_probe_that_fails_as_nobody_foresaw_is_followed_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    router, delays_s = Router(1.0), list[float]()
+    is_back = asyncio.Event()
+
+    class Odd(Holder):
+        async def info(self, timeout_s: float) -> InfoResponse:
+            delays_s.append(router.probe_delay_s(SERVER))
+            if len(delays_s) == 1:
+                raise RuntimeError("can't start new thread")
+            is_back.set()
+            return await super().info(timeout_s)
+
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: Odd(address, 0, 1))
+
+    async def scenario() -> None:
+        found = Replicas([SERVER], lambda: None, router, lambda *_: None)
+        assert router.suspect(SERVER)
+        found._probe(SERVER)
+        try:
+            async with asyncio.timeout(10):
+                await is_back.wait()
+        finally:
+            await found.close()
+
+    asyncio.run(scenario())
+    assert delays_s == [0.0, FIRST_PROBE_S]
+
+
+def test_a_silent_server_is_asked_what_was_published_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        servers = {SERVER: Holder(SERVER, 0, 2), OTHER: Holder(OTHER, 1, 2)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        await tier.connect()
+        found, silent = tier._connected(), servers[OTHER]
+        silent.is_busy = True
+        assert found.router.suspect(OTHER)
+        found._probe(OTHER)
+        await silent.asked.wait()
+        assert found.router.health(OTHER) is Health.SUSPECT
+        for server in servers.values():
+            server.holds["new"] = 2
+        queries = np.ones((1, 2), np.float32)
+        hits = await tier.search(queries, RetrievalSettings(k=1), Context(Deadline.after(60.0)))
+        assert hits.snapshot_id == "new"
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["fetch", "locate"])
+def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passages(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        servers = {each: Holder(each, 0, 1) for each in (SERVER, OTHER)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        await tier.connect()
+
+        async def ask() -> int:
+            context = Context(Deadline.after(60.0))
+            if method == "locate":
+                return (await tier.locate("0" * 32, "old", context)).id
+            return (await tier.fetch([3], "old", context))[0].id
+
+        servers[OTHER].holds = {"other": 1}
+        assert await asyncio.gather(ask(), ask()) == [3, 3]  # one of each server
+        assert servers[OTHER].n_refused == 1
+        servers[SERVER].holds = {"other": 1}
+        with pytest.raises(SnapshotMismatch, match="old"):
+            await ask()
+        await tier.close()
+
+    asyncio.run(scenario())

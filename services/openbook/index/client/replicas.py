@@ -137,9 +137,11 @@ class Replicas:
                 task.cancel()
 
     async def info_of_all(self, timeout_s: float) -> None:
-        """Ask every server what it holds, but for those known not to answer; see `on_info` and `problems`."""
+        """Ask every server what it holds, but for those known not to answer; see `on_info` and `problems`. One that is
+        merely silent may be at a long batch, and hold what nobody else does.
+        """
         began = monotonic()
-        asked = [address for address in self._clients if self.router.health(address) is Health.ALIVE]
+        asked = [address for address in self._clients if self.router.health(address) <= Health.SUSPECT]
         await asyncio.gather(*(self._info(address, timeout_s, began) for address in asked))
 
     def change(self, joined: Sequence[str], left: Sequence[str], timeout_s: float) -> None:
@@ -227,6 +229,12 @@ class Replicas:
         INDEX_SERVERS_SILENT.dec()
         if self._probes.get(address) is task:  # and not that of one who joined anew
             del self._probes[address]
+            if not task.cancelled() and (error := task.exception()):
+                log.error("probing index server %s failed", address, exc_info=error)
+                self.router.unanswered(address)  # or the next one would follow at once
+            # A call may have found it lost between its answer and now, and nobody else would look for it.
+            if address in self._clients and self.router.health(address) in (Health.SUSPECT, Health.DEAD):
+                self._probe(address)
 
     async def _until_it_answers(self, address: str) -> None:
         client = self._clients[address]

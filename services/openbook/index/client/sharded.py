@@ -197,6 +197,9 @@ class ShardedIndex:
 
     async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
         """As `openbook.rag.ports.PassageStore.locate`."""
+        return await self._locate(passage_id, snapshot_id, context)
+
+    async def _locate(self, passage_id: str, snapshot_id: str, context: Context, was_refused: bool = False) -> Located:
         context.deadline.check("a passage was looked for")
         tier = await self._tier_of(snapshot_id, context) if snapshot_id else await self._usable(context.deadline, 0.0)
         if not is_lasting_id(passage_id):
@@ -209,7 +212,12 @@ class ShardedIndex:
         try:
             found = await all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
         except Moved:
-            return await self.locate(passage_id, snapshot_id, context)
+            return await self._locate(passage_id, snapshot_id, context, was_refused)
+        except SnapshotMismatch:  # a replica began anew with another one: others may hold it
+            if was_refused:
+                raise
+            await self._ask_all(context.deadline)
+            return await self._locate(passage_id, snapshot_id, context, was_refused=True)
         for passage in chain.from_iterable(found):
             return Located(passage.id, tier.snapshot_id, tier.n_passages)
         if tier.missing:
@@ -296,7 +304,7 @@ class ShardedIndex:
         return list(answers.values()), coverage
 
     async def _fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context
+        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, was_refused: bool = False
     ) -> tuple[list[Passage], Float32]:
         context.deadline.check("passages were fetched")
         tier = await self._tier_of(snapshot_id, context)
@@ -320,7 +328,12 @@ class ShardedIndex:
         try:
             await all_of([fill(shard, positions.tolist()) for shard, positions in parts])
         except Moved:
-            return await self._fetch(ids, snapshot_id, with_vectors, context)
+            return await self._fetch(ids, snapshot_id, with_vectors, context, was_refused)
+        except SnapshotMismatch:  # as above
+            if was_refused:
+                raise
+            await self._ask_all(context.deadline)
+            return await self._fetch(ids, snapshot_id, with_vectors, context, was_refused=True)
         return [passages[i] for i in range(len(ids))], vectors
 
     async def _tier_of(self, snapshot_id: str, context: Context) -> Tier:
@@ -358,7 +371,7 @@ class ShardedIndex:
     def _have_all_spoken(self) -> bool:
         """Whether every server that is listed has said what it holds, or does not answer."""
         replicas = self._connected()
-        known = {*self._told.infos, *replicas.problems}
+        known = {*self._told.recent(), *replicas.problems}  # what was said before the latest publication is no answer
         return all(each in known or replicas.router.is_gone([each]) for each in replicas.addresses)
 
     def _has_news(self) -> bool:
