@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from openbook.config import IndexClientSettings, parse
 from openbook.errors import InvalidConfig
 from openbook.index.client.discovery import (
+    Change,
     DnsSource,
     FileSource,
+    Followed,
     Listed,
     Unreadable,
     addresses_now,
@@ -123,6 +125,37 @@ def test_every_address_of_a_name_is_a_server_and_a_resolver_that_fails_is_no_lis
         asyncio.run(source.addresses())
     with pytest.raises(InvalidConfig, match=r"index\.discover = 'dns://index:7000': cannot be resolved"):
         asyncio.run(addresses_now(IndexClientSettings(discover="dns://index:7000")))
+
+
+def test_a_list_is_followed_whatever_reading_it_fails_with(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd:
+        name, server_name, every_s = "file:servers", None, 0.0
+        n_read = 0
+
+        async def addresses(self) -> list[str]:
+            self.n_read += 1
+            if self.n_read == 2:
+                raise RuntimeError("can't start new thread")
+            return [f"a:{min(self.n_read, 3)}"]
+
+    async def changes() -> list[Change]:
+        found: list[Change] = []
+        is_back = asyncio.Event()
+
+        def on_change(change: Change) -> None:
+            found.append(change)
+            if len(found) == 2:
+                is_back.set()
+
+        followed = Followed(Odd(), Listed(()), on_change)
+        await followed.begin()
+        async with asyncio.timeout(10):
+            await is_back.wait()
+        await followed.close()
+        return found
+
+    assert asyncio.run(changes()) == [Change(("a:1",), ()), Change(("a:3",), ("a:1",))]
+    assert "RuntimeError: can't start new thread; those known go on: a:1" in caplog.text
 
 
 def test_nodes_of_ray_come_and_go() -> None:

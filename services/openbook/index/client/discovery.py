@@ -129,6 +129,8 @@ async def _addresses(source: Source) -> list[str] | Unreadable:
         return await source.addresses()
     except Unreadable as error:
         return error
+    except Exception as error:  # whatever it is, the list may be read next time: nobody would begin to follow it again
+        return Unreadable(f"{type(error).__name__}: {error}")
 
 
 class FileSource:
