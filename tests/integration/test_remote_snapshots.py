@@ -151,6 +151,24 @@ def test_connections_that_break_are_made_again(
         fetch(f"{web.url}/old", tmp_path / "old")
 
 
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_web_server_that_has_no_time_is_asked_again(
+    status: int, web: WebFiles, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "PAUSES_S", (0.0, 0.0))
+    place, content = Place(f"{web.url}/new"), (built / "new" / MANIFEST).read_bytes()
+    web.busy = [status, status]
+    assert b"".join(place.pieces(MANIFEST, 0, len(content))) == content
+    web.busy = [status] * 4  # HEAD and GET, twice
+    assert place.read(MANIFEST, 1 << 20) == content
+    web.busy = [status] * 100
+    with pytest.raises(ShardUnavailable, match=f"{MANIFEST}: {status}"):
+        place.read(MANIFEST, 1 << 20)
+    web.busy = [403]
+    with pytest.raises(ShardUnavailable, match=f"{MANIFEST}: 403"):
+        list(place.pieces(MANIFEST, 0, len(content)))
+
+
 def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "PAUSES_S", ())
     with pytest.raises(InvalidSnapshot, match=r"/nowhere: not a snapshot: no manifest.json"):

@@ -11,12 +11,15 @@ from urllib.parse import unquote
 
 
 class WebFiles:
-    """`sent`: bytes by path. `cut`: so many answers end half-way. `slow`: answers to ranges wait for `go_on`."""
+    """`sent`: bytes by path. `cut`: so many answers end half-way. `slow`: answers to ranges wait for `go_on`. `busy`:
+    what the next answers say instead.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sent: Counter[str] = Counter()
         self.cut = 0
+        self.busy: list[int] = []
         self.elsewhere: str | None = None  # everybody is sent there
         self.knows_ranges = True
         self.version: str | None = None  # of all that lies there
@@ -46,6 +49,12 @@ def serving(folder: Path) -> Iterator[WebFiles]:
             if files.elsewhere:
                 self.send_response(302)
                 self.send_header("Location", files.elsewhere + self.path)
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
+            with lock:
+                status = files.busy.pop(0) if files.busy else 0
+            if status:
+                self.send_response(status)
                 self.send_header("Content-Length", "0")
                 return self.end_headers()
             path = files.folder / unquote(self.path.partition("?")[0].lstrip("/"))

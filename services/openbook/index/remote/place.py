@@ -23,6 +23,7 @@ VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtim
 """What fsspec's file systems call what changes with a file's bytes, the surest first."""
 
 _FOR_GOOD = (PermissionError, NotImplementedError, IsADirectoryError)
+_PASSING = (408, 429)  # of HTTP: too slow, too many
 
 # No escapes, no user or password, no query, no chain of fsspec's: what is compared is what is read.
 _URL = re.compile(r"[a-z0-9]+://[\w.~/:=+,-]+")
@@ -98,7 +99,7 @@ class Place:
 
         def whole() -> bytes | None:
             try:
-                size: int | None = self._files.info(self.at(path))["size"]
+                size: int | None = self._info(path)["size"]
             except FileNotFoundError:
                 return None
             if size is None or size > max_bytes:
@@ -153,7 +154,7 @@ class Place:
 
     def about(self, path: str) -> Listed:
         """A file that lies there. Raises as `listing`."""
-        listed = self._listed(path, self._again(path, lambda: self._files.info(self.at(path))))
+        listed = self._listed(path, self._again(path, lambda: self._info(path)))
         if listed.size_bytes is None or not self.url.startswith("http"):
             return listed
         try:
@@ -161,6 +162,17 @@ class Place:
         except ShardUnavailable:  # a web server that knows no ranges, and only shows it
             return replace(listed, size_bytes=None)
         return listed
+
+    def _info(self, path: str) -> Any:
+        """What fsspec knows of a file. It says that there is none whatever a web server answers."""
+        try:
+            return self._files.info(self.at(path))
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            status = getattr(cause, "status", 0)
+            if cause is not None and (status in _PASSING or status >= 500):
+                raise cause from None
+            raise
 
     def _listed(self, path: str, about: Mapping[str, Any]) -> Listed:
         versions = (
@@ -174,7 +186,7 @@ class Place:
 
         def found() -> int | None:
             with suppress(FileNotFoundError):
-                size: int | None = self._files.info(self.at(path))["size"]
+                size: int | None = self._info(path)["size"]
                 return size
             return None
 
@@ -207,7 +219,8 @@ class Place:
                 status = getattr(error, "status", 0)  # of HTTP
                 if isinstance(error, FileNotFoundError) or status == 404:
                     raise InvalidSnapshot(f"{self.at(path)}: is not there") from None
-                for_good = isinstance(error, _FOR_GOOD) or 400 <= status < 500 or "range requests" in str(error)
+                refused = 400 <= status < 500 and status not in _PASSING
+                for_good = isinstance(error, _FOR_GOOD) or refused or "range requests" in str(error)
                 if pause_s is None or for_good:
                     raise ShardUnavailable(f"{self.at(path)}: {str(error) or type(error).__name__}") from None
                 time.sleep(pause_s)
