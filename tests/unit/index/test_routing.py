@@ -106,6 +106,13 @@ def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
     assert stingy.health(first) is Health.ALIVE
 
 
+def test_who_is_busy_and_has_no_replica_spends_nothing_of_the_budget() -> None:
+    made = router()
+    race, _ = start(made, "a")
+    assert race.failed("a", Failure.BUSY, 0.01) == [GiveUp(late=False)]
+    assert made.hedges.n_hedges == 0
+
+
 def test_silence_is_suspicious_and_a_suspect_gets_no_calls() -> None:
     made = router(hedge_budget=0.0)
     races = [made.race("kind", ["a"], DUE) for _ in range(MAX_STRIKES)]

@@ -239,7 +239,8 @@ class Race:
         self._router.spoke(address, now)
         if failure is Failure.LATE and at_the_last_moment:
             return [*self.abandon(now), GiveUp(late=True)]
-        if failure is Failure.BUSY and not self._running and not self._retried and not self._router.hedges.take():
+        is_last = self._retried or not self._others()
+        if failure is Failure.BUSY and not self._running and not is_last and not self._router.hedges.take():
             return [GiveUp(late=False)]  # others are hardly less busy: more calls than the budget would not help them
         return self._instead(now)
 
@@ -300,11 +301,15 @@ class Race:
         """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""
         if self._running:
             return []
-        others = self._listed(address for address in self._addresses if address not in self._asked)
+        others = self._others()
         if self._retried or not others or now >= self._due:
             return [GiveUp(late=now >= self._due)]
         self._retried = True
         return [self._ask(self._router.pick(others), now)]
+
+    def _others(self) -> list[str]:
+        """Those that were not asked."""
+        return self._listed(address for address in self._addresses if address not in self._asked)
 
     def _listed(self, addresses: Iterable[str]) -> list[str]:
         return [address for address in addresses if self._router.health(address) is not Health.LEFT]
