@@ -76,8 +76,8 @@ MAX_IN_FLIGHT = 4
 PATIENCE_S = 120.0
 N_SLOW = 300
 FROZEN_TIMEOUT_S = 8.0
-N_PAY = 24
-"""Calls that pay for one hedge."""
+N_PAY = 72
+"""Calls, to both of two ingresses, that pay for one hedge in each."""
 SSE = {"formulation": "token", "n_beams": 1}
 
 
@@ -89,8 +89,8 @@ def system(
     snapshot = write_snapshot(tmp_path_factory.mktemp("serve") / "snapshot")
     ports = {"metrics_port": free_ports(N_METRICS_PORTS)}
     serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT, **ports}
-    with serving_tier(snapshot, redis_server.url, serving, modules=[__name__]) as running:
-        yield running
+    with serving_tier(snapshot, redis_server.url, serving, modules=[__name__]) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -581,6 +581,12 @@ def test_a_large_body_is_refused_as_such(http: httpx.Client) -> None:
     assert "body must have at most 1048576 bytes" in response.json()["detail"]
 
 
+def running(deployment: str) -> list[psutil.Process]:
+    """Its replicas."""
+    name = f"ray::ServeReplica:openbook:{deployment}"
+    return [each for each in psutil.Process().children(recursive=True) if each.cmdline()[:1] == [name]]
+
+
 def load_other_space(settings: EncoderSettings) -> HashEncoder:
     return HashEncoder(2 * DIMENSION)
 
@@ -619,11 +625,7 @@ def test_the_next_one_put_right_starts(system: System, client: Client) -> None:
 
 def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, http: httpx.Client) -> None:
     """The only one there is. Serve's own proxy has other words for what was under way, and lets the others wait."""
-    [replica] = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.cmdline()[:1] == ["ray::ServeReplica:openbook:ingress"]
-    ]
+    [replica] = running("ingress")
     heard: list[tuple[str, str]] = []
 
     def ask_over_grpc() -> None:
@@ -660,13 +662,10 @@ def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -
     if not is_split(system):
         pytest.skip("the models are in the endpoint's own process, and nobody else knows what that holds")
     generator = system.settings.generator.model_copy(update={"n_replicas": 2})
-    settings = system.settings.model_copy(update={"generator": generator})
+    serving = system.settings.serving.model_copy(update={"n_replicas": 2})
+    settings = system.settings.model_copy(update={"generator": generator, "serving": serving})
     run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
-    replicas = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.cmdline()[:1] == ["ray::ServeReplica:openbook:generator"]
-    ]
+    replicas = running("generator")
     assert len(replicas) == 2
     with Client(system.grpc, FROZEN_TIMEOUT_S, retries=False) as client:
         for n in range(N_PAY):
@@ -677,6 +676,31 @@ def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -
                 assert client.answer(f"{QUESTION} then {n}").text
         finally:
             replicas[0].resume()
+
+
+def test_a_frozen_ingress_keeps_none_waiting_but_its_own(system: System, held_up: Path) -> None:
+    """Both of the deployment before; the models have something for it that it does not take."""
+    if not is_split(system):
+        pytest.skip("each has the models in its own process")
+    question = f"ponder {held_up}"
+    frozen, _ = running("ingress")
+    with Client(system.grpc, FROZEN_TIMEOUT_S, retries=False) as client, ThreadPoolExecutor(2 * MAX_IN_FLIGHT) as pool:
+
+        def is_answered(question: str) -> bool:
+            with suppress(OpenbookError):
+                return bool(client.answer(question).text)
+            return False
+
+        pondered = [pool.submit(is_answered, question) for _ in range(MAX_IN_FLIGHT)]
+        while not begun(question).exists():
+            assert not all(each.done() for each in pondered)
+        frozen.suspend()
+        try:
+            held_up.unlink()
+            assert any(each.result() for each in pondered)
+            assert any(pool.map(is_answered, [f"{QUESTION} at last {n}" for n in range(MAX_IN_FLIGHT)]))
+        finally:
+            frozen.resume()
 
 
 def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:

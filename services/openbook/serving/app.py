@@ -34,6 +34,7 @@ from openbook.serving.workers.generator import (
     LocalGenerator,
     RemoteGenerator,
 )
+from openbook.serving.workers.hop import over_grpc
 from openbook.serving.workers.routing import AnsweringRouter
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
@@ -54,6 +55,8 @@ ENVIRONMENT = {
     # A pool of its own, as many threads as cores, for what one does in milliseconds; begun while the model loads, it
     # would give way to everybody for ever: see `apart`.
     "TOKENIZERS_PARALLELISM": "false",
+    # Of those that call each other: what a message may hold is checked where it comes in.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1",
 }
 """Of a replica."""
 
@@ -140,13 +143,13 @@ class Ingress(AnswerIngress):
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         if isinstance(encoder, DeploymentHandle):
-            the_encoder = await RemoteEncoder.connect(encoder, settings.encoder)
+            the_encoder = await RemoteEncoder.connect(over_grpc(encoder), settings.encoder)
         else:
             the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
         asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
         index = await open_index(settings.index, asks_for, source_on_ray(settings.index))
         if isinstance(generator, DeploymentHandle):
-            the_generator = await RemoteGenerator.connect(generator, settings.generator)
+            the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
         else:
             the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
             the_generator.warm_up()

@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -21,6 +21,9 @@ from openbook.logs import as_ours
 from openbook.serving.workers.batching import in_time
 from openbook.telemetry import hop_errors
 from openbook.tracing.spans import span
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 T = TypeVar("T")
 
@@ -43,6 +46,13 @@ or whose node is lost, Ray may say nothing for many seconds, and whoever waits f
 left then is given to that one before a third try: Serve's router may have chosen the same.
 """
 N_AT_ONCE = 3
+
+
+def over_grpc(handle: "DeploymentHandle") -> "DeploymentHandle":
+    """The handle, of which calls go from replica to replica without Ray: that holds up all that an actor returns while
+    one of its callers, frozen or lost with its node, does not take its own.
+    """
+    return handle.options(_by_reference=False)
 
 
 async def call(name: str, context: Context, send: Send, hedges: HedgeBudget | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Which replica of a model is asked: of two at random the one with less to do, as Serve has it, but none in silence.
 
-A replica says at once whether it takes a call, whatever it computes. One that does not is frozen, cut off, or lost with
-its node, which Ray may not know for seconds; and what it never does looks like little to do.
+A replica says at once how much it has to do when it is asked, whatever it computes. One that does not is frozen, cut
+off, or lost with its node, which Ray may not know for seconds; and what it never does looks like little to do.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from openbook.core.deadline import Clock
 
 SILENCE_S = 0.25
-"""After a call that it has not said anything to."""
+"""After a call that it has not said anything to; over gRPC it says something when it has done it."""
+MOMENT_S = 0.05
+"""For one that has been silent so long, to say something before another is chosen."""
 ANSWER_S = 1.0
 """For one that is silent, to say how much it has to do; then it is asked again, and has twice as long."""
 AGAIN_S = 1.0
@@ -36,11 +38,9 @@ class AnsweringRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # of a l
         """Two of those that are not silent; of all, if all are."""
         if pending_request:
             pending_request.routing_context.should_backoff = True  # when both are full
-        silent = [each for each in candidate_replicas if self._is_silent(each.replica_id)]
-        for each in silent:
-            if each.replica_id not in self._asking:
-                self._asking[each.replica_id] = asyncio.create_task(self._ask(each))
-        others = [each for each in candidate_replicas if each not in silent] or candidate_replicas
+        if len(candidate_replicas) > 1:
+            await self._ask_the_silent(candidate_replicas)
+        others = [each for each in candidate_replicas if not self._is_silent(each.replica_id)] or candidate_replicas
         return [random.sample(others, min(2, len(others)))]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
@@ -61,6 +61,14 @@ class AnsweringRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # of a l
 
     def _is_silent(self, replica_id: ReplicaID) -> bool:
         return self._clock() - self._called_at.get(replica_id, self._clock()) > SILENCE_S
+
+    async def _ask_the_silent(self, replicas: list[RunningReplica]) -> None:
+        """They have a moment to answer; later, whenever they do."""
+        newly = [each for each in replicas if self._is_silent(each.replica_id) and each.replica_id not in self._asking]
+        for each in newly:
+            self._asking[each.replica_id] = asyncio.create_task(self._ask(each))
+        if newly:
+            await asyncio.wait([self._asking[each.replica_id] for each in newly], timeout=MOMENT_S)
 
     async def _ask(self, replica: RunningReplica) -> None:
         """Until it says something, or is gone."""
