@@ -36,6 +36,8 @@ OnProgress = Callable[[str, int, int], None]
 PREPARE_TIMEOUT_S = 3600.0  # every byte is read
 TIMEOUT_S = 30.0
 POLL_S = 0.5
+LOOK_S = 10.0  # between two looks at a server that prepares
+N_SILENT = 3  # looks, in a row, after which it is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,11 @@ def _absolute(folder: Path) -> Path:
 
 
 async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on_progress: OnProgress) -> list[str]:
-    """Have every server fetch its part, all at once; returns where each has it. Progress in megabytes of all."""
+    """Have every server fetch its part, all at once; returns where each has it. Progress in megabytes of all.
+
+    Raises:
+        OpenbookError: what the first failed for; the others go on, and nobody waits for them.
+    """
     bytes_of = dict.fromkeys(range(len(servers)), (0, 0))
 
     async def one(i: int) -> str:
@@ -174,7 +180,16 @@ async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on
                 return told.folder
             await asyncio.sleep(POLL_S)
 
-    return await _all_or_raise([one(i) for i in range(len(servers))])
+    try:
+        async with asyncio.TaskGroup() as group:
+            fetched = [group.create_task(one(i)) for i in range(len(servers))]
+    except ExceptionGroup as failed:
+        ours, others = failed.split(OpenbookError)
+        if ours is None or others is not None:
+            raise
+        errors = [error for error in ours.exceptions if isinstance(error, OpenbookError)]
+        raise _together(errors, "; what the others fetch meanwhile is not fetched again") from None
+    return [each.result() for each in fetched]
 
 
 def _row(folder: Path, name: str, state: str, sequence: int) -> Listed:
@@ -236,9 +251,32 @@ class _Server:
             return await self._admin.Download(request, timeout=TIMEOUT_S, metadata=self._metadata)
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
+        """Also raises ShardUnavailable as soon as it has been silent for minutes, which takes an hour otherwise: of a
+        machine that is gone no connection tells.
+        """
         request = PrepareRequest(folder=folder, snapshot_id=snapshot_id)
         with from_grpc(self.address):
-            return await self._admin.Prepare(request, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)
+            call = self._admin.Prepare(request, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)
+            preparing, watching = asyncio.ensure_future(call), asyncio.create_task(self._watch())
+            try:
+                await asyncio.wait((preparing, watching), return_when=asyncio.FIRST_COMPLETED)
+                if preparing.done():
+                    return await preparing
+            finally:
+                preparing.cancel()
+                watching.cancel()
+        raise ShardUnavailable(f"{self.address}: was to prepare a snapshot, and has been silent for {N_SILENT} looks")
+
+    async def _watch(self) -> None:
+        """Ends when it is silent."""
+        n_silent = 0
+        while n_silent < N_SILENT:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.info()
+                n_silent = 0
+            except OpenbookError:
+                n_silent += 1
 
     async def publish(self, snapshot_id: str, sequence: int) -> InfoResponse:
         request = PublishRequest(snapshot_id=snapshot_id, sequence=sequence)

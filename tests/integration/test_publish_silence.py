@@ -1,0 +1,98 @@
+"""Publishing to servers that say nothing any more: scripted ones, behind real gRPC."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+
+import grpc
+import numpy as np
+import pytest
+
+from openbook.config import IndexClientSettings
+from openbook.core.types import Passage
+from openbook.errors import ShardUnavailable, SnapshotMismatch
+from openbook.index.building.build import build_snapshot
+from openbook.index.client import publish as publishing
+from openbook.index.client.publish import publish
+from openbook.v1 import index_pb2 as pb
+from openbook.v1 import index_pb2_grpc as pb_grpc
+
+
+class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
+    """Never ends what it is to prepare or to fetch, unless it `refuses`."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard, self.refuses = shard, False
+        self.preparing, self.silent, self.over = Event(), Event(), Event()
+        self.n_looks = 0
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        pb_grpc.add_IndexServiceServicer_to_server(self, self._server)
+        pb_grpc.add_IndexAdminServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self) -> "Scripted":
+        self._server.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.over.set()
+        self._server.stop(0).wait()
+
+    def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:  # noqa: N802
+        self.n_looks += self.preparing.is_set()
+        if self.n_looks > 5:
+            self.silent.set()
+        if self.silent.is_set():
+            self.over.wait()
+        return pb.InfoResponse(shard=self.shard, snapshot_id="old")
+
+    def Prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.InfoResponse:  # noqa: N802
+        self.preparing.set()
+        self.over.wait()
+        return pb.InfoResponse()
+
+    def Download(self, request: pb.DownloadRequest, context: grpc.ServicerContext) -> pb.DownloadResponse:  # noqa: N802
+        if self.refuses:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a file was altered")
+        return pb.DownloadResponse(n_bytes=2, n_bytes_done=1)
+
+    def Discard(self, request: pb.DiscardRequest, context: grpc.ServicerContext) -> pb.InfoResponse:  # noqa: N802
+        return pb.InfoResponse()
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Scripted]]:
+    """Of two shards."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Scripted(shard)) for shard in range(2)]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    passages = [Passage(i, f"doc-{i}", f"title {i}", "text") for i in range(4)]
+    build_snapshot(passages, np.eye(4, dtype=np.float32), tmp_path / "new", 2, "Flat", "encoder", "fingerprint")
+    return tmp_path / "new"
+
+
+def settings_of(servers: list[Scripted]) -> IndexClientSettings:
+    return IndexClientSettings(addresses=tuple(server.address for server in servers))
+
+
+def test_a_server_that_falls_silent_while_it_prepares_is_given_up(
+    servers: list[Scripted], snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at; one that takes long and answers is waited for."""
+    monkeypatch.setattr(publishing, "LOOK_S", 0.01)
+    monkeypatch.setattr(publishing, "TIMEOUT_S", 0.5)
+    with pytest.raises(ShardUnavailable, match=rf"{servers[0].address}: .* silent for 3 looks"):
+        asyncio.run(publish(snapshot, settings_of(servers)))
+    assert all(server.n_looks > 5 for server in servers)
+
+
+def test_where_one_cannot_fetch_it_the_others_are_not_waited_for(servers: list[Scripted], snapshot: Path) -> None:
+    servers[1].refuses = True
+    with pytest.raises(SnapshotMismatch, match=rf"{servers[1].address}: a file was altered; what the others fetch"):
+        asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))
