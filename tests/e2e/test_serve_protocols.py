@@ -583,8 +583,12 @@ def test_a_large_body_is_refused_as_such(http: httpx.Client) -> None:
 
 def running(deployment: str) -> list[psutil.Process]:
     """Its replicas."""
-    name = f"ray::ServeReplica:openbook:{deployment}"
-    return [each for each in psutil.Process().children(recursive=True) if each.cmdline()[:1] == [name]]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if process.cmdline()[:1] == [f"ray::ServeReplica:openbook:{deployment}"]:
+                found.append(process)
+    return found
 
 
 def load_other_space(settings: EncoderSettings) -> HashEncoder:
