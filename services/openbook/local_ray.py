@@ -9,11 +9,14 @@ from openbook.errors import StartupError
 
 log = logging.getLogger(__name__)
 
+PATIENT = {"RAY_raylet_start_wait_time_s": "120"}
+"""For a node that starts on a machine with much to do: by default Ray gives it up after 30 s."""
+
 FLAGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_raylet_start_wait_time_s": "60",  # a machine with much to do takes longer than 30
+    **PATIENT,
     # Ray's own ports on loopback: whoever reaches one runs what he likes.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from openbook.config import IndexClientSettings
-from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.index.client.client import channel_credentials, from_grpc, open_channel
 from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
@@ -260,23 +260,24 @@ class _Server:
             preparing, watching = asyncio.ensure_future(call), asyncio.create_task(self._watch())
             try:
                 await asyncio.wait((preparing, watching), return_when=asyncio.FIRST_COMPLETED)
-                if preparing.done():
-                    return await preparing
+                return await (preparing if preparing.done() else watching)
             finally:
                 preparing.cancel()
                 watching.cancel()
-        raise ShardUnavailable(f"{self.address}: was to prepare a snapshot, and has been silent for {N_SILENT} looks")
 
-    async def _watch(self) -> None:
-        """Ends when it is silent."""
+    async def _watch(self) -> NoReturn:
+        """Until it is silent; one that refuses to answer is not."""
         n_silent = 0
         while n_silent < N_SILENT:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.info()
                 n_silent = 0
-            except OpenbookError:
+            except (ShardUnavailable, DeadlineExceeded):
                 n_silent += 1
+            except OpenbookError:
+                n_silent = 0
+        raise ShardUnavailable(f"{self.address}: was to prepare a snapshot, and has been silent for {N_SILENT} looks")
 
     async def publish(self, snapshot_id: str, sequence: int) -> InfoResponse:
         request = PublishRequest(snapshot_id=snapshot_id, sequence=sequence)

@@ -48,8 +48,7 @@ GUARDS = {
     # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
     # is slow to answer has as long as ever.
     "RAY_health_check_period_ms": "1000",
-    # `ray start` gives up if its node is not there by then: by default 30 s, too few on a machine with much to do.
-    "RAY_raylet_start_wait_time_s": "120",
+    **local_ray.PATIENT,
 }
 """Against slow callers, busy machines, dead proxies and nodes, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names
 the program of `haproxy`.
