@@ -10,7 +10,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray looks at it when it is imported, which tests may do before they start one.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-os.environ["RAY_raylet_start_wait_time_s"] = "60"  # noqa: SIM112  # Ray may read it when it is imported
 # Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
 # gRPC's fork handlers are the cause is a suspicion.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

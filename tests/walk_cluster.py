@@ -255,6 +255,15 @@ def until(what: str, holds: "object", within_s: float = WITHIN_S) -> None:
     say(what)
 
 
+def evidence(made: list[Host]) -> str:
+    """Why no question is answered: the last failure, and the ends of what deployed, of Serve and of the autoscaler."""
+    logs = "/tmp/ray/session_latest/logs"
+    ends = f"tail -vn 20 ~/openbook-deploy.log {logs}/serve/controller_*.log {logs}/monitor.out || true"
+    return "\n".join(
+        [(WALK / "last-failure").read_text(), made[0].ssh(ends), *(str(each.processes()) for each in made)]
+    )
+
+
 def settled(made: list[Host]) -> list[dict[int, str]]:
     """The processes of all, once nothing begins or ends any more: HAProxy is replaced for each replica that joins."""
 
@@ -290,7 +299,11 @@ def walk(faults: bool) -> None:
         say("$ ssh head: openbook keys add walker")
         key = head.ssh(f"{add} 2>/dev/null").strip()
         answers: list[str] = []
-        until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
+        try:
+            until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
+        except SystemExit:
+            say(evidence(made))
+            raise
         say(f"{QUESTION} {answers[-1]}")
         say(f"from nothing to an answer: {time.monotonic() - begun:.0f} s")
         until(

@@ -9,14 +9,10 @@ from openbook.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-PATIENT = {"RAY_raylet_start_wait_time_s": "120"}
-"""For a node that starts on a machine with much to do: by default Ray gives it up after 30 s."""
-
 FLAGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    **PATIENT,
     # Ray's own ports on loopback: whoever reaches one runs what he likes.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
@@ -25,10 +21,10 @@ FLAGS = {
 ON_ALL_INTERFACES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 """For one that must be reached by another address than loopback."""
 
-N_STARTS = 3
-"""Ray gives up when its node is not up in time: too early on a machine with much to do. Seen also in a process that
-served gRPC itself: the node's process left no log at all. Ray forks to start it, so gRPC's fork handlers are suspected;
-that was not proven."""
+N_STARTS = 5
+"""A node of Ray's dies when its agents are not up within 15 s, which no setting changes, and Ray says so after 30: too
+early on a machine with much to do. Seen also in a process that served gRPC itself: the node's process left no log at
+all. Ray forks to start it, so gRPC's fork handlers are suspected; that was not proven."""
 
 OBJECT_STORE_BYTES = 80_000_000
 """What passes through it is small: settings, questions, answers."""

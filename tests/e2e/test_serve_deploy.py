@@ -68,7 +68,7 @@ def ray_cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ob-") as folder:
         options["--temp-dir"] = folder
         arguments = [str(part) for option in options.items() for part in option]
-        flags = {**local_ray.FLAGS, **run.serve_flags(serving, Path(folder)), "RAY_raylet_start_wait_time_s": "300"}
+        flags = {**local_ray.FLAGS, **run.serve_flags(serving, Path(folder))}
         environment = {**os.environ, **flags}
         with Path(folder, "log").open("w") as log:
             node = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log, text=True)

@@ -1,5 +1,6 @@
 """What must stay light stays light: looked at in a fresh process, where nothing was imported before."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -23,6 +24,10 @@ def test_importing_it_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_no_package_of_ours_brings_what_makes_ray_slow_to_start() -> None:
+    assert importlib.util.find_spec("rfc3987_syntax") is None
 
 
 TRACED = "openbook.rag.pipeline, openbook.index.client.sharded, openbook.index.server.server, openbook.cli"

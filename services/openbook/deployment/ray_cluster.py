@@ -5,6 +5,7 @@ from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
+from openbook.local_ray import N_STARTS
 from openbook.serving.launch.ports import INDEX_RESOURCE
 from openbook.serving.launch.run import GUARDS
 
@@ -240,8 +241,7 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
             f"{exports}\n"
             f"here=$(hostname -I | cut -d' ' -f1)\n"
             f"if ! (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; then\n"
-            f"  {BIN}/ray stop; ulimit -n 65536\n"
-            f"  {BIN}/ray start --head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml\n"
+            f"{_started(f'--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml')}"
             "fi\n"
         ),
         Lines(f"{exports}\nsetsid nohup {serve} >~/openbook-deploy.log 2>&1 </dev/null &\n"),
@@ -249,8 +249,13 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
 
 
 def _worker(topology: Topology, home: str, options: str) -> list[str]:
-    """Ray gives a machine half a minute to start, and one that was too busy is never asked again: so it tries again."""
     exports = _exports(topology, home, {})
-    start = f"{BIN}/ray start --address=$RAY_HEAD_IP:{topology.ports.ray}{options}"
-    again = f"for each in 1 2 3; do\n  {BIN}/ray stop\n  {start} && break\ndone"
-    return [Lines(f"{exports}\nulimit -n 65536\n{again}\n")]
+    return [Lines(f"{exports}\n{_started(f'--address=$RAY_HEAD_IP:{topology.ports.ray}{options}')}")]
+
+
+def _started(options: str) -> str:
+    """A node of Ray's dies when its agents take longer than 15 s, which no setting changes, Ray says so after 30, and
+    asks a worker that failed never again: so each tries again.
+    """
+    tries = " ".join(str(i + 1) for i in range(N_STARTS))
+    return f"ulimit -n 65536\nfor each in {tries}; do\n  {BIN}/ray stop\n  {BIN}/ray start {options} && break\ndone\n"

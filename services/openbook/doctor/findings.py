@@ -8,6 +8,8 @@ MIN_OPEN_FILES = 65_536
 MIN_SHARED_BYTES = 1 << 30
 MIN_FREE_BYTES = 10 << 30
 MAX_OFFSET_S = 2.0
+SLOW_TO_START = "rfc3987-syntax"
+"""Where it is, jsonschema imports it, and Ray that: it compiles a grammar in each process that starts, for seconds."""
 SOON_S = 30 * 86_400.0
 
 
@@ -36,6 +38,9 @@ def versions(found: Mapping[str, str]) -> Finding:
         return Finding("versions", Level.ILL, f"faiss-cpu and faiss-gpu exclude each other; {said}")
     if not {"faiss-cpu", "faiss-gpu"} & found.keys():
         return Finding("versions", Level.MIND, f"no faiss: this machine can ask an index, and serve none; {said}")
+    if SLOW_TO_START in found:
+        why = f"{SLOW_TO_START} delays the start of each process of Ray's by seconds, and nobody needs it: uninstall it"
+        return Finding("versions", Level.MIND, f"{why}; {said}")
     return Finding("versions", Level.WELL, said)
 
 

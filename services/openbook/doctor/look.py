@@ -22,7 +22,10 @@ from openbook.index.client.discovery import addresses_now
 from openbook.v1.index_pb2 import InfoResponse
 
 TIMEOUT_S = 5.0
-PACKAGES = ("openbook", "grpcio", "numpy", "faiss-cpu", "faiss-gpu", "numba", "redis", "ray", "torch", "transformers")
+PACKAGES = (
+    *("openbook", "grpcio", "numpy", "faiss-cpu", "faiss-gpu", "numba", "redis", "ray", "torch", "transformers"),
+    findings.SLOW_TO_START,
+)
 
 
 def look(settings: Settings, folder: Path) -> Iterator[Finding]:

@@ -48,7 +48,6 @@ GUARDS = {
     # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
     # is slow to answer has as long as ever.
     "RAY_health_check_period_ms": "1000",
-    **local_ray.PATIENT,
 }
 """Against slow callers, busy machines, dead proxies and nodes, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names
 the program of `haproxy`.
