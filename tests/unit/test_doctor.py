@@ -19,7 +19,7 @@ DAY_S = 86_400.0
         (findings.versions({"faiss-cpu": "1.15.1"}), Level.WELL, "faiss-cpu 1.15.1"),
         (findings.versions({"grpcio": "1.80"}), Level.MIND, "can ask an index, and serve none"),
         (findings.versions({"faiss-cpu": "1.15", "faiss-gpu": "1.15"}), Level.ILL, "exclude each other"),
-        (findings.versions({"faiss-cpu": "1.15.1", "rfc3987-syntax": "1.1"}), Level.MIND, "by seconds, and nobody needs it"),
+        (findings.versions({"faiss-cpu": "1.15.1", "rfc3987-syntax": "1.1"}), Level.MIND, "by seconds"),
         (findings.open_files(1024), Level.MIND, "1024: ulimit -n 65536"),
         (findings.open_files(1 << 20), Level.WELL, "1048576"),
         (findings.shared_memory(64 << 20), Level.MIND, "0.1 GiB"),

@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 import pytest
 import schemathesis
+from described import DESCRIBED
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi import checks
 from small_endpoint import QUESTION, service
 
 from openbook.serving.endpoint.http import build_app
@@ -23,26 +22,6 @@ from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.v1 import answer_pb2
 
 N = int(os.environ.get("OPENBOOK_HOSTILE", "12"))
-OWN_DEADLINE_S = 1.0
-
-
-def no_error_of_ours(ctx: Any, response: Any, case: Any) -> None:
-    """`not_a_server_error`, but for 504 within a deadline so short that the caller himself made it one."""
-    if response.status_code == 504:
-        places = [each for each in (case.body, case.query) if isinstance(each, dict)]
-        if min(float(each.get("timeout_s") or "inf") for each in places) < OWN_DEADLINE_S:
-            return
-    not_a_server_error(ctx, response, case)
-
-
-DESCRIBED = [
-    no_error_of_ours,
-    checks.status_code_conformance,
-    checks.content_type_conformance,
-    checks.response_headers_conformance,
-    checks.response_schema_conformance,
-    checks.unsupported_method,
-]
 api = schemathesis.openapi.from_asgi("/openapi.json", build_app(service()))
 
 
