@@ -95,7 +95,7 @@ bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while q
 var/demo/snapshot: $(VENV)/.dev
 	$(BIN)/openbook build embedded --out $@ --shards 2
 
-bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; whether replies are described ones; half an hour
+bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; whether replies are described ones; an hour
 	$(BIN)/python benchmarks/bench_hostile.py
 	$(BIN)/python benchmarks/bench_described.py
 	$(BIN)/python benchmarks/bench_proxy_memory.py
