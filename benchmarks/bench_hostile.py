@@ -218,6 +218,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    console = Console(width=110)
     table = Table("", "good caller", "p50 quiet, ms", "attacked", "p99 quiet, ms", "attacked", "ratio", "failed")
     states: dict[str, State] = {}
     times: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -256,8 +257,9 @@ def main() -> None:
                     quiet, hurt = (statistics.quantiles(times[kind, name, when], n=100) for when in WHEN)
                     row = (f"{1000 * value:.1f}" for value in (quiet[49], hurt[49], quiet[98], hurt[98]))
                     of = f"{failed[kind, name]} of {2 * args.rounds * args.calls}"
-                    table.add_row(f"{kind}, {n}", name, *row, f"{hurt[98] / quiet[98]:.2f}", of)
-    console = Console(width=110)
+                    ratio = f"{hurt[98] / quiet[98]:.2f}"
+                    table.add_row(f"{kind}, {n}", name, *row, ratio, of)
+                    print(f"{kind}, {name}: {ratio}, {of} failed", file=sys.stderr)
     console.print(table)
     console.print("threads, descriptors and MB")
     for name in states["before"]:

@@ -1,6 +1,7 @@
 """For `ray up`: the cluster of a cloud, and of machines that stand; and the Serve config."""
 
 import shlex
+from textwrap import indent
 from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
@@ -241,7 +242,7 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
             f"{exports}\n"
             f"here=$(hostname -I | cut -d' ' -f1)\n"
             f"if ! (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; then\n"
-            f"{_started(f'--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml')}"
+            f"{indent(_started(f'--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml'), '  ')}"
             "fi\n"
         ),
         Lines(f"{exports}\nsetsid nohup {serve} >~/openbook-deploy.log 2>&1 </dev/null &\n"),
