@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -155,13 +156,13 @@ class Host:
         found = {int(row.split()[0]): " ".join(row.split()[1:]) for row in rows}
         return {pid: args for pid, args in found.items() if not args.startswith(OURS)}
 
-    def serves_shards(self, n: int) -> bool:
-        """Whether index servers of so many shards run here."""
+    def index_servers(self) -> set[int]:
+        """Those that run here."""
         try:
-            found = self.processes().values()
+            found = self.processes()
         except SystemExit:  # its sshd does not answer yet
-            return False
-        return sum("openbook.cli index serve" in args and " -c " not in args for args in found) >= n
+            return set()
+        return {pid for pid, args in found.items() if "openbook.cli index serve" in args and " -c " not in args}
 
     def files(self) -> list[str]:
         """What it wrote below its home and /tmp."""
@@ -207,6 +208,17 @@ def topology() -> dict[str, object]:
             "worker_cpus": 1,
         },
     }
+
+
+def over_http(key: str) -> tuple[int, str]:
+    """The status, and the answer if there is one."""
+    import httpx
+
+    trusted = ssl.create_default_context(cafile=WALK / "deploy/secrets/ca.pem")
+    headers = {"x-api-key": key} if key else {}
+    asked = {"question": QUESTION}
+    reply = httpx.post(f"https://{HEAD}:8000/v1/answer", json=asked, headers=headers, verify=trusted, timeout=60)
+    return reply.status_code, reply.json().get("answer", "")
 
 
 def answered(key: str) -> str:
@@ -321,6 +333,21 @@ def walk(faults: bool) -> None:
             say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
             assert not gone
         until("a question is answered again", lambda: answered(key), 60)
+        refused, same = over_http(""), over_http(key)
+        say(f"over HTTP: {refused[0]} without a key; with it {same[0]}, {same[1]}")
+        assert (refused, same) == ((401, ""), (200, answers[-1]))
+        ours = "RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=~/openbook-secrets/ray-token"
+        serve = "openbook deploy serve ~/openbook-serve.yaml --index-nodes 9 --shards 2 --timeout 0"
+        say(f"$ ssh head: {serve}")
+        said = head.ssh(f"{ours} ~/openbook/bin/{serve} 2>&1 || true").splitlines()[-1]
+        say(said)
+        assert "the index tier is not there after 0 s: 4 of 18 servers" in said
+
+        killed = min(made[1].index_servers())
+        say(f"$ ssh {made[1].name}: kill -9 {killed}, an index server")
+        made[1].ssh(f"kill -9 {killed}")
+        until("another one is in its place", lambda: len(made[1].index_servers() - {killed}) == 2, 120)
+        assert answered(key)
         if faults:
             suffer(made, key)
 
@@ -355,7 +382,7 @@ def suffer(made: list[Host], key: str) -> None:
         time.sleep(30)
     lost.start()
     say(f"{lost.name} is there again")
-    until(f"{lost.name} serves both shards", lambda: lost.serves_shards(2))
+    until(f"{lost.name} serves both shards", lambda: len(lost.index_servers()) == 2)
     with asking(key):
         time.sleep(10)
 
