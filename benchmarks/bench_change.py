@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openbook.client import Client
-from openbook.corpus import embedded_documents
+from openbook.corpus.build import embedded_documents
 from openbook.corpus.read import lines
 from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.result import Result

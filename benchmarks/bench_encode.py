@@ -49,7 +49,7 @@ from rich.table import Table
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Float32, Passage
-from openbook.corpus import build, embedded_documents, encode
+from openbook.corpus import build, encode
 from openbook.corpus.read import read_passages
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.models.embedded import encoder_folder
@@ -177,7 +177,7 @@ def speed(n: int, rounds: int, n_processes: int) -> dict[str, list[float]]:
     total = n * n_processes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        available = list(read_passages(embedded_documents()))
+        available = list(read_passages(build.embedded_documents()))
         chosen = np.linspace(0, len(available) - 1, total).astype(int).tolist()
         write_passages(folder, (Passage(i, "", available[at].title, available[at].text) for i, at in enumerate(chosen)))
         encode.plan_rows(folder, np.zeros(total, np.bool_), block_of(n))
@@ -209,7 +209,7 @@ def speed(n: int, rounds: int, n_processes: int) -> dict[str, list[float]]:
 def parsing(n_processes: int) -> float:
     """Passages per second of the embedded corpus, read and split."""
     begun = time.perf_counter()
-    n = sum(1 for _ in read_passages(embedded_documents(), n_processes=n_processes))
+    n = sum(1 for _ in read_passages(build.embedded_documents(), n_processes=n_processes))
     return n / (time.perf_counter() - begun)
 
 

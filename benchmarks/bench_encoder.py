@@ -37,7 +37,7 @@ from torch import Tensor
 from openbook.config import EncoderSettings
 from openbook.core.deadline import go_on
 from openbook.core.types import Float32
-from openbook.corpus import embedded_documents
+from openbook.corpus.build import embedded_documents
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.models.batches import Batches

@@ -37,7 +37,7 @@ from rich.progress import track
 
 from openbook.config import EncoderSettings
 from openbook.corpus import build as corpus_build
-from openbook.corpus import embedded_documents, encode, workers
+from openbook.corpus import encode
 from openbook.corpus.read import lines
 from openbook.index.building import build as index_build
 from openbook.models.encoder import TextEncoder
@@ -113,22 +113,21 @@ def build(
         stack.enter_context(watched.begins(index_build.Index, "train", "train", "index"))
         stack.enter_context(watched.begins(index_build, "certify", "certify", "name"))
         stack.enter_context(watched.begins(corpus_build, "write_bm25", "words", "encode"))
-        start = workers.start
+        start = encode.start
 
         def started(command: Sequence[str], **options: Any) -> Any:
             if command[1:3] == ["-m", encode.__name__]:
                 command = [sys.executable, __file__, "--work", str(out), *command[3:]]
             return start(command, **options)
 
-        stack.enter_context(mock.patch.object(workers, "start", started))
-        stack.enter_context(mock.patch.object(workers, "BYTES_PER_PROCESS", 1))
+        stack.enter_context(mock.patch.object(encode, "start", started))
         stack.enter_context(mock.patch.object(corpus_build, "ROWS_PER_STEP", BLOCK))
         stack.enter_context(mock.patch.object(encode, "ROWS_PER_PROCESS", 1))
         stack.enter_context(encodings(out))
-        settings, corpus = EncoderSettings(n_threads=n_processes), folder / "corpus"
-        options: dict[str, Any] = {"recall_target": 0.9, "on_progress": watched.on_progress}
-        options["ahead"] = stack.enter_context(workers.ahead(corpus, settings))
-        corpus_build.build_corpus(corpus, out, settings, 2, "IVF8,SQ8", **options)
+        settings = EncoderSettings(n_threads=n_processes)
+        corpus_build.build_corpus(
+            folder / "corpus", out, settings, 2, "IVF8,SQ8", recall_target=0.9, on_progress=watched.on_progress
+        )
     (folder / "points.json").write_text(json.dumps(watched.n_points))
 
 
@@ -175,7 +174,7 @@ class Killer:
         self._folder = folder
         self._processes = multiprocessing.get_context("forkserver")  # new ones have all modules at once
         self._processes.set_forkserver_preload(["openbook.corpus.build", "openbook.index.shard.rescoring", "bm25s"])
-        documents = [line for _, line in islice(lines(embedded_documents()), n_documents)]
+        documents = [line for _, line in islice(lines(corpus_build.embedded_documents()), n_documents)]
         (folder / "corpus").mkdir()
         for i in range(4):
             (folder / f"corpus/{i}.jsonl").write_text("".join(documents[i::4]))

@@ -35,38 +35,38 @@ from rich.console import Console
 from rich.table import Table
 
 from openbook.cli import app
-from openbook.corpus import build, embedded_documents
+from openbook.corpus import build
 from openbook.corpus.read import lines
 
 BLOCK = 32
 STOP_AT = 0.99
 
 
-def killed(block: int, arguments: Sequence[str]) -> None:
-    """A process: `openbook build` that ends before all is encoded."""
+def openbook(arguments: Sequence[str]) -> None:
+    """A process: `openbook build`; with STOP in the environment it ends before all is encoded."""
     encode = build._encoded_all
 
     def stopped(*args: object) -> object:
-        *before, on_progress, ahead = args
+        *before, on_progress = args
 
         def watched(stage: str, done: int, total: int) -> None:
             on_progress(stage, done, total)  # type: ignore[operator]
             if done >= STOP_AT * total:
                 os._exit(9)  # those that encode for it end with it
 
-        return encode(*before, watched, ahead)  # type: ignore[arg-type]
+        return encode(*before, watched)  # type: ignore[arg-type]
 
-    build._encoded_all = stopped  # type: ignore[assignment]
-    build.ROWS_PER_STEP = block
-    app(arguments, standalone_mode=False)
+    if "STOP" in os.environ:
+        build._encoded_all = stopped  # type: ignore[assignment]
+        build.ROWS_PER_STEP = int(os.environ["STOP"])
+    app(["build", *arguments], standalone_mode=False)
 
 
 def timed(documents: Path, out: Path, *options: str, block: int = 0) -> tuple[float, float]:
     """Seconds by the clock, and of CPU; with a block, killed at 99 % of blocks of so many passages."""
-    command = [sys.executable, __file__, "--killed", str(block)] if block else [sys.executable, "-m", "openbook.cli"]
-    command += ["build", str(documents), "--out", str(out), "--shards", "2", *options]
+    command = [sys.executable, __file__, "--build", str(documents), "--out", str(out), "--shards", "2", *options]
     begun, before = time.perf_counter(), cpu_s()
-    done = subprocess.run(command, check=False)
+    done = subprocess.run(command, env=os.environ | ({"STOP": str(block)} if block else {}), check=False)
     if done.returncode != (9 if block else 0):
         sys.exit(f"{out.name} ended with {done.returncode}")
     return time.perf_counter() - begun, cpu_s() - before
@@ -91,7 +91,7 @@ def changed(documents: Sequence[str], share: float) -> Iterator[str]:
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", type=Path, nargs="?", default=embedded_documents())
+    parser.add_argument("corpus", type=Path, nargs="?", default=build.embedded_documents())
     parser.add_argument("--documents", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--dtype", default="float32")
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--killed"]:
-        killed(int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1:2] == ["--build"]:
+        openbook(sys.argv[2:])
     else:
         main()

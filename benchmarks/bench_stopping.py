@@ -45,7 +45,7 @@ from openbook.core.types import (
     Retrieved,
     Token,
 )
-from openbook.corpus import embedded_documents
+from openbook.corpus.build import embedded_documents
 from openbook.corpus.read import read_passages
 from openbook.errors import DeadlineExceeded, InvalidRequest
 from openbook.models.generator import RagGenerator

@@ -24,9 +24,8 @@ from openbook.planning.command import plan
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
     from openbook.core.splitting import At
-    from openbook.corpus.duplicates import Repeated, What
+    from openbook.corpus.duplicates import What
     from openbook.corpus.encode import Elsewhere
-    from openbook.corpus.former import Changes
     from openbook.index.building.build import ExactDtype
 
 # Plain help: boxes leave the descriptions a third of 80 columns.
@@ -119,11 +118,12 @@ def build(
     from openbook.config import EncoderSettings, section
     from openbook.core.origin import Field
     from openbook.core.splitting import Splitting
-    from openbook.corpus import embedded_documents
+    from openbook.corpus.build import build_corpus, embedded_documents
+    from openbook.corpus.duplicates import Repeated
+    from openbook.corpus.former import Changes
     from openbook.corpus.remote import fetched
     from openbook.corpus.report import Stages, check_place, write_report
     from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
-    from openbook.corpus.workers import ahead
     from openbook.index.remote.place import is_url
     from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
 
@@ -148,9 +148,6 @@ def build(
         if is_url(documents):
             with bytes_progress("fetch") as on_bytes:
                 path = fetching.enter_context(fetched(documents, out, on_failure, on_bytes))
-        workers = fetching.enter_context(ahead(path, encodes)) if not (ray or vectors) else []
-        from openbook.corpus.build import build_corpus  # imports torch, as they do meanwhile
-
         stages = Stages(fetching.enter_context(build_progress()))
         manifest = build_corpus(
             path,
@@ -174,7 +171,6 @@ def build(
             duplicates=cast("What", duplicates),
             on_duplicates=repeated.append,
             elsewhere=elsewhere,
-            ahead=workers,
         )
     for each in changes:
         print_changes(each)

@@ -8,8 +8,7 @@ from pathlib import Path
 from openbook import config
 from openbook.client import Client
 from openbook.core.types import Formulation
-from openbook.corpus import embedded_documents
-from openbook.corpus.build import build_corpus
+from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.processes import free_port
 from openbook.serving.launch.local import local_system, until_stopped
 from openbook.terminal import build_progress, console, print_answer

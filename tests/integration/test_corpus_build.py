@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -23,11 +23,9 @@ from openbook.config import EncoderSettings
 from openbook.core.fingerprint import text_digest
 from openbook.corpus import build as corpus_build
 from openbook.corpus import encode as corpus_encode
-from openbook.corpus import workers
 from openbook.corpus.build import build_corpus
-from openbook.corpus.encode import encode
+from openbook.corpus.encode import Worker, encode
 from openbook.corpus.sources.limits import Failure
-from openbook.corpus.workers import Worker, ahead
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
@@ -277,50 +275,15 @@ def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
     assert (seen[0], sorted(seen[:5]), seen[4]) == (1, seen[:5], 5)
 
 
-def test_processes_started_ahead_of_a_corpus_of_their_size_encode_the_same_bits(
-    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ahead(documents, EncoderSettings(n_threads=2)) as none:
-        assert none == []
-    wanted = build(documents, tmp_path / "alone")
-    monkeypatch.setattr(workers, "BYTES_PER_PROCESS", documents.stat().st_size // 2)
-    monkeypatch.setattr(corpus_encode, "ROWS_PER_PROCESS", 1)
-    monkeypatch.setattr(corpus_build, "FEW_ROWS", 1)
-    has_written, its_write, our_write = Event(), Worker.write, corpus_encode._write
-
-    def told(worker: Worker, folder: Path, step: range) -> None:
-        its_write(worker, folder, step)
-        has_written.set()
-
-    def behind(folder: Path, step: range, model: TextEncoder) -> None:
-        assert has_written.wait(60)
-        our_write(folder, step, model)
-
-    monkeypatch.setattr(Worker, "write", told)
-    monkeypatch.setattr(corpus_encode, "_write", behind)
-    settings = EncoderSettings(n_threads=2)
-    with ahead(documents, settings) as (worker,):
-        manifest = build_corpus(documents, tmp_path / "out", settings, 2, "Flat", ahead=[worker])
-        assert worker._process.returncode is not None  # it has ended, though it may have been needed no more
-    assert manifest.snapshot_id == wanted.snapshot_id
-
-
-def test_a_process_that_cannot_load_its_model_says_why(tmp_path: Path) -> None:
-    with closing(Worker(EncoderSettings(model=str(tmp_path)))) as worker:
-        worker.ready()
-        with pytest.raises(StartupError, match=rf"0\.\.3 ended with code 1: model '{tmp_path}': "):
-            worker.write(tmp_path, range(4))
-
-
 def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(corpus_encode, "ROWS_PER_PROCESS", 4)
     has_failed, write = Event(), Worker.write
 
-    def failing(worker: Worker, folder: Path, step: range) -> None:
+    def failing(worker: Worker, step: range) -> None:
         with ExitStack() as stack:
             stack.callback(has_failed.set)
-            write(worker, folder, step)
+            write(worker, step)
 
     monkeypatch.setattr(Worker, "write", failing)
     monkeypatch.setattr(corpus_encode, "_write", lambda folder, step, model: has_failed.wait(60))

@@ -7,8 +7,9 @@ of those that are. It is continued only for the very same plan, and removed when
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
@@ -41,7 +42,6 @@ from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.walk import corpus_digest
 from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, SHARDS, Note, Plan, check_ours, resumed, told_if_full
-from openbook.corpus.workers import Worker
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import (
     LOCK,
@@ -92,7 +92,6 @@ def build_corpus(
     duplicates: What = "keep",
     on_duplicates: Callable[[Repeated], None] = lambda repeated: None,
     elsewhere: Elsewhere | None = None,
-    ahead: Sequence[Worker] = (),
 ) -> Manifest:
     """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25`: `index.building.build`.
 
@@ -111,8 +110,6 @@ def build_corpus(
     `on_changes`. The snapshot is the same as without it.
 
     Unless `duplicates` are kept, passages that repeat others are told to `on_duplicates`, and left out if dropped.
-
-    Of the other processes some may have been started `ahead`; all of them end here, unless the build fails.
 
     Recall is measured with the questions of the file `queries`, if there is one, as `query_encoder` encodes them; that
     is `encoder` itself if none is named.
@@ -193,7 +190,7 @@ def build_corpus(
 
         manifest = build_snapshot(
             passages,
-            _encoded_all(work, note, encoder, model, elsewhere, write_the_rest, on_progress, ahead),
+            _encoded_all(work, note, encoder, model, elsewhere, write_the_rest, on_progress),
             out,
             n_shards=n_shards,
             factory=factory,
@@ -222,6 +219,11 @@ def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) ->
     if not texts:
         raise InvalidDocuments(f"{queries}: holds no questions")
     return encoder.encode_questions(texts)
+
+
+def embedded_documents() -> Path:
+    """The corpus shipped with openbook: about 9,300 passages of Wikipedia."""
+    return Path(str(resources.files("openbook") / "embedded/corpus/documents.jsonl.gz"))
 
 
 def _start(
@@ -288,7 +290,6 @@ def _encoded_all(
     elsewhere: Elsewhere | None,
     meanwhile: Meanwhile,
     on_progress: OnProgress,
-    ahead: Sequence[Worker],
 ) -> Exact:
     """All vectors, once those are encoded that were not; while other processes here do that, or before others do it
     elsewhere, what is to be done `meanwhile`.
@@ -307,6 +308,6 @@ def _encoded_all(
         meanwhile(lambda: None)
         encode_elsewhere(work, steps, elsewhere, on_written)
     else:
-        encode(work, steps, encoder, model, on_written, meanwhile, ahead)
+        encode(work, steps, encoder, model, on_written, meanwhile)
     vectors: Exact = np.load(work / note.vectors, mmap_mode="r")
     return vectors

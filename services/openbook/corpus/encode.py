@@ -6,14 +6,13 @@ an embedding depend on the number of threads, so that is the same whoever comput
 do not depend.
 """
 
-import json
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -23,17 +22,18 @@ from numpy.typing import DTypeLike, NDArray
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Float32, Passage
-from openbook.corpus.workers import DONE, READY, ROWS_PER_PROCESS, Worker
 from openbook.errors import OpenbookError, StartupError
 from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of
 from openbook.models.encoder import TextEncoder
-from openbook.processes import threads
+from openbook.processes import end, start, threads
 
 VECTORS = "vectors.npy"
 ROWS = "rows.npy"
 """Which passages are to be encoded, in this order."""
+ROWS_PER_PROCESS = 128
+"""Fewer passages are encoded sooner than another process has started."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
@@ -73,7 +73,6 @@ def encode(
     model: TextEncoder,
     on_written: Callable[[range], None],
     meanwhile: Meanwhile = lambda check: None,
-    ahead: Sequence[Worker] = (),
 ) -> None:
     """Write the embeddings of all steps, and tell of each that is written, in any order.
 
@@ -84,7 +83,6 @@ def encode(
         model: loaded with `alone` of these settings.
         on_written: called with a step.
         meanwhile: what this process does first, while the others start and encode.
-        ahead: workers of these settings that have been started already. All of them are ended.
 
     Raises:
         StartupError: a process ended before its work was done; it said why on standard error.
@@ -110,13 +108,12 @@ def encode(
     def take_when_ready(worker: Worker) -> None:
         worker.ready()
         starting.remove(worker)
-        take(partial(worker.write, folder))
+        take(worker.write)
 
     n_rows = sum(map(len, steps))
     n_workers = min(threads(settings.n_threads), n_rows // ROWS_PER_PROCESS) - 1 if _on_cpu(settings) else 0
     with ThreadPoolExecutor(max(1, n_workers)) as pool, ExitStack() as stack:
-        workers = [stack.enter_context(closing(each)) for each in ahead][:n_workers]
-        workers += [stack.enter_context(closing(Worker(settings))) for _ in range(n_workers - len(workers))]
+        workers = [stack.enter_context(closing(Worker(folder, settings))) for _ in range(n_workers)]
         starting = list(workers)
         theirs = [pool.submit(take_when_ready, worker) for worker in workers]
 
@@ -201,23 +198,50 @@ def _write(folder: Path, step: range, model: TextEncoder) -> None:
     _put(folder, step, model.encode_passages(_passages(folder, step)))
 
 
-def main(given: str) -> None:
-    """A worker: says that it is ready, reads folders and steps from standard input, and says when each is done."""
-    settings = EncoderSettings.model_validate_json(given)
-    if not _on_cpu(settings):  # the builder alone encodes on a GPU
-        return
-    try:
-        model = TextEncoder.load(alone(settings), role="passage")
-    except OpenbookError as error:  # the builder's fails likewise, unless it is a matter of this process
-        print(error, flush=True)
-        sys.exit(1)
-    print(READY, flush=True)
+class Worker:
+    """Another process that encodes, with one thread."""
+
+    def __init__(self, folder: Path, settings: EncoderSettings) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), alone(settings).model_dump_json()]
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environment}
+        self._process = start(command, **options)
+
+    def ready(self) -> None:
+        """Wait until it is, or has ended."""
+        self._said()
+
+    def write(self, step: range) -> None:
+        """As `_write`. Raises StartupError: it has ended."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # that it has ended is read below
+            self._process.stdin.write(b"%d %d\n" % (step.start, step.stop))
+        if not self._said():
+            raise StartupError(
+                f"a process that encodes passages {step.start}..{step.stop - 1} ended with code {self._process.wait()}"
+            )
+
+    def _said(self) -> bytes:
+        assert self._process.stdout is not None
+        return bytes(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        end(self._process)
+
+
+def main(folder: str, settings: str) -> None:
+    """A worker: says that it is ready, reads steps from standard input, and says when each is done."""
+    model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
+    print("ready", flush=True)
     for line in sys.stdin:
-        folder, first, last = json.loads(line)
-        _write(Path(folder), range(first, last), model)
-        print(DONE, flush=True)
+        _write(Path(folder), range(*map(int, line.split())), model)
+        print("done", flush=True)
 
 
 if __name__ == "__main__":
     setup_logging("encode")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OpenbookError as error:
+        sys.exit(f"openbook: {error}")

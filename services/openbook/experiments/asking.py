@@ -9,8 +9,7 @@ from typing import Any
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Formulation, Retrieved
-from openbook.corpus import embedded_documents
-from openbook.corpus.build import build_corpus
+from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.corpus.questions import Question
 from openbook.evaluation.record import Record
 from openbook.evaluation.run import Answered, answer, plan, to_ask
