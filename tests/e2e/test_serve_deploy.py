@@ -1,5 +1,5 @@
 """deploy/serve.yaml on a real Ray cluster of one node, with the models that it names, through Ray's own REST door: for
-where no machines can be made. `ray up` on three of them, in `test_ray_up.py`, shows the same and more.
+where no machines can be made. `ray up` on three of them, in `test_ray_up.py`, shows the same of the config for CPUs.
 """
 
 import os
