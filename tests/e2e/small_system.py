@@ -139,7 +139,7 @@ def serving_tier(
     ports = {"http_port": free_port(), "grpc_port": free_port(), "num_cpus": 0.1}
     values = {
         "index": {"timeout_s": 60},
-        "cache": {"url": redis_url},
+        "cache": {"url": redis_url, "timeout_s": 60},  # the default, 0.05 s, passes on busy machines: a miss
         "encoder": {"num_cpus": 0.1},
         "generator": {"num_cpus": 0.1},
         "serving": {**ports, **serving},
