@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
+# Where it is set, each of hundreds of processes compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
 
@@ -166,5 +168,5 @@ $(VENV)/.browsers: tests/tools.sh $(VENV)/.dev
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/pip install -q -c deploy/constraints-cpu.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c deploy/constraints-cpu.txt -e '.[dev]'
 	touch $@
