@@ -168,5 +168,5 @@ $(VENV)/.browsers: tests/tools.sh $(VENV)/.dev
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/pip install -q --no-compile -c deploy/constraints-cpu.txt -e '.[dev]'
+	$(BIN)/pip install -q -c deploy/constraints-cpu.txt -e '.[dev]'
 	touch $@

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import ray
 import tiny_training as tiny
 import torch
 import yaml
@@ -97,17 +98,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 
 
 @pytest.fixture(scope="module")
-def own_ray(files: Files) -> Iterator[None]:
+def ray_address(files: Files) -> Iterator[str]:
     """A Ray of this process, with the CPUs of one run: what one does not give back, the next one lacks."""
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.5"
     with cluster._connected(files.settings("any").workers):
-        yield
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture(scope="module")
-def alone(files: Files) -> Path:
-    """The folder of a run by this process, without Ray, that nothing happened to."""
-    return train(files.settings("alone", workers={"n_workers": 1})).parent
+def whole(files: Files, ray_address: str) -> Path:
+    """The folder of a run that nothing happened to."""
+    return cluster.fit(files.settings("whole", loop={"checkpoint_every": 5})).parent
 
 
 def curve(out: Path) -> list[dict[str, float]]:
@@ -122,17 +123,19 @@ def weights(out: Path, step: int = N_STEPS) -> dict[str, Tensor]:
     return load_file(out / f"checkpoints/step-{step:07d}/weights.safetensors")
 
 
-def check_same(out: Path, alone: Path) -> None:
-    """Every step once, with the same numbers, and the same weights. Two workers add gradients up in another order."""
+def check_same(out: Path, whole: Path) -> None:
+    """Every step once, with the same numbers, and the same weights at the end."""
     assert [line["step"] for line in curve(out)] == list(range(1, N_STEPS + 1))
-    for line, wanted in zip(curve(out), curve(alone), strict=True):
-        assert line == pytest.approx(wanted, rel=1e-5)
-        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
-    for step in (6, N_STEPS):
-        mine, others = weights(out, step), weights(alone, step)
-        assert mine.keys() == others.keys()
-        differences = {name: float((mine[name] - value).abs().max()) for name, value in others.items()}
-        assert max(differences.values()) < 1e-6, differences
+    for line, wanted in zip(curve(out), curve(whole), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-6)
+    check_weights(out, whole, N_STEPS)
+
+
+def check_weights(one: Path, other: Path, step: int) -> None:
+    mine, others = weights(one, step), weights(other, step)
+    assert mine.keys() == others.keys()
+    differences = {name: float((mine[name] - value).abs().max()) for name, value in others.items()}
+    assert max(differences.values()) < 1e-6, differences
 
 
 def parents() -> dict[int, int]:
@@ -181,9 +184,16 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("own_ray")
-def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, alone: Path) -> None:
-    changed = files.settings("alone", retrieval={"k": 4}, workers={"n_workers": 1, "max_failures": -1})
+def test_two_workers_with_half_the_batch_each_are_as_one(files: Files, whole: Path) -> None:
+    """In float32, at two checkpoints; their gradients are added up in another order."""
+    alone = train(files.settings("alone", loop={"checkpoint_every": 5}, workers={"n_workers": 1})).parent
+    assert [line["loss"] for line in curve(whole)] == pytest.approx([line["loss"] for line in curve(alone)], rel=1e-6)
+    for step in (5, N_STEPS):
+        check_weights(whole, alone, step)
+
+
+def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, whole: Path) -> None:
+    changed = files.settings("whole", retrieval={"k": 4}, workers={"max_failures": -1})
     problem = "step-0000008: was made with retrieval = 'dense, k = 3', this run has 'dense, k = 4'"
     with pytest.raises(InvalidConfig, match=problem) as raised:
         cluster.fit(changed)
@@ -220,9 +230,8 @@ def await_end(pids: Sequence[int]) -> None:
         sleep(0.1)  # they are no children of ours
 
 
-@pytest.mark.usefixtures("own_ray")
-def test_whatever_ends_a_run_of_two_workers_it_comes_to_the_end_of_one(files: Files, alone: Path) -> None:
-    """Half the batch each. One killed when none may fail, Ctrl-C, the driver killed, one replaced: it goes on."""
+def test_whatever_ends_a_run_the_same_call_goes_on_to_the_same_end(files: Files, whole: Path) -> None:
+    """One run: a worker killed when none may fail, Ctrl-C, its driver killed; at last a worker that is replaced."""
     out, told, interrupted, ended = files.folder / "run", list[int](), Event(), Event()
     handler = signal.getsignal(signal.SIGINT)
 
@@ -260,4 +269,4 @@ def test_whatever_ends_a_run_of_two_workers_it_comes_to_the_end_of_one(files: Fi
     assert files.actions == []
     assert "worker 0: " in (out / cluster.LOG).read_text()
     assert told[-2:] == [7, 8]
-    check_same(out, alone)
+    check_same(out, whole)
