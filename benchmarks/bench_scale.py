@@ -142,9 +142,9 @@ def build(out: Path, args: argparse.Namespace) -> dict[str, Any]:
             progress.update(tasks[stage], completed=done)
 
         plan: dict[str, Any] = {"n_shards": args.shards, "factory": args.factory, "exact_dtype": args.exact_dtype}
-        plan |= {"on_progress": on_progress, "bm25": False}
+        plan["on_progress"] = on_progress
         if args.files:
-            build_corpus(documents, out, EncoderSettings(), vectors=vectors, **plan)
+            build_corpus(documents, out, EncoderSettings(), vectors=vectors, bm25=False, **plan)
         else:
             generated: Any = Generated(args.vectors)
             build_snapshot(texts, generated, out, encoder="generated", encoder_fingerprint="generated", **plan)
