@@ -44,6 +44,13 @@ class GeneratorCheckpoint:
         described = [type(self.input_format).__name__, asdict(self.input_format)]  # type: ignore[call-overload]
         return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described])[:32]
 
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """As many as the decoder has positions for; None: no matter how many."""
+        decoder = getattr(self.model.config, "decoder", self.model.config)
+        names = ("max_decoder_position_embeddings", "max_position_embeddings")  # the first is LED's
+        return next((found for name in names if (found := getattr(decoder, name, None))), None)
+
     def contexts(self, question: str, passages: Sequence[Passage]) -> list[list[int]]:
         """Token ids of the question with each passage. Raises InvalidRequest as `InputFormat.encode`."""
         if self.legacy_tokenizer is not None:

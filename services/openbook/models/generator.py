@@ -73,8 +73,8 @@ class RagGenerator:
     ) -> list[Generation]:
         """The best answers to each question from its own passages, of which there may be different numbers.
 
-        With labels it is the most probable one of them, weighed as in `classify`. `check` stops the work by raising:
-        see `Seq2Seq.stopped_by`.
+        With labels it is the most probable one of them, weighed as in `classify`. No answer is longer than the decoder
+        has positions, whatever max_new_tokens says. `check` stops the work by raising: see `Seq2Seq.stopped_by`.
 
         Raises:
             InvalidRequest: a question leaves no room for a passage in the input, or has no passage; a label has more
@@ -82,6 +82,7 @@ class RagGenerator:
         """
         if not questions:
             return []
+        settings = self._bounded(settings)
         if settings.labels:
             return self._choose(questions, retrieved, settings, check)
         inputs = self._inputs(questions, retrieved)
@@ -102,6 +103,7 @@ class RagGenerator:
         if settings.labels or settings.n_answers > 1:
             yield from self.generate([question], [retrieved], settings, check)
             return
+        settings = self._bounded(settings)
         ids, mask, scores = self._inputs([question], [retrieved])
         token_ids: list[int] = []
         text = ""
@@ -129,6 +131,11 @@ class RagGenerator:
             return []
         scored = self._score(questions, retrieved, answers, formulation, go_on)
         return [_classification(labels, each, len(r.passages)) for each, r in zip(scored, retrieved, strict=True)]
+
+    def _bounded(self, settings: GenerationSettings) -> GenerationSettings:
+        longest = self._checkpoint.max_answer_tokens or settings.max_new_tokens
+        fewest = min(settings.min_new_tokens, longest)
+        return replace(settings, max_new_tokens=min(settings.max_new_tokens, longest), min_new_tokens=fewest)
 
     def _choose(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check

@@ -257,6 +257,17 @@ def test_a_small_bound_on_memory_changes_no_classification() -> None:
         np.testing.assert_allclose(one.log_likelihood, other.log_likelihood, atol=1e-4)
 
 
+@pytest.mark.parametrize("formulation", [Formulation.TOKEN, Formulation.SEQUENCE])
+def test_an_answer_ends_where_the_decoder_has_no_more_positions(formulation: Formulation) -> None:
+    endless = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=140, min_new_tokens=140)
+    (answer,) = _babbler().generate([BIRTH[0]], [BIRTH[1]], endless)
+    *_, streamed = _babbler().stream(*BIRTH, endless)
+    assert isinstance(streamed, Generation)
+    assert len(answer.tokens) == len(streamed.tokens) == tiny.bart().config.max_position_embeddings == 128
+    of_t5 = RagGenerator(GeneratorCheckpoint(tiny.t5(), tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
+    assert len(of_t5.generate([BIRTH[0]], [BIRTH[1]], endless)[0].tokens) == 140  # its positions are relative
+
+
 def test_a_label_longer_than_an_answer_may_be_is_refused() -> None:
     how = GenerationSettings(labels=("yes", "no " * 40), max_new_tokens=16)
     with pytest.raises(InvalidRequest, match="labels must have at most max_new_tokens = 16 tokens, got 41 in 'no no"):

@@ -164,15 +164,14 @@ class Place:
         return listed
 
     def _info(self, path: str) -> Any:
-        """What fsspec knows of a file. It says that there is none whatever a web server answers."""
+        """What fsspec knows of a file. It says that there is none whatever came of asking a web server."""
         try:
             return self._files.info(self.at(path))
         except FileNotFoundError as error:
             cause = error.__cause__
-            status = getattr(cause, "status", 0)
-            if cause is not None and (status in _PASSING or status >= 500):
-                raise cause from None
-            raise
+            if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) == 404:
+                raise
+            raise cause from None
 
     def _listed(self, path: str, about: Mapping[str, Any]) -> Listed:
         versions = (
