@@ -4,7 +4,7 @@ import csv
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,24 @@ class Behind:
     pid: int = 0  # of HAProxy
 
     def until(self, status: str, *ingresses: int) -> set[str]:
-        """What came of the last check, once HAProxy has all of these in this state."""
+        """What came of the last check, once HAProxy has all of these in this state; up are those that said so."""
+        found = self._once(
+            lambda row: row["status"] == status and (status != "UP" or row["check_status"].endswith("OK")), *ingresses
+        )
+        return {row["check_status"].removeprefix("* ") for row in found}
+
+    def until_silent(self, ingress: int) -> None:
+        """Once three checks of it have failed while it was up: where another one is up, two are enough to lose it."""
+        self._once(lambda row: int(row["chkfail"]) > 2, ingress)
+
+    def _once(self, holds: Callable[[dict[str, str]], bool], *ingresses: int) -> list[dict[str, str]]:
+        """Their figures over both protocols, once all are so."""
         give_up = monotonic() + PATIENCE_S
-        names = [(protocol, str(number)) for protocol in ("http", "grpc") for number in ingresses]
         while True:
-            found = self._figures()
-            if {found[name]["status"] for name in names} == {status}:
-                return {found[name]["check_status"].removeprefix("* ") for name in names}
+            figures = self._figures()
+            found = [figures[protocol, str(number)] for protocol in ("http", "grpc") for number in ingresses]
+            if all(holds(row) for row in found):
+                return found
             assert monotonic() < give_up, found
             sleep(0.02)
 

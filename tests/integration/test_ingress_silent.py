@@ -119,12 +119,16 @@ async def freeze(behind: Behind) -> None:
         assert sorted(await streams) == sorted(2 * [str(frozen.pid), f"{other.pid} {other.pid}"])  # cut off, and whole
         other.send_signal(signal.SIGSTOP)
         held = asyncio.create_task(them.ask())
-        await asyncio.to_thread(behind.until, "DOWN", 0, 1)
-        assert await them.ask() == {"UNAVAILABLE"}
+        await asyncio.to_thread(behind.until_silent, 1)
+        late = asyncio.create_task(them.ask())  # of which nobody hears that there is no replica
         behind.tell_all(signal.SIGCONT)
         await asyncio.to_thread(behind.until, "UP", 0, 1)
         assert await held == {str(other.pid)}  # for nobody else could have answered sooner
+        assert await late <= {str(frozen.pid), str(other.pid)}
         assert await them.ask() == {str(frozen.pid), str(other.pid)}
+        for each in behind.ingresses:
+            each.send_signal(signal.SIGSTOP)
+        assert await them.ask() == {"UNAVAILABLE"}  # after ten seconds more
 
 
 def test_an_ingress_that_is_to_stop_ends_what_it_has_begun(behind: Behind) -> None:

@@ -42,23 +42,38 @@ silences in a row, so 2.3 to 3.3 s after it froze, it is down.
 SILENT = "silent.lua"
 SILENT_LUA = """\
 -- What a server holds that is down because it is silent is taken from it, so that `retry-on` asks another: at once if
--- another one is up. If all are silent the machine may be at a loss, and they have 10 s more to go on. Not by
+-- another one is up. If all are silent the machine may be at a loss, or they take no new connections, as checks are,
+-- and answer over those that they have: so they have 10 s, in which they are asked as if they were up. Not by
 -- `on-marked-down shutdown-sessions`: that would cut off what servers end that are about to stop, and who has just
 -- found out that one is gone. Who still waits for a connection moves on by himself, after 5 s.
+local since = {}
+
 local function relieve(backend)
-  local silent, n, up = {}, 0, false
-  for _, server in pairs(backend.servers) do
-    local stats = server:get_stats()
+  local now, lost, n, up = core.now(), {}, 0, false
+  now = now.sec + now.usec / 1000000
+  for name, server in pairs(backend.servers) do
+    local stats, key = server:get_stats(), backend.name .. "/" .. name
     if stats.bck == 0 then
-      n, up = n + 1, up or stats.status:match("^UP")
       local check = stats.check_status:match("L%dTOUT")
-      if check and stats.scur > 0 and stats.status:match("^DOWN") then
-        silent[server] = stats.lastchg - (check == "L4TOUT" and 6 or 0)
+      since[key] = check and (since[key] or now) or nil
+      local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
+      local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
+      if is_lost then
+        local held = stats.scur > 0
+        lost[server] = {stats.status, down, held, silent - (check == "L4TOUT" and 6 or 0)}
       end
+      n, up = n + 1, up or stats.status:match("^UP") and not is_lost
     end
   end
-  for server, down in pairs(silent) do
-    if down >= ((up or n == 1) and 0 or 10) then server:shut_sess() end
+  for server, found in pairs(lost) do
+    local status, down, held, silent = table.unpack(found)
+    if down and held and (up or n == 1 or silent > 10) then
+      server:shut_sess()
+    elseif n > 1 and not up and silent > 10 then
+      server:check_force_down()
+    elseif n > 1 and not up and status ~= "UP" then
+      server:check_force_up()
+    end
   end
 end
 
