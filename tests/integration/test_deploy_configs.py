@@ -107,8 +107,8 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
             name, _, value = setting.replace("$HOME", home).partition("=")
             assert exports[name] == value
         assert exports["RAY_AUTH_MODE"] == "token"
-        assert exports["RAY_AUTH_TOKEN_PATH"] == f"{home}/openbook-secrets/ray-token"
-        assert f"{home}/openbook-secrets" in prepared["file_mounts"]
+        assert exports["RAY_AUTH_TOKEN_PATH"] == f"{home}/openbook/secrets/ray-token"
+        assert f"{home}/openbook/secrets" in prepared["file_mounts"]
         tls = yaml.safe_load(shlex.split(exports["OPENBOOK_INDEX_SERVER__TLS"])[0])
         config.ServerTls.model_validate(tls)
         assert str(tls["certificate"]) == exports["OPENBOOK_TLS_CERTIFICATE"]
@@ -144,8 +144,8 @@ def test_the_docs_say_which_changes_begin_all_workers_anew(
 def test_the_page_lets_index_servers_under_ray_know_the_admin_token(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "deploy.md").read_text()
     (line,) = re.findall(r"^\{ grep .*ADMIN_TOKEN.*\}$", page, re.MULTILINE)
-    secrets = tmp_path / "openbook-secrets"
-    secrets.mkdir()
+    secrets = tmp_path / "openbook/secrets"
+    secrets.mkdir(parents=True)
     (secrets / "admin-token").write_text("of-sixteen-characters\n")
 
     def as_ray_runs_it(command: str) -> str:

@@ -45,7 +45,7 @@ def deploy_render(
 
 @deploy_app.command("keys-url")
 def keys_url(
-    token: Annotated[Path, typer.Option(help="The file of Ray's token.")] = Path("~/openbook-secrets/ray-token"),
+    token: Annotated[Path, typer.Option(help="The file of Ray's token.")] = Path("~/openbook/secrets/ray-token"),
     port: Annotated[int, typer.Option(help="As `deploy serve --keys-port`.")] = 6381,
 ) -> None:
     """Print where the keys of this head are: for `openbook keys`, as OPENBOOK_ACCESS__URL."""

@@ -11,7 +11,7 @@ from openbook.serving.launch.ports import INDEX_RESOURCE
 from openbook.serving.launch.run import GUARDS
 
 BIN = "~/openbook/bin"
-SECRETS = "openbook-secrets"
+SECRETS = "openbook/secrets"
 """In the home of the user on every machine."""
 
 UP = "`ray up {path}`, ask at ports {http} (HTTP) and {grpc} (gRPC) of the head, `ray down {path}`."
@@ -128,8 +128,13 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "file_mounts": _mounts(topology, home, hosts.has_gpus),
         "setup_commands": [hosts.install, _ON_PATH],
         "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
-        "head_start_ray_commands": _head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
-        "worker_start_ray_commands": [*_worker(topology, home, f" --resources={resources}{cpus}"), Lines(_CLEAN_UP)],
+        "head_start_ray_commands": _head(
+            topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER, _clean_up(_STOPPED)
+        ),
+        "worker_start_ray_commands": [
+            *_worker(topology, home, f" --resources={resources}{cpus}"),
+            Lines(_clean_up("sleep 30")),  # for Ray may be started anew
+        ],
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
     about += f"""
@@ -141,14 +146,28 @@ Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
     return to_yaml(config, about=about)
 
 
+_STOPPED = "while pgrep -x gcs_server; do sleep 1; done"  # the last that `ray stop` stops
 _OLD_AUTOSCALER = {"RAY_enable_autoscaler_v2": "0"}
 """The newer one starts one worker too few of machines that stand."""
-_CLEAN_UP = f"""\
+
+
+def _clean_up(wait: str) -> str:
+    """What outlives `ray down`, which tells the head alone and removes nothing: a process that waits for the end of
+    Ray's, whose logs it keeps. Without it workers end after a minute, but for Ray's log monitor and HAProxy.
+    """
+    return f"""\
 raylet=$(pgrep -nx raylet)
-setsid nohup sh -c "while kill -0 $raylet; do sleep 5; done; sleep 30
-  pgrep -x raylet || {{ {BIN}/ray stop; pkill -f '[/]tmp/haproxy-serve/'; }}" >/dev/null 2>&1 </dev/null &
+setsid nohup sh -c "while kill -0 $raylet; do sleep 2; done; {wait}
+  pgrep -x raylet || {{ {BIN}/ray stop; pkill -f '[/]tmp/haproxy-serve/'
+    rm -rf ~/openbook/logs; mv /tmp/ray/session_latest/logs ~/openbook
+    find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
+    ls /tmp/ray/session_* || rm -r /tmp/ray
+    rm -r /tmp/haproxy-serve /tmp/ray_ssh_* ~/ray_bootstrap_* ~/openbook/began
+    sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc
+    find ~/.bashrc -empty -delete; }}" >/dev/null 2>&1 </dev/null &
 """
-"""`ray down` tells the head alone. Without it Ray ends after a minute, but leaves its log monitor and HAProxy."""
+
+
 _ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/bin:$PATH' >> ~/.bashrc"
 """`ray down` looks for `ray` there."""
 
@@ -173,7 +192,7 @@ def _of_a_cloud(
             "sudo apt-get update -q && sudo apt-get install -yq redis-server && "
             "sudo systemctl disable --now redis-server"
         ],
-        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}),
+        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}, ""),
         "worker_start_ray_commands": _worker(topology, home, ""),
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -198,7 +217,7 @@ def _home(user: str) -> str:
 
 def _mounts(topology: Topology, home: str, has_gpus: bool) -> dict[str, str]:
     config = "deploy/serve.yaml" if has_gpus else "deploy/serve-cpu.yaml"
-    return {f"{home}/{SECRETS}": str(topology.secrets.folder), f"{home}/openbook-serve.yaml": config}
+    return {f"{home}/{SECRETS}": str(topology.secrets.folder), f"{home}/openbook/serve.yaml": config}
 
 
 def environment(topology: Topology, home: str) -> dict[str, str]:
@@ -218,7 +237,7 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
         "OPENBOOK_INDEX_SERVER__METRICS_PORT": str(topology.ports.metrics),
         "OMP_WAIT_POLICY": "PASSIVE",
         "RAY_TMPDIR": "/tmp",  # Ray's own place, else below the other, too deep for its sockets
-        "TMPDIR": f"{home}/openbook-tmp",  # what killed processes leave is in one folder, of this user alone
+        "TMPDIR": f"{home}/openbook/tmp",  # what killed processes leave is in one folder, of this user alone
     }
 
 
@@ -228,13 +247,14 @@ def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     return "\n".join([*exports, "mkdir -p -m 700 $TMPDIR"])
 
 
-def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:
+def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str], then: str) -> list[str]:
     """Ray is left alone where it runs, so that `ray up` may be said twice. Then the deployment waits for the index
     nodes, in the background.
     """
     exports, ports, index = _exports(topology, home, more), topology.ports, topology.index
+    started = _started(f"--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml")
     serve = (
-        f"{BIN}/openbook deploy serve {home}/openbook-serve.yaml --index-nodes {n_index} --shards {index.shards} "
+        f"{BIN}/openbook deploy serve {home}/openbook/serve.yaml --index-nodes {n_index} --shards {index.shards} "
         f"--index-port {ports.index} --redis-port {ports.redis} --keys-port {ports.keys} --snapshot {index.snapshot}"
     )
     return [
@@ -242,10 +262,10 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
             f"{exports}\n"
             f"here=$(hostname -I | cut -d' ' -f1)\n"
             f"if ! (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; then\n"
-            f"{indent(_started(f'--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml'), '  ')}"
+            f"{indent(started + then, '  ')}"
             "fi\n"
         ),
-        Lines(f"{exports}\nsetsid nohup {serve} >~/openbook-deploy.log 2>&1 </dev/null &\n"),
+        Lines(f"{exports}\nsetsid nohup {serve} >~/openbook/deploy.log 2>&1 </dev/null &\n"),
     ]
 
 
@@ -259,4 +279,7 @@ def _started(options: str) -> str:
     asks a worker that failed never again: so each tries again.
     """
     tries = " ".join(str(i + 1) for i in range(N_STARTS))
-    return f"ulimit -n 65536\nfor each in {tries}; do\n  {BIN}/ray stop\n  {BIN}/ray start {options} && break\ndone\n"
+    return (
+        "test -e ~/openbook/began || touch ~/openbook/began\nulimit -n 65536\n"
+        f"for each in {tries}; do\n  {BIN}/ray stop\n  {BIN}/ray start {options} && break\ndone\n"
+    )

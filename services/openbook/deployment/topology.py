@@ -41,7 +41,7 @@ class Index(Section):
     threads: Positive = 2  # of FAISS, of each server
     memory_gb: Positive = 8  # of each server, page cache included; of 10^9 bytes
     disk_gb: Positive = 100  # of each machine
-    snapshot: str = "~/snapshot"  # its folder on the machines
+    snapshot: str = "~/openbook/snapshot"  # its folder on the machines
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
 
 

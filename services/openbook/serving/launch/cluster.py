@@ -26,7 +26,7 @@ from openbook.serving.nodes import hosts_with, source_on_ray
 
 log = logging.getLogger(__name__)
 
-KEYS_FOLDER = "~/openbook-keys"
+KEYS_FOLDER = "~/openbook/keys"
 DEFAULT_PORTS = ClusterPorts()
 DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
