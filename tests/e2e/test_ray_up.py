@@ -30,5 +30,6 @@ def test_up_up_again_and_down() -> None:
         assert "over HTTP: 401 without a key; with it 200, Alexander Graham Bell" in walked.stdout
         assert "another one is in its place" in walked.stdout
         assert walked.stdout.count("no process left") == 3
+        assert walked.stdout.count("files left: /root/openbook\n") == 3
     finally:
         shutil.rmtree(folder)

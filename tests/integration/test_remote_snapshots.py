@@ -173,7 +173,7 @@ def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch
     monkeypatch.setattr(places, "PAUSES_S", ())
     with pytest.raises(InvalidSnapshot, match=r"/nowhere: not a snapshot: no manifest.json"):
         fetch(f"{web.url}/nowhere", tmp_path / "new")
-    with pytest.raises(ShardUnavailable, match="127.0.0.1:1"):
+    with pytest.raises(ShardUnavailable, match=r"127\.0\.0\.1:1"):
         Place("http://127.0.0.1:1").about(MANIFEST)
     web.elsewhere = "http://127.0.0.1:1"
     with pytest.raises(OpenbookError, match=r"manifest.json"):
