@@ -1,5 +1,6 @@
 """Generators as they are loaded, and models of either kind made ready to compute."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -23,6 +24,8 @@ from openbook.models.embedded import EMBEDDED, encoder_folder, reader_folder
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
 from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
 from openbook.processes import threads
+
+log = logging.getLogger(__name__)
 
 SPELLED = "É-a 42,000"
 """A tokenizer that gives this back tells how words are spelled."""
@@ -194,9 +197,11 @@ def torch_device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: str) -> torch.dtype:
+    # Where the processor cannot multiply bfloat16 by itself, it is many times slower than float32, not faster.
+    native = device.startswith("cuda") or torch.cpu.get_capabilities().get("avx512_bf16", False)
     if name == "auto":
-        # Where the processor cannot multiply bfloat16 by itself, it is several times slower than float32, not faster.
-        native = device.startswith("cuda") or torch.cpu.get_capabilities().get("avx512_bf16", False)
         name = "bfloat16" if native else "float32"
+    elif name == "bfloat16" and not native:
+        log.warning("bfloat16 is many times slower than float32 on this processor: dtype auto takes the faster one")
     dtype: torch.dtype = getattr(torch, name)
     return dtype

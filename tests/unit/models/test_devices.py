@@ -13,9 +13,10 @@ import torch
 from pretended import gpu
 from torch import Tensor
 
-from openbook.config import ModelSettings
+from openbook.config import Dtype, ModelSettings
 from openbook.core.types import Decoding, Formulation, GenerationSettings, Passage
 from openbook.models import marginal
+from openbook.models.checkpoint import place
 from openbook.models.decoding import Decoded, generate_several, score_answers, stream
 from openbook.models.encoder import EncoderCheckpoint, Pooling, TextEncoder
 from openbook.models.seq2seq import Seq2Seq
@@ -130,3 +131,20 @@ def test_vectors_are_those_of_the_cpu(device: torch.device, mode: Any) -> None:
         encoder = TextEncoder(checkpoint, ModelSettings(device=name))
         vectors.append(np.concatenate([encoder.encode_passages(passages), encoder.encode_questions(["who", "when ?"])]))
     np.testing.assert_allclose(*vectors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_auto_takes_bfloat16_where_the_processor_has_it_and_whoever_wants_it_elsewhere_is_warned(
+    native: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": native})
+
+    def placed(dtype: Dtype) -> torch.dtype:
+        found: torch.dtype = place(torch.nn.Linear(1, 1), ModelSettings(dtype=dtype, device="cpu")).weight.dtype
+        return found
+
+    assert placed("auto") == (torch.bfloat16 if native else torch.float32)
+    assert not caplog.messages
+    assert placed("bfloat16") == torch.bfloat16
+    warning = "bfloat16 is many times slower than float32 on this processor: dtype auto takes the faster one"
+    assert caplog.messages == ([] if native else [warning])
