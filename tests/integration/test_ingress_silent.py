@@ -2,6 +2,7 @@
 it and we mend it."""
 
 import asyncio
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from time import monotonic
 
 import grpc
 import httpx
+import psutil
 import pytest
 from behind import Behind, behind_haproxy
 from proxies import PATIENCE_S, until
@@ -129,6 +131,22 @@ async def freeze(behind: Behind) -> None:
         for each in behind.ingresses:
             each.send_signal(signal.SIGSTOP)
         assert await them.ask() == {"UNAVAILABLE"}  # after ten seconds more
+
+
+def test_ingresses_that_can_open_nothing_answer_over_the_connections_that_they_have(behind: Behind) -> None:
+    asyncio.run(exhaust(behind))
+
+
+async def exhaust(behind: Behind) -> None:
+    them, pids = Callers(behind), [process.pid for process in behind.ingresses]
+    await them.ask()
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, 2 * (psutil.Process(pid).num_fds(),))
+    lost = asyncio.gather(*(asyncio.to_thread(behind.until_silent, number) for number in range(2)))
+    while not lost.done():
+        assert await them.ask(n=1) <= {str(pid) for pid in pids}
+    await lost
+    await them.close()
 
 
 def test_an_ingress_that_is_to_stop_ends_what_it_has_begun(behind: Behind) -> None:

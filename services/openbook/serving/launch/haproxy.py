@@ -42,8 +42,8 @@ silences in a row, so 2.3 to 3.3 s after it froze, it is down.
 SILENT = "silent.lua"
 SILENT_LUA = """\
 -- What a server holds that is down because it is silent is taken from it, so that `retry-on` asks another: at once if
--- another one is up. If all are silent the machine may be at a loss, or they take no new connections, as checks are,
--- and answer over those that they have: so they have 10 s, in which they are asked as if they were up. Not by
+-- another one is up. If all are silent, or end what connects, the machine may be at a loss, or they take no new
+-- connections, as checks are, and answer over those that they have: so they have 10 s, as if they were up. Not by
 -- `on-marked-down shutdown-sessions`: that would cut off what servers end that are about to stop, and who has just
 -- found out that one is gone. Who still waits for a connection moves on by himself, after 5 s.
 local since = {}
@@ -54,12 +54,12 @@ local function relieve(backend)
   for name, server in pairs(backend.servers) do
     local stats, key = server:get_stats(), backend.name .. "/" .. name
     if stats.bck == 0 then
-      local check = stats.check_status:match("L%dTOUT")
+      local check = stats.check_status:match("L%dTOUT") or stats.check_status:match("SOCKERR")
       since[key] = check and (since[key] or now) or nil
       local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
       local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
       if is_lost then
-        local held = stats.scur > 0
+        local held = stats.scur > 0 and check ~= "SOCKERR"
         lost[server] = {stats.status, down, held, silent - (check == "L4TOUT" and 6 or 0)}
       end
       n, up = n + 1, up or stats.status:match("^UP") and not is_lost
