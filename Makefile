@@ -145,7 +145,7 @@ walk-hosts: $(VENV)/.dev  ## Two machines without a cluster, in namespaces, by t
 clean:           ## Remove the environment and everything the demo made
 	rm -rf $(VENV) var
 
-# torch is pinned to its CPU build first: an open range would bring gigabytes of CUDA packages.
+# torch is pinned first, and its build for CPUs alone is taken where pip finds one: an open range would bring CUDA's.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)

@@ -57,6 +57,7 @@ def aws(topology: Topology, cloud: Aws, has_gpus: bool, path: str) -> str:
         disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": disk_gb, "VolumeType": "gp3"}}
         return {
             "InstanceType": kind,
+            "ImageId": cloud.gpu_image if has_gpus and kind == cloud.gpu else cloud.image,
             "IamInstanceProfile": {"Name": cloud.profile},
             "BlockDeviceMappings": [disk],
         }

@@ -80,7 +80,11 @@ class Cloud(Section):
 class Aws(Cloud):
     """Amazon's machines."""
 
-    profile: str = "openbook"  # of the machines: may read wheel and snapshot
+    profile: str = "openbook"  # of the machines: may read wheel and snapshot, and start and end machines of it
+    image: str = "resolve:ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+    gpu_image: str = (  # with NVIDIA's driver
+        "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    )
 
 
 class Gcp(Cloud):

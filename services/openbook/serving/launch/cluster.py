@@ -1,6 +1,6 @@
 """Deploy on a Ray cluster: start index servers and Redis, fill in where they are, hand in a Serve config.
 
-    openbook deploy serve deploy/serve.yaml --index-nodes 2 --shards 4 --snapshot ~/snapshot
+    openbook deploy serve ~/openbook/serve.yaml --index-nodes 2 --shards 4 --snapshot ~/openbook/snapshot
 
 Index servers are plain processes on the nodes with the resource `index`, shard s on port 7000 + s of each node. Their
 addresses are known only once the cluster stands, and change with its nodes, so the config on disk names none.
