@@ -12,9 +12,12 @@ echo '*' >"$folder-ca/.gitignore"
 ca=$(cd "$folder-ca" && pwd)/ca.key
 cd "$folder"
 
+quietly() { said=$("$@" 2>&1) || { echo "$said" >&2; exit 1; }; }
+
 names=DNS:openbook,DNS:localhost,IP:127.0.0.1
 for name in "$@"; do
   case $name in
+    *:*) names=$names,IP:$name ;;
     *[!0-9.]*) names=$names,DNS:$name ;;
     *) names=$names,IP:$name ;;
   esac
@@ -24,13 +27,20 @@ if ! [ -e ray-token ]; then
   openssl rand -hex 32 >ray-token
 fi
 if ! [ -e ca.pem ]; then
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=openbook CA" \
-    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign -keyout "$ca" -out ca.pem 2>/dev/null
+  quietly openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=openbook CA" \
+    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign -keyout "$ca" -out ca.new
+  mv ca.new ca.pem
 fi
 if ! [ -e cert.pem ]; then
-  openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=openbook" -keyout key.pem -out cert.csr 2>/dev/null
+  if ! [ -r "$ca" ]; then
+    echo "$ca: the CA's key is not there: only who has it makes another certificate" >&2
+    exit 1
+  fi
+  quietly openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=openbook" -keyout key.new -out cert.csr
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$names" >cert.ext
-  openssl x509 -req -in cert.csr -CA ca.pem -CAkey "$ca" -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile cert.ext -out cert.pem 2>/dev/null
+  quietly openssl x509 -req -in cert.csr -CA ca.pem -CAkey "$ca" -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile cert.ext -out cert.new
   rm cert.csr cert.ext
+  mv key.new key.pem
+  mv cert.new cert.pem
 fi
 ls -l "$PWD"

@@ -341,7 +341,7 @@ def walk(faults: bool) -> None:
         until("the second deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
         for host, was in zip(made, before, strict=True):
             now = host.processes()
-            gone = sorted(args for pid, args in was.items() if pid not in now and "-f /tmp/haproxy" not in args)
+            gone = sorted(args for pid, args in was.items() if pid not in now and "/openbook/haproxy/" not in args)
             say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
             assert not gone
         until("a question is answered again", lambda: answered(key), 60)
@@ -396,6 +396,12 @@ def suffer(made: list[Host], key: str) -> None:
             host.ssh(f"ip rule del ipproto tcp sport {SHARD_1} blackhole")
         time.sleep(5)
     until("a question is answered from all passages", lambda: answered(key), 30)
+
+    say(f"$ ssh {far.name}: pkill -9 raylet")
+    before = far.index_servers()
+    with asking(key):
+        far.ssh("pkill -9 -x raylet")
+        until("Ray runs there again, and serves both shards", lambda: len(far.index_servers() - before) == 2)
 
     lost = made[2]
     say(f"{lost.name} loses its power")

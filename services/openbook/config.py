@@ -104,6 +104,7 @@ class IndexClientSettings(Section):
     # file:path (an address a line), ray://index:7000-7003 (those ports of each node with that resource)
     discover: Annotated[str, Field(pattern=r"^(file:.+|(dns|ray)://[^\s/:]+:\d+(-\d+)?)$")] | None = None
     timeout_s: Seconds = 2.0  # one call to one server
+    wait_s: Annotated[float, Field(ge=0)] = 0.0  # at the start for a server of each shard; 0: not at all
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
     tls: ClientTls | None = None  # with none, connections are plain
     server_name: str | None = None  # in the servers' certificates, if not their address, or the name after dns://

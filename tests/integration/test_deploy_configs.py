@@ -184,7 +184,7 @@ def test_the_docs_say_what_ray_must_be_started_with() -> None:
 
 def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any]) -> None:
     (deploy,) = (command for command in prepared["head_start_ray_commands"] if "openbook deploy serve" in command)
-    words = shlex.split(deploy.partition("openbook deploy serve")[2].partition(">")[0])
+    words = shlex.split(deploy.rpartition("openbook deploy serve")[2].partition(">")[0])
     command: Any = typer.main.get_command(app)
     asked = command.commands["deploy"].commands["serve"].make_context("serve", words).params
     assert str(asked["config"]) in prepared["file_mounts"], "as the command itself reads it"
@@ -200,6 +200,16 @@ def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any
         index = prepared["available_node_types"]["index"]
         assert (asked["index_nodes"], index["max_workers"]) == (index["min_workers"],) * 2
         assert index["resources"][INDEX_RESOURCE]
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_a_config_has_one_application(n: int, tmp_path: Path) -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
+    path = tmp_path / "serve.yaml"
+    applications = [{**values["applications"][0], "name": f"a{i}", "route_prefix": f"/{i}"} for i in range(n)]
+    path.write_text(yaml.safe_dump({**values, "applications": applications}))
+    with pytest.raises(InvalidConfig, match=f"applications: must be one, got {n}"):
+        cluster.load(path)
 
 
 def test_rays_own_defaults_are_not_what_makes_it_valid(prepared: dict[str, Any]) -> None:

@@ -306,7 +306,10 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         ("workers: [10.0.0.2, 10.0.0.3]", "workers: []", r"on_premise\.workers"),
         ("name: openbook", "name: open book", r"name = 'open book'"),
-        ("shards: 4", "shards: 3000", r"ports: 7000\.\.9999 are the index servers'"),
+        ("shards: 4", "shards: 3000", r"ports: 8265 \(Ray's dashboard\) and 7000\.\.9999 \(index\) must not overlap"),
+        ("kubernetes:", "ports: {grpc: 8000}\n\nkubernetes:", r"ports: 8000 \(http\) and 8000 \(grpc\) must not"),
+        ("kubernetes:", "ports: {keys: 9115}\n\nkubernetes:", r"ports: 9115 \(keys\) and 9110\.\.9141 \(metrics\)"),
+        ("head: 10.0.0.1", "head: 10.0.0.2", r"different machines, got 10\.0\.0\.2 more than once"),
     ],
 )
 def test_a_typo_in_the_topology_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -334,3 +337,10 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
         trusted = {"tls": {"ca": str(tmp_path / "secrets/ca.pem")}, "server_name": TOPOLOGY.secrets.server_name}
         check(config.parse({"index": trusted}).index, server.address)
     assert make("other.example.org") == made
+    (tmp_path / "secrets/cert.pem").unlink()
+    (tmp_path / "secrets-ca/ca.key").unlink()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        make("other.example.org")
+    assert b"ca.key: the CA's key is not there" in failed.value.stderr
+    assert (tmp_path / "secrets/key.pem").read_bytes() == made["key.pem"]
+    assert not (tmp_path / "secrets/cert.pem").exists()

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from certificates import tls_files
 from prometheus_client import REGISTRY
-from small_snapshot import VECTORS, build
+from small_snapshot import VECTORS, D, N, build
 from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
+from openbook.core.space import Space
 from openbook.core.types import Hits, RetrievalSettings
 from openbook.errors import ShardUnavailable
-from openbook.index.client import discovery
+from openbook.index.client import discovery, opening
 from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.server.server import IndexServer
@@ -219,3 +220,31 @@ def test_a_container_can_ask_its_server_whether_it_serves(tmp_path: Path) -> Non
         plain = CliRunner().invoke(app, check)
         assert isinstance(plain.exception, ShardUnavailable), "it speaks TLS alone"
     assert isinstance(CliRunner().invoke(app, check, env=environment).exception, ShardUnavailable)
+
+
+def test_the_endpoint_waits_at_its_start_for_a_server_of_each_shard_if_it_may(
+    start: Callable[[int], IndexServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(opening, "POLL_S", 0.01)
+    lines = Lines(tmp_path / "servers")
+    lines.write(start(0))
+
+    async def opened(wait_s: float) -> int:
+        settings = IndexClientSettings(discover=f"file:{lines.path}", timeout_s=TIMEOUT_S, wait_s=wait_s)
+        index = await opening.open_index(settings, Space("the encoder", "fingerprint", D))
+        await index.close()
+        return index.n_passages
+
+    async def waited() -> int:
+        task = asyncio.create_task(opened(TIMEOUT_S))
+        while not any("waiting for the index tier: " in each for each in caplog.messages):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        lines.write(start(0), start(1))
+        return await task
+
+    with pytest.raises(ShardUnavailable):
+        asyncio.run(opened(0.0))
+    assert asyncio.run(waited()) == N

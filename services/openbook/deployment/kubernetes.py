@@ -6,6 +6,7 @@ from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.kubernetes_common import (
+    LOADS_WITHIN_S,
     TLS,
     env,
     guarded,
@@ -56,7 +57,11 @@ def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str
     ports = topology.ports
     settings = topology.settings(
         has_gpus,
-        index={"discover": f"dns://{index_name(cluster)}:{ports.index}", "tls": {"ca": f"{TLS}/ca.crt"}},
+        index={
+            "discover": f"dns://{index_name(cluster)}:{ports.index}",
+            "tls": {"ca": f"{TLS}/ca.crt"},
+            "wait_s": LOADS_WITHIN_S,
+        },
         cache={"url": f"redis://openbook-cache.{cluster.namespace}.svc:{ports.redis}/0"},
         serving={"metrics_port": ports.metrics, "host": "0.0.0.0"},
     )

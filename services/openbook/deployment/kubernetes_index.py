@@ -3,6 +3,7 @@
 from typing import Any
 
 from openbook.deployment.kubernetes_common import (
+    LOADS_WITHIN_S,
     TLS,
     env,
     guarded,
@@ -45,7 +46,12 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
             env("OMP_WAIT_POLICY", "PASSIVE"),
         ],
         "ports": [{"name": "grpc", "containerPort": port}, {"name": "metrics", "containerPort": metrics}],
-        "startupProbe": {"exec": {"command": check}, "periodSeconds": 10, "timeoutSeconds": 8, "failureThreshold": 180},
+        "startupProbe": {
+            "exec": {"command": check},
+            "periodSeconds": 10,
+            "timeoutSeconds": 8,
+            "failureThreshold": LOADS_WITHIN_S // 10,
+        },
         "readinessProbe": {"exec": {"command": check}, "periodSeconds": 15, "timeoutSeconds": 8},
         "livenessProbe": {"exec": {"command": check}, "periodSeconds": 30, "timeoutSeconds": 8},
         "resources": {

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from openbook.deployment.files import to_yaml
 from openbook.deployment.topology import Topology
-from openbook.telemetry import N_METRICS_PORTS
 
 FOLDER = "deploy/prometheus"
 EVERY = "15s"
@@ -199,7 +198,7 @@ def files(topology: Topology) -> dict[str, str]:
 
 def ports(topology: Topology) -> range:
     """Where a machine's processes may be read: each takes the first free one."""
-    return range(topology.ports.metrics, topology.ports.metrics + N_METRICS_PORTS)
+    return topology.metrics_ports
 
 
 def _config(topology: Topology, machines: Sequence[str], **more: Any) -> str:

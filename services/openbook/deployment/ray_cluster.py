@@ -1,6 +1,7 @@
 """For `ray up`: the cluster of a cloud, and of machines that stand; and the Serve config."""
 
 import shlex
+from pathlib import PurePosixPath
 from textwrap import indent
 from typing import Any
 
@@ -8,7 +9,7 @@ from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
 from openbook.serving.launch.ports import INDEX_RESOURCE
-from openbook.serving.launch.run import GUARDS
+from openbook.serving.launch.run import GUARDS, haproxy_files
 
 BIN = "~/openbook/bin"
 SECRETS = "openbook/secrets"
@@ -129,12 +130,13 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "file_mounts": _mounts(topology, home, hosts.has_gpus),
         "setup_commands": [hosts.install, _ON_PATH],
         "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
-        "head_start_ray_commands": _head(
-            topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER, _clean_up(_STOPPED)
-        ),
+        "head_start_ray_commands": [
+            *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
+            _clean_up(_ENDED),
+        ],
         "worker_start_ray_commands": [
             *_worker(topology, home, f" --resources={resources}{cpus}"),
-            Lines(_clean_up("sleep 30")),  # for Ray may be started anew
+            _clean_up("sleep 30"),  # for Ray may be started anew
         ],
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -147,26 +149,40 @@ Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
     return to_yaml(config, about=about)
 
 
-_STOPPED = "while pgrep -x gcs_server; do sleep 1; done"  # the last that `ray stop` stops
 _OLD_AUTOSCALER = {"RAY_enable_autoscaler_v2": "0"}
 """The newer one starts one worker too few of machines that stand."""
 
 
-def _clean_up(wait: str) -> str:
-    """What outlives `ray down`, which tells the head alone and removes nothing: a process that waits for the end of
-    Ray's, whose logs it keeps. Without it workers end after a minute, but for Ray's log monitor and HAProxy.
+_RUNS = "pgrep -u $(id -u) -x raylet >/dev/null"
+_ENDED = "while pgrep -u $(id -u) -x gcs_server; do sleep 1; done"  # the last that `ray stop` stops
+
+
+def _clean_up(wait: str) -> Lines:
+    """What outlives `ray down`, which tells the head alone and removes nothing: a process, one for each machine, that
+    waits until no Ray of this user runs. Without it workers end after a minute, but for Ray's log monitor and HAProxy.
+
+    It has the lock of those who start Ray while it removes what is theirs: first what `ray up` brings, for another one
+    may follow. In /tmp/ray it leaves what is of others, and what an operator needs who works on the head.
     """
-    return f"""\
-raylet=$(pgrep -nx raylet)
-setsid nohup sh -c "while kill -0 $raylet; do sleep 2; done; {wait}
-  pgrep -x raylet || {{ {BIN}/ray stop; pkill -f '[/]tmp/haproxy-serve/'
-    rm -rf ~/openbook/logs; mv /tmp/ray/session_latest/logs ~/openbook
+    return Lines(f"""\
+setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
+  while :; do
+    while {_RUNS}; do sleep 2; done; {wait}
+    exec 9>~/openbook/starting; flock 9
+    {_RUNS} || break
+    exec 9>&-
+  done
+  rm -f ~/ray_bootstrap_*
+  sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc; find ~/.bashrc -empty -delete
+  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f '[/]openbook/haproxy/'
+  mv /tmp/ray/session_latest/logs ~/openbook/logs.new && rm -rf ~/openbook/logs &&
+    mv ~/openbook/logs.new ~/openbook/logs &&
     find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
-    ls /tmp/ray/session_* || rm -r /tmp/ray
-    rm -r /tmp/haproxy-serve /tmp/ray_ssh_* ~/ray_bootstrap_* ~/openbook/began
-    sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc
-    find ~/.bashrc -empty -delete; }}" >/dev/null 2>&1 </dev/null &
-"""
+  find /tmp/ray -maxdepth 1 '(' -name 'session_*' -o -name 'cluster-*' ')' | grep -q . || rm -r /tmp/ray
+  rm -r ~/openbook/haproxy ~/openbook/began; exec 9>&-
+  for each in 1 2 3 4 5 6 7 8; do sleep 2; find /tmp/ray_ssh_* -user $(id -u) -type d -empty -delete; done
+" >/dev/null 2>&1 </dev/null &
+""")
 
 
 _ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/bin:$PATH' >> ~/.bashrc"
@@ -193,7 +209,7 @@ def _of_a_cloud(
             "sudo apt-get update -q && sudo apt-get install -yq redis-server && "
             "sudo systemctl disable --now redis-server"
         ],
-        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}, ""),
+        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}),
         "worker_start_ray_commands": _worker(topology, home, ""),
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -230,6 +246,7 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": f"{secrets}/ray-token",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": f"{home}/openbook/bin/openbook-haproxy",
+        **haproxy_files(PurePosixPath(f"{home}/openbook/haproxy")),
         **GUARDS,
         "OPENBOOK_TLS_CERTIFICATE": f"{secrets}/cert.pem",
         "OPENBOOK_TLS_KEY": f"{secrets}/key.pem",
@@ -245,10 +262,10 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
 def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     values = {**environment(topology, home), **more}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    return "\n".join([*exports, "mkdir -p -m 700 $TMPDIR"])
+    return "\n".join([*exports, "mkdir -p -m 700 $TMPDIR ~/openbook/haproxy"])
 
 
-def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str], then: str) -> list[str]:
+def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:
     """Ray is left alone where it runs, so that `ray up` may be said twice. Then the deployment waits for the index
     nodes, in the background.
     """
@@ -262,12 +279,16 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
         Lines(
             f"{exports}\n"
             f"here=$(hostname -I | cut -d' ' -f1)\n"
-            f"if ! (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; then\n"
-            f"{indent(started + then, '  ')}"
+            f"if ! {{ {_RUNS} && (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; }}; then\n"
+            f"{indent(started, '  ')}"
             "fi\n"
         ),
-        Lines(f"{exports}\nsetsid nohup {serve} >~/openbook/deploy.log 2>&1 </dev/null &\n"),
+        Lines(f"{exports}\n{_FORMER}\nsetsid nohup {serve} >~/openbook/deploy.log 2>&1 </dev/null &\n"),
     ]
+
+
+_FORMER = "pkill -u $(id -u) -f '^[^ ]*python[^ ]* [^ ]*openbook deploy serve '"
+"""A former deployment that still waits would deploy what it has read then."""
 
 
 def _worker(topology: Topology, home: str, options: str) -> list[str]:
@@ -281,6 +302,7 @@ def _started(options: str) -> str:
     """
     tries = " ".join(str(i + 1) for i in range(N_STARTS))
     return (
-        "test -e ~/openbook/began || touch ~/openbook/began\nulimit -n 65536\n"
-        f"for each in {tries}; do\n  {BIN}/ray stop\n  {BIN}/ray start {options} && break\ndone\n"
+        "exec 9>~/openbook/starting\nflock 9\ntest -e ~/openbook/began || touch ~/openbook/began\nulimit -n 65536\n"
+        f"for each in {tries}; do\n  {BIN}/ray stop 9>&-\n  {BIN}/ray start {options} 9>&- && break\ndone\n"
+        f"exec 9>&-\n{_RUNS}\n"
     )

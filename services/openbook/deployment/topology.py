@@ -1,6 +1,7 @@
 """The topology file: what runs where, said once. `openbook deploy render` makes all the rest from it."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from openbook.config import Port, Positive, Section, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import ports
+from openbook.telemetry import N_METRICS_PORTS
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
 Overrides = dict[str, dict[str, Any]]
@@ -19,6 +21,8 @@ _CPUS = re.compile(
     rf"|{_FAMILY}-(?:standard|highmem|highcpu)-(?P<n>[1-9][0-9]*)(?:-[a-z]+)?"
 )
 """In names of GCP's machines."""
+_OTHERS = [("Ray's dashboard", range(8265, 8266)), ("HAProxy", range(8404, 8405)), ("HAProxy", range(9101, 9102))]
+"""What listens besides."""
 
 
 class Ports(Section):
@@ -122,6 +126,13 @@ class OnPremise(Section):
     has_gpus: bool = False
     worker_cpus: Positive | None = None  # that Ray may give away on each; with none, all
 
+    @model_validator(mode="after")
+    def _has_each_once(self) -> "OnPremise":
+        hosts = [self.head, *self.workers]
+        if twice := [host for host in dict.fromkeys(hosts) if hosts.count(host) > 1]:
+            raise ValueError(f"head and workers must be different machines, got {', '.join(twice)} more than once")
+        return self
+
 
 class Kubernetes(Section):
     """A cluster with KubeRay."""
@@ -152,8 +163,11 @@ class Topology(Section):
 
     @model_validator(mode="after")
     def _can_be_served(self) -> "Topology":
-        if not set(self.ports.model_dump().values()).isdisjoint(self.index_ports[1:]):
-            raise ValueError(f"ports: {self.index_ports[0]}..{self.index_ports[-1]} are the index servers'")
+        listen = [(each, range(port, port + 1)) for each, port in self.ports.model_dump().items()]
+        listen = [*_OTHERS, *listen, ("index", self.index_ports), ("metrics", self.metrics_ports)]
+        for (name, one), (other, another) in combinations(listen, 2):
+            if name != other and one.start < another.stop and another.start < one.stop:
+                raise ValueError(f"ports: {_shown(one)} ({name}) and {_shown(another)} ({other}) must not overlap")
         for has_gpus in (True, False):
             try:
                 parse(self.settings(has_gpus), "endpoint")
@@ -165,6 +179,11 @@ class Topology(Section):
     def index_ports(self) -> range:
         """Of a machine that serves every shard."""
         return range(self.ports.index, self.ports.index + self.index.shards)
+
+    @property
+    def metrics_ports(self) -> range:
+        """Of a machine: each process takes the first that is free."""
+        return range(self.ports.metrics, self.ports.metrics + N_METRICS_PORTS)
 
     @property
     def answer_timeout_s(self) -> float:
@@ -184,3 +203,7 @@ class Topology(Section):
             for section, values in layer.items():
                 found[section] = {**found.get(section, {}), **values}
         return found
+
+
+def _shown(ports: range) -> str:
+    return str(ports.start) if len(ports) == 1 else f"{ports.start}..{ports.stop - 1}"

@@ -1,9 +1,18 @@
 """The index tier, found and fit to be searched."""
 
+import asyncio
+import logging
+from time import monotonic
+
 from openbook.config import IndexClientSettings
 from openbook.core.space import Space, check_same_space
+from openbook.errors import ShardUnavailable
 from openbook.index.client.discovery import Source
 from openbook.index.client.sharded import ShardedIndex
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
 
 
 async def open_index(settings: IndexClientSettings, queries: Space, source: Source | None = None) -> ShardedIndex:
@@ -16,14 +25,28 @@ async def open_index(settings: IndexClientSettings, queries: Space, source: Sour
 
     Raises:
         InvalidConfig: as `ShardedIndex`.
-        ShardUnavailable: no server of some shard answers.
+        ShardUnavailable: no server of some shard answers within `wait_s`.
         SnapshotMismatch: the servers hold no snapshot in common, or one of another space.
     """
     index = ShardedIndex.of(settings, source)
     try:
-        await index.connect()
+        await _connect(index, settings.wait_s)
         check_same_space(queries, Space(f"snapshot {index.snapshot_id}", index.encoder_fingerprint, index.dimension))
     except BaseException:
         await index.close()
         raise
     return index
+
+
+async def _connect(index: ShardedIndex, wait_s: float) -> None:
+    give_up, told = monotonic() + wait_s, ""
+    while True:
+        try:
+            return await index.connect()
+        except ShardUnavailable as error:
+            if monotonic() > give_up:
+                raise
+            if str(error) != told:
+                told = str(error)
+                log.warning("waiting for the index tier: %s", told)
+        await asyncio.sleep(POLL_S)

@@ -30,6 +30,8 @@ KEYS_FOLDER = "~/openbook/keys"
 DEFAULT_PORTS = ClusterPorts()
 DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
+GRACE_S = 120.0
+"""For those that are missing, where a server of each shard is there: a lost machine must not hold up all others."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -52,9 +54,11 @@ def load(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_input=False)]
         raise InvalidConfig(f"{path}: {'; '.join(problems)}") from None
-    for application in values["applications"]:
-        where = f"{path}: args of {application['name']}"
-        check_exposure(where, config.parse(application.get("args", {}), where).access)
+    applications = values["applications"]
+    if len(applications) != 1:
+        raise InvalidConfig(f"{path}: applications: must be one, got {len(applications)}")
+    where = f"{path}: args of {applications[0].get('name', 'default')}"
+    check_exposure(where, config.parse(applications[0].get("args", {}), where).access)
     return values
 
 
@@ -139,7 +143,7 @@ def deploy(
         path: of the Serve config.
         n_nodes: with index servers, to wait for.
         n_shards: on each of them.
-        timeout_s: to wait so long.
+        timeout_s: to wait so long; `GRACE_S` where a server of each shard is there.
         ports: of index servers and Redis.
         ray_address: of the cluster.
         dashboard: that takes the config.
@@ -154,7 +158,7 @@ def deploy(
 
     values = load(path)
     give_up = time.monotonic() + timeout_s
-    known = ""
+    known, whole_since = "", None
     with local_ray.joined(ray_address):
         if snapshot is not None:
             from openbook.serving.launch import fleet
@@ -165,20 +169,30 @@ def deploy(
         while True:
             here = ray.util.get_node_ip_address()
             completed, index = complete(values, ray.nodes(), here, n_shards, ports, known)
-            missing = _what_is_missing(index, n_nodes * n_shards)
-            if not missing:
+            now = time.monotonic()
+            error, few = _why_not(index), _how_few(index, n_nodes * n_shards)
+            whole_since = None if error else whole_since or now
+            if whole_since and (not few or now - whole_since > GRACE_S):
                 break
-            if time.monotonic() > give_up:
+            missing = few or error
+            if now > give_up:
                 raise StartupError(f"the index tier is not there after {timeout_s:.0f} s: {missing}")
             log.info("waiting for the index tier: %s", missing)
             time.sleep(POLL_S)
+    if few:
+        log.warning("deployed with %s: those that are missing are found once they are there", few)
     ServeSubmissionClient(dashboard).deploy_applications(completed)
     log.info("deployed %s with index servers %s", path, ", ".join(index.addresses))
 
 
-def _what_is_missing(index: IndexClientSettings, n_wanted: int) -> str:
-    if not index.discover and len(index.addresses) < n_wanted:
-        return f"{len(index.addresses)} of {n_wanted} servers"
+def _how_few(index: IndexClientSettings, n_wanted: int) -> str:
+    """Nothing if there are as many as are wanted, or nobody knows."""
+    n = len(index.addresses)
+    return "" if index.discover or n >= n_wanted else f"{n} of {n_wanted} servers"
+
+
+def _why_not(index: IndexClientSettings) -> str:
+    """Nothing if a server of each shard answers."""
     try:
         asyncio.run(_connect(index))
     except OpenbookError as error:

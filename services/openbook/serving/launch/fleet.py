@@ -178,7 +178,11 @@ def keep(wanted: Wanted, timeout_s: float) -> None:
     try:
         keeper = ray.get_actor(KEEPER, NAMESPACE)
         if ray.get(keeper.wanted.remote(), timeout=timeout_s) == wanted:
-            return
+            try:
+                ray.get(keeper.serve.remote(), timeout=timeout_s)
+                return
+            except ray.exceptions.RayTaskError as error:
+                log.warning("what did not start is started anew: %s", error.cause)
         ray.get(keeper.stop.remote(), timeout=timeout_s)
         ray.kill(keeper)
     except ValueError:  # there is none

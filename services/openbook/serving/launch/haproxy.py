@@ -54,7 +54,8 @@ local function relieve(backend)
   for name, server in pairs(backend.servers) do
     local stats, key = server:get_stats(), backend.name .. "/" .. name
     if stats.bck == 0 then
-      local check = stats.check_status:match("L%dTOUT") or stats.check_status:match("SOCKERR")
+      local status = stats.check_status or ""  -- none while it is not checked
+      local check = status:match("L%dTOUT") or status:match("SOCKERR")
       since[key] = check and (since[key] or now) or nil
       local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
       local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
@@ -78,7 +79,7 @@ local function relieve(backend)
 end
 
 core.register_task(function()
-  while true do
+  while core.get_info().Stopping == 0 do  -- a former process checks nobody any more, and ends what it holds
     core.msleep(100)
     for _, backend in pairs(core.backends) do relieve(backend) end
   end

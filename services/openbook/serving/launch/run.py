@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from math import ceil
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import grpc
@@ -149,14 +149,21 @@ def update(settings: Settings) -> None:
     deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving)
 
 
-def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
-    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`."""
-    haproxy = {
+def haproxy_files(folder: PurePath) -> dict[str, str]:
+    """Where HAProxy and who commands it meet: by default in a folder in /tmp, which anybody may make first."""
+    files = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "SOCKET_PATH": folder / "admin.sock",
         "METRICS_SOCKET_PATH": folder / "metrics.sock",
         "SERVER_STATE_BASE": folder,
         "SERVER_STATE_FILE": folder / "server-state",
+    }
+    return {f"RAY_SERVE_HAPROXY_{name}": str(path) for name, path in files.items()}
+
+
+def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
+    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`."""
+    haproxy = {
         "METRICS_PORT": free_port(),
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
@@ -178,6 +185,7 @@ def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
         **_replica_ports("GRPC"),
         # HAProxy reaches replicas where Ray says that they are, and they listen where the endpoint does.
         **({} if is_loopback(serving.host) or serving.host in EVERYWHERE else local_ray.ON_ALL_INTERFACES),
+        **haproxy_files(folder),
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in haproxy.items()},
     }
 
