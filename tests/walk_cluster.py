@@ -35,8 +35,8 @@ WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
 HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
-SHARD_1 = 7001
-"""Its port."""
+SHARDS = (7000, 7001)
+"""Their ports."""
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
@@ -144,10 +144,11 @@ class Host:
             *("-o", "LogLevel=ERROR", f"root@{self.address}", command),
         )
 
-    def listens(self) -> bool:
-        """Whether its sshd does."""
+    def listens(self, *ports: int) -> bool:
+        """Whether somebody does at each of these ports; with none, its sshd."""
         try:
-            socket.create_connection((self.address, 22), 1).close()
+            for port in ports or (22,):
+                socket.create_connection((self.address, port), 1).close()
         except OSError:
             return False
         return True
@@ -294,13 +295,14 @@ def settled(made: list[Host]) -> list[dict[int, str]]:
     def lasting() -> list[dict[int, str]]:
         return [{pid: args for pid, args in host.processes().items() if "ray::IDLE" not in args} for host in made]
 
-    found = lasting()
-    while True:
+    found, give_up = lasting(), time.monotonic() + WITHIN_S
+    while time.monotonic() < give_up:
         time.sleep(10)
         now = lasting()
         if [each.keys() for each in now] == [each.keys() for each in found]:
             return now
         found = now
+    raise SystemExit(f"processes begin and end for {WITHIN_S:.0f} s: {found}")
 
 
 def walk(faults: bool) -> None:
@@ -316,11 +318,12 @@ def walk(faults: bool) -> None:
         begun = time.monotonic()
         (WALK / "up.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
         say("`ray up` has returned")
-        until("the Redis of the keys answers", lambda: "keys" in head.ssh("ls ~/openbook").split())
         settings = "OPENBOOK_ACCESS__KEYS=redis OPENBOOK_ACCESS__URL=$(~/openbook/bin/openbook deploy keys-url)"
         add = f"{settings} ~/openbook/bin/openbook keys add walker"
         say("$ ssh head: openbook keys add walker")
-        key = head.ssh(f"{add} 2>/dev/null").strip()
+        keys: list[str] = []
+        until("the Redis of the keys has it", lambda: keys.append(head.ssh(f"{add} 2>/dev/null || true")) or keys[-1])
+        key = keys[-1].strip()
         answers: list[str] = []
         try:
             until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
@@ -390,10 +393,10 @@ def suffer(made: list[Host], key: str) -> None:
     say("shard 1 of both workers can be reached from no other machine for ten seconds; half the passages are enough")
     with asking(key, min_coverage=0.5):
         for host in made[1:]:
-            host.ssh(f"ip rule add ipproto tcp sport {SHARD_1} blackhole")
+            host.ssh(f"ip rule add ipproto tcp sport {SHARDS[1]} blackhole")
         time.sleep(10)
         for host in made[1:]:
-            host.ssh(f"ip rule del ipproto tcp sport {SHARD_1} blackhole")
+            host.ssh(f"ip rule del ipproto tcp sport {SHARDS[1]} blackhole")
         time.sleep(5)
     until("a question is answered from all passages", lambda: answered(key), 30)
 
@@ -401,7 +404,11 @@ def suffer(made: list[Host], key: str) -> None:
     before = far.index_servers()
     with asking(key):
         far.ssh("pkill -9 -x raylet")
-        until("Ray runs there again, and serves both shards", lambda: len(far.index_servers() - before) == 2)
+        until(
+            "Ray runs there again, and serves both shards",
+            lambda: len(far.index_servers() - before) == 2 and far.listens(*SHARDS),
+        )
+        time.sleep(10)  # for endpoints that look every few seconds
 
     lost = made[2]
     say(f"{lost.name} loses its power")
@@ -410,7 +417,7 @@ def suffer(made: list[Host], key: str) -> None:
         time.sleep(30)
     lost.start()
     say(f"{lost.name} is there again")
-    until(f"{lost.name} serves both shards", lambda: len(lost.index_servers()) == 2)
+    until(f"{lost.name} serves both shards", lambda: lost.listens(*SHARDS))
     with asking(key):
         time.sleep(10)
 

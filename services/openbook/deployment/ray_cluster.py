@@ -132,11 +132,11 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
         "head_start_ray_commands": [
             *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
-            _clean_up(_ENDED),
+            _clean_up(_ENDED, topology.name),
         ],
         "worker_start_ray_commands": [
             *_worker(topology, home, f" --resources={resources}{cpus}"),
-            _clean_up("sleep 30"),  # for Ray may be started anew
+            _clean_up("sleep 30", topology.name),  # for Ray may be started anew
         ],
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -157,12 +157,12 @@ _RUNS = "pgrep -u $(id -u) -x raylet >/dev/null"
 _ENDED = "while pgrep -u $(id -u) -x gcs_server; do sleep 1; done"  # the last that `ray stop` stops
 
 
-def _clean_up(wait: str) -> Lines:
+def _clean_up(wait: str, name: str) -> Lines:
     """What outlives `ray down`, which tells the head alone and removes nothing: a process, one for each machine, that
     waits until no Ray of this user runs. Without it workers end after a minute, but for Ray's log monitor and HAProxy.
 
     It has the lock of those who start Ray while it removes what is theirs: first what `ray up` brings, for another one
-    may follow. In /tmp/ray it leaves what is of others, and what an operator needs who works on the head.
+    may follow. In /tmp/ray it leaves what is of others, and for a while what an operator needs who works on the head.
     """
     return Lines(f"""\
 setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
@@ -174,13 +174,14 @@ setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
   done
   rm -f ~/ray_bootstrap_*
   sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc; find ~/.bashrc -empty -delete
-  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f '[/]openbook/haproxy/'
+  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f ' -db -f [^ ]*/openbook/haproxy/'
   mv /tmp/ray/session_latest/logs ~/openbook/logs.new && rm -rf ~/openbook/logs &&
     mv ~/openbook/logs.new ~/openbook/logs &&
     find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
-  find /tmp/ray -maxdepth 1 '(' -name 'session_*' -o -name 'cluster-*' ')' | grep -q . || rm -r /tmp/ray
-  rm -r ~/openbook/haproxy ~/openbook/began; exec 9>&-
+  rm -rf ~/openbook/haproxy/* ~/openbook/began; exec 9>&- 8>&-
   for each in 1 2 3 4 5 6 7 8; do sleep 2; find /tmp/ray_ssh_* -user $(id -u) -type d -empty -delete; done
+  pgrep -u $(id -u) -f 'ray (up|down) ' || rm -f /tmp/ray/cluster-{name}.*
+  find /tmp/ray -maxdepth 1 '(' -name 'session_*' -o -name 'cluster-*' ')' | grep -q . || rm -r /tmp/ray
 " >/dev/null 2>&1 </dev/null &
 """)
 
