@@ -6,12 +6,12 @@ from textwrap import indent
 from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
+from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
 from openbook.serving.launch.ports import INDEX_RESOURCE
 from openbook.serving.launch.run import GUARDS, haproxy_files
 
-BIN = "~/openbook/bin"
 SECRETS = "openbook/secrets"
 """In the home of the user on every machine."""
 
@@ -132,11 +132,11 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
         "head_start_ray_commands": [
             *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
-            _clean_up(_ENDED, topology.name),
+            clean_up(ENDED, topology.name),
         ],
         "worker_start_ray_commands": [
             *_worker(topology, home, f" --resources={resources}{cpus}"),
-            _clean_up("sleep 30", topology.name),  # for Ray may be started anew
+            clean_up("sleep 30", topology.name),  # for Ray may be started anew
         ],
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -151,39 +151,6 @@ Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
 
 _OLD_AUTOSCALER = {"RAY_enable_autoscaler_v2": "0"}
 """The newer one starts one worker too few of machines that stand."""
-
-
-_RUNS = "pgrep -u $(id -u) -x raylet >/dev/null"
-_ENDED = "while pgrep -u $(id -u) -x gcs_server; do sleep 1; done"  # the last that `ray stop` stops
-
-
-def _clean_up(wait: str, name: str) -> Lines:
-    """What outlives `ray down`, which tells the head alone and removes nothing: a process, one for each machine, that
-    waits until no Ray of this user runs. Without it workers end after a minute, but for Ray's log monitor and HAProxy.
-
-    It has the lock of those who start Ray while it removes what is theirs: first what `ray up` brings, for another one
-    may follow. In /tmp/ray it leaves what is of others, and for a while what an operator needs who works on the head.
-    """
-    return Lines(f"""\
-setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
-  while :; do
-    while {_RUNS}; do sleep 2; done; {wait}
-    exec 9>~/openbook/starting; flock 9
-    {_RUNS} || break
-    exec 9>&-
-  done
-  rm -f ~/ray_bootstrap_*
-  sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc; find ~/.bashrc -empty -delete
-  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f ' -db -f [^ ]*/openbook/haproxy/'
-  mv /tmp/ray/session_latest/logs ~/openbook/logs.new && rm -rf ~/openbook/logs &&
-    mv ~/openbook/logs.new ~/openbook/logs &&
-    find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
-  rm -rf ~/openbook/haproxy/* ~/openbook/began; exec 9>&- 8>&-
-  for each in 1 2 3 4 5 6 7 8; do sleep 2; find /tmp/ray_ssh_* -user $(id -u) -type d -empty -delete; done
-  pgrep -u $(id -u) -f 'ray (up|down) ' || rm -f /tmp/ray/cluster-{name}.*
-  find /tmp/ray -maxdepth 1 '(' -name 'session_*' -o -name 'cluster-*' ')' | grep -q . || rm -r /tmp/ray
-" >/dev/null 2>&1 </dev/null &
-""")
 
 
 _ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/bin:$PATH' >> ~/.bashrc"
@@ -280,7 +247,7 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
         Lines(
             f"{exports}\n"
             f"here=$(hostname -I | cut -d' ' -f1)\n"
-            f"if ! {{ {_RUNS} && (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; }}; then\n"
+            f"if ! {{ {RUNS} && (exec 3<>/dev/tcp/$here/{ports.ray}) 2>/dev/null; }}; then\n"
             f"{indent(started, '  ')}"
             "fi\n"
         ),
@@ -305,5 +272,5 @@ def _started(options: str) -> str:
     return (
         "exec 9>~/openbook/starting\nflock 9\ntest -e ~/openbook/began || touch ~/openbook/began\nulimit -n 65536\n"
         f"for each in {tries}; do\n  {BIN}/ray stop 9>&-\n  {BIN}/ray start {options} 9>&- && break\ndone\n"
-        f"exec 9>&-\n{_RUNS}\n"
+        f"exec 9>&-\n{RUNS}\n"
     )
