@@ -44,6 +44,7 @@ from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.models.encoder import TextEncoder
 
 DIMENSION, BLOCK, NOISE = 768, 8192, 0.7
+LONGEST_S = 600.0  # of a call, where nothing that it reads is in memory yet
 OPENBOOK = (sys.executable, "-m", "openbook.cli")
 
 
@@ -207,7 +208,7 @@ def servers(snapshot: Path, n_shards: int) -> Iterator[tuple[list[str], list[sub
 async def searches(addresses: list[str], manifest: Manifest, args: argparse.Namespace) -> list[dict[str, float]]:
     """Milliseconds per call of the real client, one at a time, for batches of 1, 16 and 64."""
     queries = Generated(manifest.n_passages, seed=1, dimension=manifest.dimension)[:BLOCK]
-    index, found = ShardedIndex(addresses, timeout_s=60.0), []
+    index, found = ShardedIndex(addresses, timeout_s=LONGEST_S), []
     await index.connect()
     try:
         for batch in (1, 16, 64):
@@ -215,10 +216,13 @@ async def searches(addresses: list[str], manifest: Manifest, args: argparse.Name
             for i in range(args.rounds + 5):
                 start = (i * batch) % (BLOCK - batch)
                 began = time.perf_counter()
-                await index.search(queries[start : start + batch], RetrievalSettings(k=10), Context(Deadline.after(60)))
+                await index.search(
+                    queries[start : start + batch], RetrievalSettings(k=10), Context(Deadline.after(LONGEST_S))
+                )
                 taken.append(1000 * (time.perf_counter() - began))
             p50, p99 = np.percentile(taken[5:], [50, 99])
-            found.append({"batch": batch, "p50_ms": p50, "p99_ms": p99})
+            found.append({"batch": batch, "first_ms": taken[0], "p50_ms": p50, "p99_ms": p99})
+            print(found[-1], file=sys.stderr, flush=True)
     finally:
         await index.close()
     return found

@@ -27,7 +27,7 @@ def test_all_pages_are_there_before_anybody_looks_at_them(tmp_path: Path, monkey
     assert mapped_kb(path) == 0
     first, rest = mapped[: n_bytes // 8], mapped[n_bytes // 8 :]
     monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
-    assert prewarm(first, rest) == 1  # the second would be more than half of such a machine
+    assert prewarm(first, rest) == 1  # with the second it would be more than three quarters of such a machine
     assert mapped_kb(path) == n_bytes >> 11
     monkeypatch.undo()
     assert prewarm(first, rest) == 2

@@ -195,6 +195,9 @@ class Snapshot:
     def verify(self, shard: int) -> None:
         """Read every byte of one shard's files, and of the words of all shards, and compare.
 
+        The index comes last: where all of it is more than the machine's memory, that is what Linux has by then, and
+        searches read it at random.
+
         Raises:
             InvalidSnapshot: a file is missing, truncated or altered; names file, expected and found.
         """
@@ -204,7 +207,8 @@ class Snapshot:
         files = entry.files
         if sorted(file.name for file in files) != sorted(names):
             raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(names)}")
-        for file in files:
+        verify_bm25(self.folder)
+        for file in sorted(files, key=lambda file: file.name == INDEX):
             path = self.shard_folder(shard) / file.name
             try:
                 found = path.stat()
@@ -218,7 +222,6 @@ class Snapshot:
             if sha256 != file.sha256:
                 raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
         self._check_content(self.shard_folder(shard), entry)
-        verify_bm25(self.folder)
 
     def _check_content(self, folder: Path, entry: ShardEntry) -> None:
         """Files as their writer meant them may still hold what no search and no fetch can be right with."""
