@@ -209,6 +209,8 @@ class Snapshot:
             raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(names)}")
         verify_bm25(self.folder)
         for file in sorted(files, key=lambda file: file.name == INDEX):
+            if file.name == INDEX:
+                self._check_content(self.shard_folder(shard), entry)
             path = self.shard_folder(shard) / file.name
             try:
                 found = path.stat()
@@ -221,7 +223,6 @@ class Snapshot:
                 raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
             if sha256 != file.sha256:
                 raise InvalidSnapshot(f"{path}: was altered: sha256 must be {file.sha256}, found {sha256}")
-        self._check_content(self.shard_folder(shard), entry)
 
     def _check_content(self, folder: Path, entry: ShardEntry) -> None:
         """Files as their writer meant them may still hold what no search and no fetch can be right with."""

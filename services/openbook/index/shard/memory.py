@@ -8,6 +8,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+_MADV_WILLNEED = 3  # reads in large pieces; to enter pages of a file that is read at random reads each by itself
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_READ = 22
 _MADV_COLLAPSE = 25
@@ -25,7 +26,7 @@ def prewarm(*mapped: NDArray[np.generic]) -> int:
     limit, total = mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") * 3 // 4, 0
     for n_done, each in enumerate(mapped):
         total += each.nbytes
-        if total > limit or not _advise(each, _MADV_POPULATE_READ):
+        if total > limit or not (_advise(each, _MADV_WILLNEED) and _advise(each, _MADV_POPULATE_READ)):
             return n_done
     return len(mapped)
 
