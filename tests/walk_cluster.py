@@ -370,7 +370,7 @@ def walk(faults: bool) -> None:
         say("`ray down` has returned")
         for host in made:
             try:
-                until(f"{host.name}: no process left", lambda host=host: not host.processes(), 180)
+                until(f"{host.name}: no process left", lambda host=host: not host.processes(), 300)
             except SystemExit:
                 say(f"{host.name}: {host.processes()}")
                 raise
