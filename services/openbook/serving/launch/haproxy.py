@@ -52,7 +52,7 @@ local function relieve(backend)
   local now, lost, n, up = core.now(), {}, 0, false
   now = now.sec + now.usec / 1000000
   for name, server in pairs(backend.servers) do
-    local stats, key = server:get_stats(), backend.name .. "/" .. name
+    local stats, key = server:get_stats(), backend:get_name() .. "/" .. name
     if stats.bck == 0 then
       local status = stats.check_status or ""  -- none while it is not checked
       local check = status:match("L%dTOUT") or status:match("SOCKERR")
@@ -60,15 +60,15 @@ local function relieve(backend)
       local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
       local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
       if is_lost then
-        local held = stats.scur > 0 and check ~= "SOCKERR"
-        lost[server] = {stats.status, down, held, silent - (check == "L4TOUT" and 6 or 0)}
+        local held, grace = stats.scur > 0 and check ~= "SOCKERR", check == "L4TOUT" and 6 or 0
+        lost[server] = {stats.status, down and held, stats.lastchg >= grace, silent - grace}
       end
       n, up = n + 1, up or stats.status:match("^UP") and not is_lost
     end
   end
   for server, found in pairs(lost) do
-    local status, down, held, silent = table.unpack(found)
-    if down and held and (up or n == 1 or silent > 10) then
+    local status, holds, is_due, silent = table.unpack(found)
+    if holds and (is_due and (up or n == 1) or silent > 10) then
       server:shut_sess()
     elseif n > 1 and not up and silent > 10 then
       server:check_force_down()
