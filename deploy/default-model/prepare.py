@@ -15,8 +15,10 @@ questions.
 import gzip
 import json
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ from openbook.models.saving import save_encoder
 N_WORDS = 100
 MAX_WORDS = 150  # of a whole paragraph: about what the reader's 224 tokens hold
 FEVER_KEPT_BACK = Path(experiments.__file__).with_name("data") / "fever-dev-kilt.jsonl.gz"
+N_CLOZES = 60_000
+SENTENCES = re.compile(r"(?<=[a-z0-9)\"'][.!?]) (?=[A-Z\"])")
+SPANS = re.compile(  # dates and numbers, names of up to five words
+    r"(?:January|February|March|April|May|June|July|August|September|October|November|December)(?: \d{1,2},)? \d{4}"
+    r"|\d[\d,.]*\d|\d|[A-Z][\w'-]+(?: (?:(?:of|the|de|and|for|in) )?[A-Z][\w'-]+){0,4}"
+)
+ASKED_WITH = {"by": ["who", "what"], "in": ["where", "what"], "at": ["where"], "from": ["where", "who"], "of": ["what"]}
+"""What asks for a name behind a preposition."""
 Record = dict[str, Any]
 
 
@@ -81,6 +91,39 @@ def among_others(records: list[Record], rng: random.Random) -> Iterator[Record]:
         yield {**record, "context": " ".join(sentences)}
 
 
+def clozes(documents: list[Record], rng: random.Random) -> Iterator[Record]:
+    """A passage, and a sentence of it as a noisy question for one of its names, dates or numbers.
+
+    The question word stands first, some words are lost and some change places (Lewis et al. 2019, "Unsupervised
+    question answering by cloze translation", section 2.3): what is left to learn is where to look, and to copy.
+    """
+    for document in rng.sample(documents, len(documents)):
+        passage = rng.choice(list(split_words(document["text"], N_WORDS)) or [""])
+        sentence = rng.choice(SENTENCES.split(passage))
+        spans = [
+            span
+            for span in SPANS.finditer(sentence)
+            if span.start() > 0 and sentence.count(span[0]) == 1 and span[0] not in document["title"]
+        ]
+        if not spans or not 8 <= len(sentence.split()) <= 40:
+            continue
+        span = rng.choice(spans)
+        before, after = sentence[: span.start()].split(), sentence[span.end() :].strip(" .,;:").split()
+        around = before[-rng.randint(3, 10) :] + after[: rng.randint(3, 10)]
+        words = [word for word in around if rng.random() > 0.1]
+        places = sorted(range(len(words)), key=[i + rng.uniform(0, 2) for i in range(len(words))].__getitem__)
+        question = " ".join([_asks_for(span[0], before[-1:], rng), *(words[i] for i in places)])
+        yield {"question": question, "answers": [span[0]], "title": document["title"], "context": passage}
+
+
+def _asks_for(span: str, before: list[str], rng: random.Random) -> str:
+    if re.search(r"\b[12]\d{3}$", span):
+        return rng.choice(["when", "in what year"] if len(span) == 4 else ["when", "on what date"])
+    if span[0].isdigit():
+        return rng.choice(["how many", "how much", "what number"])
+    return rng.choice(ASKED_WITH.get("".join(before), ["who", "what", "which", "where"]))
+
+
 def found(records: list[Record], documents: Iterable[Record]) -> Iterator[Record]:
     """With the first passage by BM25 that has an answer, of those for which one of the best three has."""
     passages = [
@@ -127,7 +170,7 @@ def main(data: Path, out: Path) -> None:
     nq = read(data / "questions/nq-train.jsonl.gz")
     write(out / "nq-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in nq))
     more = (*read(data / "questions/squad-more.jsonl.gz"), *read(data / "questions/quoref.jsonl.gz"))
-    tales = read(data / "questions/fairytaleqa.jsonl.gz")
+    tales = list(read(data / "questions/fairytaleqa.jsonl.gz"))
     write(out / "more-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in (*more, *tales)))
     write(out / "qamr-passages.jsonl.gz", answered(among_others(list(read(data / "questions/qamr.jsonl.gz")), rng)))
     intros = list(read(data / "documents/wikipedia-intros.jsonl.gz"))
@@ -144,6 +187,9 @@ def main(data: Path, out: Path) -> None:
     without = [r for part in ("nq-more", "webquestions-train") for r in read(data / f"questions/{part}.jsonl.gz")]
     write(out / "found-passages.jsonl.gz", found(without, [*paragraphs, *intros]))
     write(out / "documents.jsonl.gz", [*paragraphs, *(r for r in intros if r["title"] in asked_about)])
+    again = [*squad, *squad, *more, *tales, *read(data / "questions/nq-train.jsonl.gz")]
+    write(out / "paragraphs-again.jsonl.gz", answered(around_the_answer(r, rng) for r in again))
+    write(out / "clozes-passages.jsonl.gz", islice(clozes(intros, random.Random(0)), N_CLOZES))
 
 
 if __name__ == "__main__":
