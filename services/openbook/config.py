@@ -62,6 +62,8 @@ class IndexServerSettings(Section):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU (experimental): cuda:0 ...
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
+    # Linux may push the index out of memory for vectors that are read; true: it stays, where `ulimit -l` allows as much
+    keep_in_memory: bool = False
     max_k: Positive = 1000  # hits in one request
     max_rows: Positive = 1024  # queries in one request
     max_queued_rows: Positive = 4096  # queries waiting; beyond it the newest of who has most waiting is refused
@@ -78,6 +80,8 @@ class IndexServerSettings(Section):
     def _fits_a_gpu(self) -> "IndexServerSettings":
         if self.device != "cpu" and self.max_k > GPU_MAX_K:
             raise ValueError(f"max_k must be at most {GPU_MAX_K} on {self.device}, got {self.max_k}")
+        if self.keep_in_memory and (self.huge_pages or self.device != "cpu"):
+            raise ValueError("keep_in_memory is for a mapped index: not with huge_pages, which copies it, nor on a GPU")
         return self
 
 

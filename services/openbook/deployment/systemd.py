@@ -43,6 +43,8 @@ Environment="OPENBOOK_INDEX_SERVER__TLS={{certificate: %d/cert.pem, key: %d/key.
 Environment=OMP_WAIT_POLICY=PASSIVE
 TimeoutStopSec=60
 MemoryHigh={index.memory_gb * 10**9}
+# For index_server.keep_in_memory.
+LimitMEMLOCK=infinity
 # Should the endpoint be on this machine too: who hardly works is not to wait behind its models.
 CPUWeight=1600
 {GUARDED.format(private_devices="yes")}

@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openbook.index.shard.memory import in_huge_pages, prewarm
+from openbook.index.shard.memory import in_huge_pages, lock, prewarm
 
 
 def mapped_kb(path: Path) -> int:
     """How much of a file stands in this process's page tables."""
     _, _, after = Path("/proc/self/smaps").read_text().partition(str(path))
     found = re.search(r"Rss: +(\d+) kB", after)
+    assert found is not None
+    return int(found[1])
+
+
+def locked_kb() -> int:
+    """How much of this process's memory stays."""
+    found = re.search(r"VmLck:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])
 
@@ -32,6 +39,20 @@ def test_all_pages_are_there_before_anybody_looks_at_them(tmp_path: Path, monkey
     monkeypatch.undo()
     assert prewarm(first, rest) == 2
     assert mapped_kb(path) == n_bytes >> 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_a_file_is_locked_for_as_long_as_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, n_bytes = tmp_path / "numbers", 4 << 20
+    np.ones(n_bytes, np.uint8).tofile(path)
+    before = locked_kb()
+    held = lock(path)
+    assert locked_kb() - before == n_bytes >> 10
+    del held
+    assert locked_kb() == before
+    monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
+    with pytest.raises(OSError, match="at most 0.0 GB are, three quarters of the memory"):
+        lock(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")

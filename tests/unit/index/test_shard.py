@@ -1,3 +1,5 @@
+import re
+import sys
 from pathlib import Path
 
 import faiss
@@ -7,7 +9,7 @@ import pytest
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
-from openbook.errors import InvalidRequest, InvalidSnapshot, StartupError
+from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.shard import shard as shard_module
 from openbook.index.shard.engine import NEVER, Tuning, calibrate
@@ -116,6 +118,17 @@ def test_in_huge_pages_it_answers_the_same(tmp_path: Path, factory: str) -> None
     huge.prewarm()
     huge.self_test()
     same(huge.search(QUERIES, 10, Deadline.never()), mapped.search(QUERIES, 10, Deadline.never()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is locked")
+def test_what_is_searched_stays_in_memory_where_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = build(tmp_path / "s", "IVF16,SQ8")
+    kept = Shard(tmp_path / "s", 0, keep_in_memory=True)
+    assert len(re.findall(r"Locked: +[1-9]\d* kB", Path("/proc/self/smaps").read_text())) == 1
+    same(kept.search(QUERIES, 10, Deadline.never()), mapped.search(QUERIES, 10, Deadline.never()))
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(InvalidConfig, match=r"keep_in_memory: the .* of .*index.faiss cannot be kept: at most 0.0 GB"):
+        Shard(tmp_path / "s", 0, keep_in_memory=True)
 
 
 def test_an_empty_shard_passes_its_test(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class IndexServer:
             limits.shard,
             device=limits.device,
             huge_pages=limits.huge_pages,
+            keep_in_memory=limits.keep_in_memory,
             n_threads=limits.n_threads,
             max_k=limits.max_k,
             max_rows=limits.max_rows,

@@ -1,9 +1,11 @@
 """What Linux is told about the memory that searches read."""
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +25,30 @@ def prewarm(*mapped: NDArray[np.generic]) -> int:
     """
     if sys.platform != "linux":
         return 0
-    limit, total = mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") * 3 // 4, 0
+    limit, total = _limit(), 0
     for n_done, each in enumerate(mapped):
         total += each.nbytes
         if total > limit or not (_advise(each, _MADV_WILLNEED) and _advise(each, _MADV_POPULATE_READ)):
             return n_done
     return len(mapped)
+
+
+def lock(path: Path) -> mmap.mmap:
+    """Read a file into memory, where it stays as long as what is returned: Linux pushes out none of it for what else is
+    read, however it is mapped by others.
+
+    Raises:
+        OSError: this process may not lock as much, or it would be more than three quarters of the machine's memory.
+    """
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    address = np.frombuffer(mapped, np.uint8).ctypes.data
+    if len(mapped) > _limit():
+        raise OSError(errno.ENOMEM, f"at most {_limit() / 1e9:.1f} GB are, three quarters of the memory")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped))):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return mapped
 
 
 def in_huge_pages(array: NDArray[np.generic]) -> bool:
@@ -37,6 +57,11 @@ def in_huge_pages(array: NDArray[np.generic]) -> bool:
     Linux 6.1 and newer can at once, 2.6.38 and newer by and by; whether it could at once.
     """
     return sys.platform == "linux" and _advise(array, _MADV_HUGEPAGE) and _advise(array, _MADV_COLLAPSE)
+
+
+def _limit() -> int:
+    """Bytes: three quarters of the machine's memory."""
+    return mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
 def _advise(array: NDArray[np.generic], advice: int) -> bool:

@@ -1,6 +1,7 @@
 """One shard of a snapshot in memory: FAISS finds candidates, the exact vectors decide."""
 
 import logging
+import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,13 @@ from openbook.core.types import (
     Passage,
     SearchParameters,
 )
-from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.disk.arrays import Exact, read_array
-from openbook.index.disk.snapshot import INDEX, VECTORS, SearchDefaults, Snapshot
+from openbook.index.disk.snapshot import CODES, INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
-from openbook.index.shard.memory import prewarm
+from openbook.index.shard.memory import lock, prewarm
 from openbook.index.shard.words import ShardWords
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class Shard:
     For a Flat index the hits are exact; for others the scores are exact and the set of hits is as good as the index.
 
     `verify` reads every byte of it first; only who has just written them may do without. For `huge_pages` see
-    `Index.read`.
+    `Index.read`. `keep_in_memory` locks what a search reads, but for the exact vectors of an index of codes.
 
     Raises:
+        InvalidConfig: it cannot be kept in memory.
         InvalidSnapshot: there is no such shard, or a file is missing, truncated or altered.
     """
 
@@ -73,6 +75,7 @@ class Shard:
         max_rows: int = 1024,
         device: str = "cpu",
         huge_pages: bool = False,
+        keep_in_memory: bool = False,
         verify: bool = True,
     ) -> None:
         from openbook.index.shard.rescoring import rescore  # compiled, for those who have a shard
@@ -109,6 +112,8 @@ class Shard:
         self._defaults = SearchParameters(**defaults.model_dump())
         self._tuning = _tuning(self._vectors, n_threads, self._scan)
         self.words = ShardWords(snapshot, shard, self._vectors)
+        searched = [files / name for name in (INDEX, CODES) if keep_in_memory and (files / name).exists()]
+        self._kept = [_kept(path) for path in searched]  # as long as this shard is
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.
@@ -274,6 +279,16 @@ def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchP
         ef_search=parameters.ef_search or defaults.ef_search,
         rerank_factor=parameters.rerank_factor or defaults.rerank_factor,
     )
+
+
+def _kept(path: Path) -> mmap.mmap:
+    try:
+        return lock(path)
+    except OSError as error:
+        raise InvalidConfig(
+            f"index_server.keep_in_memory: the {path.stat().st_size / 1e9:.1f} GB of {path} cannot be kept: {error.strerror}; "
+            "`ulimit -l` must allow as much"
+        ) from None
 
 
 def _read_scan(folder: Path, shape: tuple[int, ...], max_norm: float, huge_pages: bool) -> "Scan":
