@@ -51,7 +51,7 @@ def test_a_file_is_locked_for_as_long_as_it_is_held(tmp_path: Path, monkeypatch:
     del held
     assert locked_kb() == before
     monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
-    with pytest.raises(OSError, match="at most 0.0 GB are, three quarters of the memory"):
+    with pytest.raises(OSError, match=r"at most 0\.0 GB are, three quarters of the memory"):
         lock(path)
 
 

@@ -285,8 +285,9 @@ def _kept(path: Path) -> mmap.mmap:
     try:
         return lock(path)
     except OSError as error:
+        size = f"{path.stat().st_size / 1e9:.1f} GB"
         raise InvalidConfig(
-            f"index_server.keep_in_memory: the {path.stat().st_size / 1e9:.1f} GB of {path} cannot be kept: {error.strerror}; "
+            f"index_server.keep_in_memory: the {size} of {path} cannot be kept: {error.strerror}; "
             "`ulimit -l` must allow as much"
         ) from None
 
