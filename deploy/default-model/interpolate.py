@@ -1,9 +1,10 @@
-"""A reader between two: each weight (1 - SHARE) of one and SHARE of the other, which was trained from it.
+"""A reader between several: the mean of their weights, each by its share.
 
-    python deploy/default-model/interpolate.py FROM TO SHARE OUT
+    python deploy/default-model/interpolate.py OUT 0.25=FOLDER 0.75=FOLDER
 
-FROM, TO and OUT are folders of readers that stand on the embedded encoder. What fine-tuning gains is kept in part, and
-so is what it loses (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", section 3).
+The folders are of readers that stand on the embedded encoder, one of which was trained from the other. What
+fine-tuning gains is kept in part, and so is what it loses (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
+models", section 3, and "Model soups", section 2).
 """
 
 import hashlib
@@ -16,12 +17,14 @@ from safetensors.torch import load_file, save_file
 WEIGHTS, DECLARED = "model.safetensors", "openbook.json"
 
 if __name__ == "__main__":
-    start, end, out = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[4])
-    share = float(sys.argv[3])
+    out = Path(sys.argv[1])
+    shares = [(Path(folder), float(share)) for share, folder in (part.split("=", 1) for part in sys.argv[2:])]
+    if abs(sum(share for _, share in shares) - 1) > 1e-6:
+        sys.exit(f"interpolate: the shares must add up to 1, got {sum(share for _, share in shares):g}")
     out.mkdir(parents=True)
-    before, after = load_file(start / WEIGHTS), load_file(end / WEIGHTS)
-    between = {name: ((1 - share) * before[name].float() + share * after[name].float()).half() for name in before}
+    parts = [(load_file(folder / WEIGHTS), share) for folder, share in shares]
+    between = {name: sum(share * part[name].float() for part, share in parts).half() for name in parts[0][0]}
     save_file(between, out / WEIGHTS)
-    declared = json.loads((end / DECLARED).read_text())
+    declared = json.loads((shares[0][0] / DECLARED).read_text())
     declared["sha256"] = hashlib.sha256((out / WEIGHTS).read_bytes()).hexdigest()
     (out / DECLARED).write_text(json.dumps(declared, indent=2) + "\n")
