@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openbook.index.shard.memory import in_huge_pages, lock, prewarm
+from openbook.errors import InvalidConfig
+from openbook.index.shard.memory import in_huge_pages, keep, prewarm
 
 
 def mapped_kb(path: Path) -> int:
@@ -42,17 +43,17 @@ def test_all_pages_are_there_before_anybody_looks_at_them(tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_a_file_is_locked_for_as_long_as_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_kept_for_as_long_as_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, n_bytes = tmp_path / "numbers", 4 << 20
     np.ones(n_bytes, np.uint8).tofile(path)
     before = locked_kb()
-    held = lock(path)
+    held = keep(path)
     assert locked_kb() - before == n_bytes >> 10
     del held
     assert locked_kb() == before
     monkeypatch.setattr("os.sysconf", lambda name: n_bytes // mmap.PAGESIZE)
-    with pytest.raises(OSError, match=r"at most 0\.0 GB are, three quarters of the memory"):
-        lock(path)
+    with pytest.raises(InvalidConfig, match=r"at most 0\.0 GB are, three quarters of the memory"):
+        keep(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")

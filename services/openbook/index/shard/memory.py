@@ -1,7 +1,6 @@
 """What Linux is told about the memory that searches read."""
 
 import ctypes
-import errno
 import mmap
 import os
 import sys
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from openbook.errors import InvalidConfig
 
 _MADV_WILLNEED = 3  # reads in large pieces; to enter pages of a file that is read at random reads each by itself
 _MADV_HUGEPAGE = 14
@@ -33,21 +34,25 @@ def prewarm(*mapped: NDArray[np.generic]) -> int:
     return len(mapped)
 
 
-def lock(path: Path) -> mmap.mmap:
+def keep(path: Path) -> mmap.mmap:
     """Read a file into memory, where it stays as long as what is returned: Linux pushes out none of it for what else is
     read, however it is mapped by others.
 
     Raises:
-        OSError: this process may not lock as much, or it would be more than three quarters of the machine's memory.
+        InvalidConfig: this process may not lock as much, or it would be more than three quarters of the memory.
     """
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     address = np.frombuffer(mapped, np.uint8).ctypes.data
+    libc, why = ctypes.CDLL(None, use_errno=True), ""
     if len(mapped) > _limit():
-        raise OSError(errno.ENOMEM, f"at most {_limit() / 1e9:.1f} GB are, three quarters of the memory")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped))):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        why = f"at most {_limit() / 1e9:.1f} GB are, three quarters of the memory"
+    elif libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped))):
+        why = f"{os.strerror(ctypes.get_errno())}; `ulimit -l` must allow as much"
+    if why:
+        raise InvalidConfig(
+            f"index_server.keep_in_memory: the {len(mapped) / 1e9:.1f} GB of {path} cannot be kept: {why}"
+        )
     return mapped
 
 

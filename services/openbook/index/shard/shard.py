@@ -1,7 +1,6 @@
 """One shard of a snapshot in memory: FAISS finds candidates, the exact vectors decide."""
 
 import logging
-import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +10,14 @@ import numpy as np
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
-from openbook.core.types import (
-    AS_BUILT,
-    NO_HIT,
-    Float32,
-    Float64,
-    Hits,
-    Int64,
-    Passage,
-    SearchParameters,
-)
-from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
+from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
 from openbook.index.disk.arrays import Exact, read_array
 from openbook.index.disk.snapshot import CODES, INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
-from openbook.index.shard.memory import lock, prewarm
+from openbook.index.shard.memory import keep, prewarm
 from openbook.index.shard.words import ShardWords
 
 if TYPE_CHECKING:
@@ -113,7 +103,7 @@ class Shard:
         self._tuning = _tuning(self._vectors, n_threads, self._scan)
         self.words = ShardWords(snapshot, shard, self._vectors)
         searched = [files / name for name in (INDEX, CODES) if keep_in_memory and (files / name).exists()]
-        self._kept = [_kept(path) for path in searched]  # as long as this shard is
+        self._kept = [keep(path) for path in searched]  # as long as this shard is
 
     def search(self, queries: Float32, k: int, deadline: Deadline, parameters: SearchParameters = AS_BUILT) -> Hits:
         """The best k of this shard for each of the (n, d) queries.
@@ -279,17 +269,6 @@ def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchP
         ef_search=parameters.ef_search or defaults.ef_search,
         rerank_factor=parameters.rerank_factor or defaults.rerank_factor,
     )
-
-
-def _kept(path: Path) -> mmap.mmap:
-    try:
-        return lock(path)
-    except OSError as error:
-        size = f"{path.stat().st_size / 1e9:.1f} GB"
-        raise InvalidConfig(
-            f"index_server.keep_in_memory: the {size} of {path} cannot be kept: {error.strerror}; "
-            "`ulimit -l` must allow as much"
-        ) from None
 
 
 def _read_scan(folder: Path, shape: tuple[int, ...], max_norm: float, huge_pages: bool) -> "Scan":
