@@ -2,9 +2,9 @@
 
     python deploy/default-model/interpolate.py OUT 0.25=FOLDER 0.75=FOLDER
 
-The folders are of readers that stand on the embedded encoder, one of which was trained from the other. What
-fine-tuning gains is kept in part, and so is what it loses (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
-models", section 3, and "Model soups", section 2).
+The folders are of readers that stand on the embedded encoder and were trained from one another. What fine-tuning
+gains is kept in part, and so is what it loses (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models",
+section 3, and "Model soups", section 2).
 """
 
 import hashlib

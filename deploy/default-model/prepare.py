@@ -167,7 +167,7 @@ def main(data: Path, out: Path) -> None:
     squad = list(read(data / "questions/squad-train.jsonl.gz"))
     write(out / "squad-paragraphs.jsonl.gz", answered(r for r in squad if len(r["context"].split()) <= MAX_WORDS))
     write(out / "squad-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in squad))
-    nq = read(data / "questions/nq-train.jsonl.gz")
+    nq = list(read(data / "questions/nq-train.jsonl.gz"))
     write(out / "nq-passages.jsonl.gz", answered(around_the_answer(r, rng) for r in nq))
     more = (*read(data / "questions/squad-more.jsonl.gz"), *read(data / "questions/quoref.jsonl.gz"))
     tales = list(read(data / "questions/fairytaleqa.jsonl.gz"))
@@ -187,7 +187,7 @@ def main(data: Path, out: Path) -> None:
     without = [r for part in ("nq-more", "webquestions-train") for r in read(data / f"questions/{part}.jsonl.gz")]
     write(out / "found-passages.jsonl.gz", found(without, [*paragraphs, *intros]))
     write(out / "documents.jsonl.gz", [*paragraphs, *(r for r in intros if r["title"] in asked_about)])
-    again = [*squad, *squad, *more, *tales, *read(data / "questions/nq-train.jsonl.gz")]
+    again = [*squad, *squad, *more, *tales, *nq]
     write(out / "paragraphs-again.jsonl.gz", answered(around_the_answer(r, rng) for r in again))
     write(out / "clozes-passages.jsonl.gz", islice(clozes(intros, random.Random(0)), N_CLOZES))
 

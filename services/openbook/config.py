@@ -77,7 +77,7 @@ class IndexServerSettings(Section):
     tls: ServerTls | None = None  # with none, connections are plain
 
     @model_validator(mode="after")
-    def _fits_a_gpu(self) -> "IndexServerSettings":
+    def _fits_the_device(self) -> "IndexServerSettings":
         if self.device != "cpu" and self.max_k > GPU_MAX_K:
             raise ValueError(f"max_k must be at most {GPU_MAX_K} on {self.device}, got {self.max_k}")
         if self.keep_in_memory and (self.huge_pages or self.device != "cpu"):
