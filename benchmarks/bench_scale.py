@@ -1,14 +1,16 @@
 """A large snapshot of generated vectors: built, served by real index servers, and searched.
 
     python benchmarks/bench_scale.py [--vectors 5000000] [--factory IVF4096,SQ8] [--shards 1] [--folder var/bench-scale]
-        [--exact-dtype float32] [--files]
+        [--exact-dtype float32] [--files] [--group /sys/fs/cgroup/scarce]
 
 With `--files`, all is done as `openbook build --vectors` does it: passages in a table as DPR's, vectors as long as the
 embedded encoder's in one float16 file, of which those that are compared are the encoder's own; both files stay.
 
 The vectors are unit length: one of many centres (themselves random directions, of Zipf-like popularity) plus noise of
 0.7 of its length. Real ones are harder. Without `--files` blocks of them are made when the build asks for them. Queries
-are vectors nobody stored, made alike. A finished snapshot is used again. Prints a table, and one JSON line.
+are vectors nobody stored, made alike. A finished snapshot is used again. With `--group` the servers are in a control
+group that is there, with less memory than the machine: begin with nothing of the snapshot in memory (drop_caches).
+Prints a table, and one JSON line.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("--exact-dtype", default="float32")
     parser.add_argument("--files", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("var/bench-scale"))
+    parser.add_argument("--group", type=Path)
     args = parser.parse_args()
     kind = f"{args.factory.replace(',', '-')}-{args.shards}-{args.exact_dtype}{'-files' * args.files}"
     out = args.folder / f"{args.vectors}-{kind}"
@@ -115,9 +119,10 @@ def main() -> None:
         for name in {file.name for shard in manifest.shards for file in shard.files}
     }
     found["recall"] = manifest.recall.model_dump() if manifest.recall else None
-    with servers(out, args.shards) as (addresses, processes, start_s):
+    with servers(out, args.shards, args.group) as (addresses, processes, start_s):
         found["start_s"] = start_s
-        found["searches"] = asyncio.run(searches(addresses, manifest, args))
+        pids = [process.pid for process in processes]
+        found["searches"] = asyncio.run(searches(addresses, pids, manifest, args))
         found["private_mb"] = [private_mb(process.pid) for process in processes]
     _report(found, manifest, args)
 
@@ -188,10 +193,15 @@ def given(folder: Path, texts: Texts) -> tuple[Path, Path]:
 
 
 @contextmanager
-def servers(snapshot: Path, n_shards: int) -> Iterator[tuple[list[str], list[subprocess.Popen[str]], float]]:
+def servers(
+    snapshot: Path, n_shards: int, group: Path | None
+) -> Iterator[tuple[list[str], list[subprocess.Popen[str]], float]]:
     """One index server per shard; the seconds until all of them listen."""
     started = time.monotonic()
     commands = [[*OPENBOOK, "index", "serve", str(snapshot), "--shard", str(shard)] for shard in range(n_shards)]
+    if group:
+        enter = f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))} && exec {{}}"
+        commands = [["sh", "-c", enter.format(shlex.join(command))] for command in commands]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
         with ThreadPoolExecutor(n_shards) as pool:
@@ -205,14 +215,16 @@ def servers(snapshot: Path, n_shards: int) -> Iterator[tuple[list[str], list[sub
             process.wait(60)
 
 
-async def searches(addresses: list[str], manifest: Manifest, args: argparse.Namespace) -> list[dict[str, float]]:
-    """Milliseconds per call of the real client, one at a time, for batches of 1, 16 and 64."""
+async def searches(
+    addresses: list[str], pids: list[int], manifest: Manifest, args: argparse.Namespace
+) -> list[dict[str, float]]:
+    """Milliseconds per call of the real client, one at a time, for batches of 1, 16 and 64; what servers then read."""
     queries = Generated(manifest.n_passages, seed=1, dimension=manifest.dimension)[:BLOCK]
     index, found = ShardedIndex(addresses, timeout_s=LONGEST_S), []
     await index.connect()
     try:
         for batch in (1, 16, 64):
-            taken = []
+            taken, read = [], sum(map(read_mb, pids))
             for i in range(args.rounds + 5):
                 start = (i * batch) % (BLOCK - batch)
                 began = time.perf_counter()
@@ -221,7 +233,8 @@ async def searches(addresses: list[str], manifest: Manifest, args: argparse.Name
                 )
                 taken.append(1000 * (time.perf_counter() - began))
             p50, p99 = np.percentile(taken[5:], [50, 99])
-            found.append({"batch": batch, "first_ms": taken[0], "p50_ms": p50, "p99_ms": p99})
+            read = (sum(map(read_mb, pids)) - read) / len(taken)
+            found.append({"batch": batch, "first_ms": taken[0], "p50_ms": p50, "p99_ms": p99, "read_mb": read})
             print(found[-1], file=sys.stderr, flush=True)
     finally:
         await index.close()
@@ -252,15 +265,19 @@ def private_mb(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
+def read_mb(pid: int) -> float:
+    """What a process has had read from disks."""
+    lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes")) / 1e6
+
+
 def _report(found: dict[str, Any], manifest: Manifest, args: argparse.Namespace) -> None:
     table = Table("what", "seen", title=f"{manifest.n_passages:,} vectors, {manifest.factory}, {args.shards} shards")
     for name, value in found.items():
         table.add_row(name, json.dumps(value, indent=1, default=float))
     Console().print(table)
-    settings = {**vars(args), "folder": str(args.folder)}
-    print(
-        json.dumps({"benchmark": "scale", "settings": settings, **found, "machine": platform.machine()}, default=float)
-    )
+    shown = {"benchmark": "scale", "settings": vars(args), **found, "machine": platform.machine()}
+    print(json.dumps(shown, default=lambda value: str(value) if isinstance(value, Path) else float(value)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 import ipaddress
 import math
+import mmap
 import os
 import secrets
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
 
@@ -90,11 +91,25 @@ def threads(asked: int = 0) -> int:
 
 
 def memory_bytes() -> int:
-    """Of this machine, within what its control group (a container) is granted."""
-    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # not Linux, or "max"
-        n_bytes = min(n_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return n_bytes
+    """Of this machine, within what the control groups of this process (a container, a service) are granted."""
+    groups = Path("/proc/self/cgroup").read_text() if sys.platform == "linux" else ""
+    return min([os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, *granted_bytes(groups)])
+
+
+def granted_bytes(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """The limits on memory of control groups of both versions and of all that they are in.
+
+    `groups` are `hierarchy:controllers:path`, as in /proc/self/cgroup. A container sees its own group as the root.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, file = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        group = PurePosixPath(path.lstrip("/"))
+        for each in (group, *group.parents):
+            with suppress(OSError, ValueError):  # not seen from here, or "max"
+                yield int((top / each / file).read_text())
 
 
 def is_loopback(host: str) -> bool:

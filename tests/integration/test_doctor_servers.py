@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 import trustme
 from certificates import tls_files
 from small_snapshot import build
@@ -38,14 +39,17 @@ def test_servers_that_make_a_whole_are_well(tmp_path: Path, redis_server: RedisS
     assert (told.level, "clock" in told.says) == (Level.WELL, True)
 
 
-def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     yesterday = datetime.now(UTC) - timedelta(days=1)
     issued = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
-    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
-    issued.cert_chain_pems[0].write_to_path(tls.certificate)
-    issued.private_key_pem.write_to_path(tls.key)
+    tls = ServerTls(certificate=Path("~/cert.pem"), key=Path("~/key.pem"))
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.certificate, tls.key)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
 
     def greet_one() -> None:
         with suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):

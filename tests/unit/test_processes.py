@@ -1,9 +1,36 @@
-"""Ports that are handed out: whoever is given one may take seconds to listen there."""
+"""Ports that are handed out: whoever is given one may take seconds to listen there. And what memory there is."""
 
-from openbook.processes import free_port, free_ports
+from pathlib import Path
+
+import pytest
+
+from openbook.processes import free_port, free_ports, granted_bytes
 
 
 def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
     ranges = [range(first, first + 100) for first in (free_ports(100) for _ in range(20))]
     given = [port for ports in ranges for port in ports] + [free_port() for _ in range(40)]
     assert len(set(given)) == len(given)
+
+
+@pytest.mark.parametrize(
+    ("groups", "granted"),
+    [
+        ("0::/\n", [900]),
+        ("0::/system.slice/index.service\n", [300, 900]),
+        ("5:devices:/\n4:memory:/docker/abc\n0::/nowhere\n", [700, 900]),  # of the first kind, in a container
+        ("4:memory:/known\n1:cpu:/known\n", [500, 700]),
+        ("", []),
+    ],
+)
+def test_memory_is_what_all_control_groups_of_a_process_grant(tmp_path: Path, groups: str, granted: list[int]) -> None:
+    for name, limit in {
+        "memory.max": "900",
+        "system.slice/memory.max": "max",
+        "system.slice/index.service/memory.max": "300",
+        "memory/memory.limit_in_bytes": "700",
+        "memory/known/memory.limit_in_bytes": "500",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{limit}\n")
+    assert list(granted_bytes(groups, tmp_path)) == granted

@@ -183,7 +183,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
 
 def _trusting(certificate: Path) -> ssl.SSLContext:
     """That certificate itself, whoever signed it and whatever it is called."""
-    context = ssl.create_default_context(cafile=str(certificate))
+    context = ssl.create_default_context(cafile=str(certificate.expanduser()))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context

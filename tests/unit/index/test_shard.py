@@ -105,9 +105,9 @@ def test_the_index_of_other_vectors_fails_its_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
 def test_vectors_in_the_index_are_read_there_and_must_be_those_stored(tmp_path: Path, factory: str) -> None:
     shard = build(tmp_path / "s", factory)
-    assert not np.shares_memory(shard._rows, shard._vectors)
+    assert not np.shares_memory(shard._rows, shard._single.rows)
     np.testing.assert_array_equal(shard._rows, VECTORS)
-    shard._vectors = VECTORS[::-1]
+    shard._single.rows = VECTORS[::-1]
     with pytest.raises(InvalidSnapshot, match="the index is not one of these vectors"):
         shard.self_test()
 

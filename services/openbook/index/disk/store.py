@@ -88,6 +88,10 @@ class PassageReader(Sequence[Passage]):
         except UnicodeDecodeError as error:
             raise InvalidSnapshot(f"passage {number} is no text in UTF-8: {error.reason}") from None
 
+    def read_singly(self) -> None:
+        """See `Strings.read_singly`."""
+        self._texts.read_singly()
+
     def undecoded(self, position: int) -> list[bytes]:
         """Document's id, title and text of a passage, for who only compares: it takes a fifth of the time."""
         return self._texts.undecoded(PARTS * position, PARTS)

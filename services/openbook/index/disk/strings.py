@@ -48,6 +48,11 @@ class Strings:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
+    def read_singly(self) -> None:
+        """From now on without what lies around a text on the disk: for who reads here and there, not in turn."""
+        if isinstance(self._texts, mmap.mmap):
+            self._texts.madvise(mmap.MADV_RANDOM)
+
     def __getitem__(self, position: int) -> str:
         return self._texts[self._offsets.item(position) : self._offsets.item(position + 1)].decode()
 

@@ -17,7 +17,7 @@ from openbook.index.disk.snapshot import CODES, INDEX, VECTORS, SearchDefaults, 
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
-from openbook.index.shard.memory import keep, prewarm
+from openbook.index.shard.memory import SingleRows, keep, prewarm
 from openbook.index.shard.words import ShardWords
 
 if TYPE_CHECKING:
@@ -82,15 +82,17 @@ class Shard:
         self.max_k = max_k
         self.max_rows = max_rows
         self._index = Index.read(files / INDEX, huge_pages=huge_pages)
-        shape = self.n_passages, self.manifest.dimension
-        self._vectors: Exact = read_array(files / VECTORS, self.manifest.vectors_dtype, shape)
+        dtype, shape = self.manifest.vectors_dtype, (self.n_passages, self.manifest.dimension)
+        self._vectors: Exact = read_array(files / VECTORS, dtype, shape)  # to be read in turn
+        self._single = SingleRows(files / VECTORS, dtype, shape)
         self._passages = PassageReader(files, self.first_id, self.manifest.fields)
+        self._passages.read_singly()
         found = len(self._index), len(self._passages)
         if found != (self.n_passages, self.n_passages):
             raise InvalidSnapshot(f"{files}: index and passages are not those of the manifest: {found}")
         self._mapped = self._index  # who owns the memory of the next
         held = self._index.rows() if device == "cpu" else None
-        self._rows: Exact = self._vectors if held is None else held  # (n_passages, d)
+        self._rows: Exact = self._single.rows if held is None else held  # (n_passages, d)
         self._index = self._index.moved(self._vectors, device)
         self._longest = LARGEST_SCORE / max(self.manifest.max_norm, self._index.max_norm, 1.0)  # that a query may be
         self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
@@ -101,7 +103,7 @@ class Shard:
         defaults = self.manifest.search or SearchDefaults()
         self._defaults = SearchParameters(**defaults.model_dump())
         self._tuning = _tuning(self._vectors, n_threads, self._scan)
-        self.words = ShardWords(snapshot, shard, self._vectors)
+        self.words = ShardWords(snapshot, shard, self._single)
         searched = [files / name for name in (INDEX, CODES) if keep_in_memory and (files / name).exists()]
         self._kept = [keep(path) for path in searched]  # as long as this shard is
 
@@ -154,7 +156,8 @@ class Shard:
     def prewarm(self) -> None:
         """See to it that the first searches take no longer than later ones."""
         codes = (self._scan.scales, self._scan.codes) if self._scan else ()
-        prewarm(*codes, *self._index.mapped, self._rows)
+        read = (*codes, *self._index.mapped, self._rows)
+        self._single.are_in_memory = prewarm(*read) == len(read) and self._rows is self._single.rows
 
     def self_test(self) -> None:
         """Look whether some stored vectors are found, and scored as they are, as by an index of other vectors they
@@ -166,7 +169,7 @@ class Shard:
         if not self.n_passages:
             return
         rows = np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)
-        queries = self._vectors.take(rows, axis=0).astype(np.float32, copy=False)
+        queries = self._single.at(rows)
         m = self._n_candidates(SELF_TEST_K, self._defaults)
         approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
         _, best, errors = self._rescored(queries, candidates, 1)
@@ -202,7 +205,7 @@ class Shard:
 
     def fetch_vectors(self, ids: Sequence[int]) -> Float32:
         """The exact (n, d) vectors of these ids, in their order. Raises as `fetch`."""
-        return self._vectors[self._positions(ids)].astype(np.float32, copy=False)
+        return self._single.at(np.array(self._positions(ids), np.int64))
 
     def _n_candidates(self, k: int, parameters: SearchParameters) -> int:
         factor = parameters.rerank_factor or (1 if self._index.keeps_vectors else EXTRA_FACTOR)
@@ -232,6 +235,8 @@ class Shard:
         self, queries: Float32, candidates: Int64, k: int, approximate: Float32 | None = None
     ) -> tuple[Int64, Float32, Float64]:
         """See `rescoring.rescore`."""
+        if self._rows is self._single.rows:
+            self._single.read(candidates)
         return self._rescore(
             queries,
             candidates,

@@ -7,9 +7,9 @@ import numpy as np
 from openbook.core.topk import canonical_scores
 from openbook.core.types import NO_HIT, Candidates, Float32, Int64
 from openbook.errors import InvalidRequest
-from openbook.index.disk.arrays import Exact
 from openbook.index.disk.bm25 import Bm25Index, has_bm25
 from openbook.index.disk.snapshot import Snapshot
+from openbook.index.shard.memory import SingleRows
 
 
 class ShardWords:
@@ -18,7 +18,7 @@ class ShardWords:
     May be used from several threads. `vectors` are the shard's (n_passages, d).
     """
 
-    def __init__(self, snapshot: Snapshot, shard: int, vectors: Exact) -> None:
+    def __init__(self, snapshot: Snapshot, shard: int, vectors: SingleRows) -> None:
         self._snapshot = snapshot
         entry = snapshot.shard(shard)
         self._first_id, self._n_passages = entry.first_id, entry.n_passages
@@ -43,7 +43,7 @@ class ShardWords:
         ids, dense, bm25 = np.full(len(named), NO_HIT), *np.zeros((2, len(named)), np.float32)
         ids[: len(ours)], bm25[: len(ours)] = ours, scores[positions]
         if query is not None:
-            dense[: len(ours)] = canonical_scores(query, self._vectors[positions].astype(np.float32, copy=False))
+            dense[: len(ours)] = canonical_scores(query, self._vectors.at(positions))
         return Candidates(ids[None], dense[None], bm25[None], self._snapshot.manifest.snapshot_id)
 
     def _opened(self) -> Bm25Index:
