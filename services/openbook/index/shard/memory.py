@@ -66,7 +66,8 @@ class SingleRows:
     all that are asked for at once.
 
     By default a row that is not in memory is read when its turn comes, while all others wait, and with it as much as
-    the disk reads ahead. On some that is 8 MB: the 40 candidates of one query read 190 MB, for which other files made room.
+    the disk reads ahead. On some that is 8 MB: for the 40 candidates of one query 190 MB were read, and as much else
+    was pushed out of memory.
     """
 
     def __init__(self, path: Path, dtype: "type[np.generic]", shape: tuple[int, int]) -> None:
