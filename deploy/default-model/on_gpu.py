@@ -1,13 +1,14 @@
 """Read on with a GPU, where only torch and transformers are: passages given and passages found, in every step.
 
     python deploy/default-model/on_gpu.py tokens var/default-model TOKENS   # where openbook is installed
-    python deploy/default-model/on_gpu.py train TOKENS OUT SECONDS          # where the GPU is: 9 minutes is much
+    python deploy/default-model/on_gpu.py train TOKENS OUT SECONDS          # where the GPU is, with PYTHONPATH=services
     python deploy/default-model/on_gpu.py reader OUT READER                 # here again, as interpolate.py takes it
 
 `tokens` begins with the embedded reader, the files of prepare.py and the snapshot of its documents. Each step has
 256 questions with the passage that answers them and 64 with the five that the query encoder finds, if one of these has
 an answer; both halves of the loss weigh the same. The learning rate falls to nothing by the clock, so that rented time
-is used up and no more. On an H200 a step takes 0.2 to 0.3 s, the first fifty 0.7.
+is used up and no more. On an H200 a step of its forerunner took 0.2 to 0.3 s, the first fifty 0.7;
+this script was tried on a CPU alone.
 """
 
 import gzip

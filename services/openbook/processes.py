@@ -92,7 +92,9 @@ def threads(asked: int = 0) -> int:
 
 def memory_bytes() -> int:
     """Of this machine, within what the control groups of this process (a container, a service) are granted."""
-    groups = Path("/proc/self/cgroup").read_text() if sys.platform == "linux" else ""
+    groups = ""
+    with suppress(OSError):  # not Linux
+        groups = Path("/proc/self/cgroup").read_text()
     return min([os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, *granted_bytes(groups)])
 
 
