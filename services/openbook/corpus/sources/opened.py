@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from openbook.core.documents import Document
+from openbook.core.documents import Document, canonical
 from openbook.core.origin import Field
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 
@@ -111,7 +111,7 @@ class Opened:
         return copy
 
     def document(self, id: str, title: str, text: str, **known: Any) -> Document:
-        """A document of this file; what else is known of it as `Document` has it.
+        """A document of this file, in canonical form; what else is known of it as `Document` has it.
 
         Raises:
             Failed: it is too long, or holds half a character, which nothing behind us could store.
@@ -124,7 +124,7 @@ class Opened:
             raise Failed(f"not UTF-8: {error.reason}") from None
         if size_bytes > self.limits.document_bytes:
             raise Failed(f"a document of {size_bytes} bytes; at most {self.limits.document_bytes}")
-        return Document(id, title, text, self.path, **known)
+        return canonical(Document(id, title, text, self.path, **known))
 
 
 def open_regular(path: Path, name: str, limits: Limits, follow: bool, fields: tuple[Field, ...] = ()) -> Opened:
