@@ -60,9 +60,13 @@ def canonical(document: Document) -> Document:
     )
 
 
+def seen(text: str) -> str:
+    """The text without soft hyphens and control characters, as for `canonical`."""
+    return _UNSEEN.sub(lambda found: _of_windows(found[0]), text) if _UNSEEN.search(text) else text
+
+
 def _canonical(text: str) -> str:
-    if _UNSEEN.search(text):
-        text = _UNSEEN.sub(lambda found: _of_windows(found[0]), text)
+    text = seen(text)
     return text if is_normalized("NFC", text) else normalize("NFC", text)
 
 

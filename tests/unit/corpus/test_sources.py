@@ -56,6 +56,16 @@ def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
     assert again == documents
 
 
+@pytest.mark.parametrize("name", sorted((TOGETHER | EACH).keys() - {".pdf", "all.parquet.gz"}))
+def test_every_format_gives_the_same_characters(name: str) -> None:
+    """Of Unicode's forms, hints for line breaks, and control characters that were marks of Windows."""
+    title, text = DOCUMENTS[6]
+    written = [(title.replace("é", "e\u0301"), text.replace("é", "e\u0301").replace("nobody", "no\xadbody\x92s"))]
+    content = TOGETHER[name](written) if name in TOGETHER else EACH[name](*written[0])
+    found = parse_one(content, f"{title}{name}")
+    assert (found.title, " ".join(found.text.split())) == (title, " ".join(text.replace("nobody", "nobody’s").split()))
+
+
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_file_is_recognised_by_its_content(name: str) -> None:
     head = TOGETHER[name](DOCUMENTS)[: 1 << 16]

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from openbook.core.documents import Document
+from openbook.core.documents import Document, seen
 from openbook.corpus.sources import stated
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened, decoded
@@ -21,7 +21,7 @@ _INLINE = re.compile(
 )
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
-_SOFT_HYPHEN = re.compile("\xad|&(?:shy|#0*173|#[xX]0*[aA][dD]);")
+_SOFT_HYPHEN = re.compile("&(?:shy|#0*173|#[xX]0*[aA][dD]);")
 _STAND_INS = [chr(code) for code in range(0x12000, 0x1236F)]
 """Signs of cuneiform: they are letters, and hardly ever in a page."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
@@ -40,7 +40,7 @@ def parsed(page: str) -> tuple[Any, str]:
     """The tree of a page, and its text. Raises Failed: there is none."""
     import trafilatura
 
-    page = _SOFT_HYPHEN.sub("", page)  # where a line may be broken: no text
+    page = _SOFT_HYPHEN.sub("", seen(page))  # trafilatura would lose what browsers show for control characters
     tree = trafilatura.load_html(page)
     if tree is None:
         raise Failed("no HTML in it")
