@@ -8,8 +8,8 @@
 query encoder finds five passages for each question. A step reads one that has the answer, for the usual loss, and two
 that have none of the question's answers. Of these the loss is -log(1 - p) of the likeliest first token, whatever it is:
 RAG-Sequence's own loss does not see how sure the reader is of something else there, and that is what wins over the
-right answer. Every process, of which a GPU or a core takes one, has questions of its own. The learning rate falls to
-nothing by the clock.
+right answer. Processes, one for a core or a GPU, share a step. The learning rate falls to nothing by the
+clock.
 """
 
 import gzip
@@ -108,11 +108,10 @@ def train(data: Path, out: Path, seconds: float) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         step += 1
-        if step % 20 == 0 and rank == 0:
-            print(
-                f"step {step}, {left * seconds:.0f} s left, losses {sums[0] / 20:.3f}, {sums[1] / 20:.3f}", flush=True
-            )
         if step % 20 == 0:
+            if rank == 0:
+                with_it, without = sums / 20
+                print(f"step {step}, {left * seconds:.0f} s left, losses {with_it:.3f}, {without:.3f}", flush=True)
             sums[:] = 0
     if rank == 0:
         out.mkdir(parents=True, exist_ok=True)

@@ -45,15 +45,14 @@ def canonical(document: Document) -> Document:
     hyphens and control characters; those from 128 on are what Windows-1252 has there, as browsers read them. A passage
     stays as it is.
     """
-    title, whole = _canonical(document.title), _canonical(document.text)
-    if document.is_passage or (title, whole) == (document.title, document.text):
+    if document.is_passage:
         return document
     begins = sorted({0, *(at for at, _ in document.sections), *document.pages})
     pieces = [_canonical(document.text[at:end]) for at, end in pairwise([*begins, len(document.text)])]
     now = dict(zip(begins, accumulate(map(len, pieces), initial=0), strict=False))
     return replace(
         document,
-        title=title,
+        title=_canonical(document.title),
         text="".join(pieces),
         sections=tuple((now[at], _canonical(name)) for at, name in document.sections),
         pages=tuple(now[at] for at in document.pages),

@@ -44,6 +44,11 @@ def test_sections_and_pages_begin_where_they_did(lines: list[str]) -> None:
     assert canonical(found) == found
 
 
+def test_names_of_sections_too_where_the_text_is_canonical() -> None:
+    read, kept = (Document("id", "title", "text", sections=((0, name),)) for name in ("e\u0301", "\u00e9"))
+    assert canonical(read) == kept
+
+
 def test_a_passage_stays_as_it_is() -> None:
     passage = Document("id", "e\u0301", "e\u0301\xad", is_passage=True)
     assert canonical(passage) is passage
