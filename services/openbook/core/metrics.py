@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from math import exp, nan
+from math import exp, nan, prod
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -150,13 +150,22 @@ def bleu(predictions: Sequence[str], answers: Sequence[Sequence[str]], order: in
     return float(min(1.0, exp(1 - n_answer / n_words)) * exp(log_precision))
 
 
-def distinct_n_grams(texts: Sequence[str], n: int = 3) -> float:
+def distinct_n_grams(texts: Sequence[str], n: int = 3, among: int | None = None) -> float:
     """Of all n-grams of all texts the share that differs from one another, as the paper's Table 5 has it for n = 3.
 
-    The more texts, the lower: compare equally many. NaN where no text has n words.
+    The more n-grams, the lower: compare equally many. With `among` it is the share to be expected of so many of them,
+    drawn at random without replacement; of all where there are no more. NaN where there are none.
     """
-    n_grams = [n_gram for text in texts for n_gram in _n_grams(_words(text), n)]
-    return len(set(n_grams)) / len(n_grams) if n_grams else nan
+    times = count_n_grams(texts, n)
+    total = times.total()
+    drawn = total if among is None else min(among, total)
+    missed = sum(prod((total - drawn - i) / (total - i) for i in range(count)) for count in times.values())
+    return (len(times) - missed) / drawn if drawn else nan
+
+
+def count_n_grams(texts: Sequence[str], n: int = 3) -> Counter[tuple[str, ...]]:
+    """How often each n-gram occurs in all texts together."""
+    return Counter(n_gram for text in texts for n_gram in _n_grams(_words(text), n))
 
 
 def label_accuracy(prediction: str, labels: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
+from itertools import combinations
 from math import exp, nan
 
 import pytest
@@ -126,6 +127,17 @@ def test_distinct_n_grams_by_hand() -> None:
     assert metrics.distinct_n_grams(["a b c d", "A b, c!", "x y"]) == pytest.approx(2 / 3)
     assert metrics.distinct_n_grams(["a a", "a"], n=1) == pytest.approx(1 / 3)
     assert metrics.distinct_n_grams(["a b"]) is nan
+    assert metrics.distinct_n_grams(["a b"], among=2) is nan
+
+
+def test_distinct_n_grams_of_fewer_are_the_mean_of_all_draws() -> None:
+    draw = random.Random(5)
+    for _ in range(50):
+        words = draw.choices("abcd", k=draw.randint(1, 8))
+        for among in range(1, len(words) + 2):
+            draws = list(combinations(words, min(among, len(words))))
+            mean = sum(len(set(each)) / len(each) for each in draws) / len(draws)
+            assert metrics.distinct_n_grams([" ".join(words)], n=1, among=among) == pytest.approx(mean)
 
 
 def test_a_label_is_right_letter_for_letter() -> None:
