@@ -6,10 +6,10 @@
 
 `tokens` begins with a reader's folder or `embedded`, the files of prepare.py and the snapshot of its documents. The
 query encoder finds five passages for each question. A step reads one that has the answer, for the usual loss, and two
-that have none of the question's answers. Of these the loss is -log(1 - p) of the likeliest first token, whatever it is:
-RAG-Sequence's own loss does not see how sure the reader is of something else there, and that is what wins over the
-right answer. Processes, one for a core or a GPU, share a step. The learning rate falls to nothing by the
-clock.
+that have none of the question's answers. Of these the loss is -log(1 - p) of the likeliest other token at each of the
+answer's, those before it being the right ones: RAG-Sequence's own loss does not see how sure the reader is of something
+else there, and that is what wins over the right answer; RAG-Token asks these passages for every token. Processes, one
+for a core or a GPU, share a step. The learning rate falls to nothing by the clock.
 """
 
 import gzip
@@ -21,12 +21,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn import functional
 from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
 SHARES = {"entityquestions-train-passages": 20, "squad-passages": 8, "nq-passages": 4, "more-passages": 0}
@@ -96,7 +95,8 @@ def train(data: Path, out: Path, seconds: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1, (step + 1) / WARMUP_STEPS) * left
         rows = next(steps)
-        n = [sum(label is not None for _, label in rows), sum(label is None for _, label in rows)]
+        n_with_it = sum(has_it for _, _, has_it in rows)
+        n = [n_with_it, len(rows) - n_with_it]
         mine = rows[rank::n_processes]
         for first in range(0, len(mine), at_once):
             losses = _losses(model, mine[first : first + at_once], device)
@@ -137,8 +137,8 @@ class _Numbered(dict[str, int]):
         return self[text]
 
 
-Row = tuple[list[int], list[int] | None]
-"""What the encoder reads, and the answer; None if it has none."""
+Row = tuple[list[int], list[int], bool]
+"""What the encoder reads, the answer, and whether it stands there."""
 
 
 def _steps(data: Path, rng: np.random.Generator) -> Iterator[list[Row]]:
@@ -157,13 +157,12 @@ def _steps(data: Path, rng: np.random.Generator) -> Iterator[list[Row]]:
     def rows_of(question: int, answer: int, passages: np.ndarray, has_it: np.ndarray, none: np.ndarray) -> list[Row]:
         asked = [START, *text("q", question), SEPARATOR]
         with_it, without = np.flatnonzero(has_it), np.flatnonzero(none)
-        chosen: list[tuple[int, list[int] | None]] = []
-        if len(with_it):
-            chosen.append((rng.choice(with_it), [*text("a", answer), SEPARATOR]))
-        chosen += [(each, None) for each in rng.choice(without, min(N_WITHOUT, len(without)), replace=False)]
+        chosen = [(each, True) for each in rng.choice(with_it, min(1, len(with_it)))]
+        chosen += [(each, False) for each in rng.choice(without, min(N_WITHOUT, len(without)), replace=False)]
+        label = [*text("a", answer), SEPARATOR]
         return [
-            ([*asked, *text("p", passages[each])[: MAX_TOKENS - 1 - len(asked)], SEPARATOR], label)
-            for each, label in chosen
+            ([*asked, *text("p", passages[each])[: MAX_TOKENS - 1 - len(asked)], SEPARATOR], label, has)
+            for each, has in chosen
         ]
 
     names = list(SHARES)
@@ -180,26 +179,20 @@ def _steps(data: Path, rng: np.random.Generator) -> Iterator[list[Row]]:
 
 
 def _losses(model: Any, rows: list[Row], device: torch.device) -> Tensor:
-    """(2,): sums of -log p of the answers, and of -log(1 - p) of the likeliest first token where there is none."""
-    ids = _padded([row for row, _ in rows], 0, 16).to(device)
-    mask, total = (ids != 0).long(), torch.zeros(2, device=device)
+    """(2,): sums of -log p of the answers, and of -log(1 - p) of the likeliest other tokens where they do not stand."""
+    ids = _padded([row for row, _, _ in rows], 0, 16).to(device)
+    labels = _padded([label for _, label, _ in rows], NO_LABEL, 1).to(device)
+    has_it = torch.tensor([has for _, _, has in rows], device=device)
+    mask, right = (ids != 0).long(), labels.clamp_min(0)
+    before = torch.cat([torch.full_like(right[:, :1], START), right[:, :-1]], 1)
     with torch.autocast(device.type, torch.bfloat16):
         read = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        if having := [i for i, (_, label) in enumerate(rows) if label is not None]:
-            labels = _padded([rows[i][1] or [] for i in having], NO_LABEL, 1).to(device)
-            before = torch.cat([torch.full_like(labels[:, :1], START), labels[:, :-1].clamp_min(0)], 1)
-            logits = _logits(model, before, read[having], mask[having])
-            total[0] = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        if lacking := [i for i, (_, label) in enumerate(rows) if label is None]:
-            begin = torch.full((len(lacking), 1), START, device=device)
-            logits = _logits(model, begin, read[lacking], mask[lacking])
-            total[1] = -torch.log1p(-logits[:, 0].softmax(-1).amax(-1).clamp_max(0.999)).sum()
-    return total
-
-
-def _logits(model: Any, before: Tensor, read: Tensor, mask: Tensor) -> Tensor:
-    logits = model.decoder(before, encoder_hidden_states=read, encoder_attention_mask=mask).logits
-    return cast(Tensor, logits.float())
+        logits = model.decoder(before, encoder_hidden_states=read, encoder_attention_mask=mask).logits
+    log_p = logits.float().log_softmax(-1)
+    of_right = log_p.gather(-1, right[..., None])[..., 0]
+    of_other = log_p.scatter(-1, right[..., None], -torch.inf).amax(-1).exp().clamp_max(0.999)
+    losses = torch.where(has_it[:, None], -of_right, -torch.log1p(-of_other)) * (labels != NO_LABEL)
+    return torch.stack([losses[has_it].sum(), losses[~has_it].sum()])
 
 
 def _of_first(value: float) -> float:
