@@ -82,6 +82,19 @@ def test_twenty_publications_under_load(tmp_path: Path, record_property: Callabl
         asyncio.run(scenario(servers))
 
 
+def test_a_server_lets_go_of_the_snapshot_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_processes.RETAIN_S", 0.0)
+    root = make_root(tmp_path / "root", n_shards=1)
+    with running(root, n_replicas=1, n_shards=1) as servers:
+        maps = Path(f"/proc/{servers[0].popen.pid}/maps")
+        assert f"{root}/old/" in maps.read_text()
+        asyncio.run(publish(root / "new", settings_of(servers)))
+        limit = monotonic() + 60
+        while f"{root}/old/" in maps.read_text():
+            assert monotonic() < limit
+        assert f"{root}/new/" in maps.read_text()
+
+
 def builds(root: Path, n_kills: int) -> None:
     """Fork a process that builds snapshot after snapshot, kill it at a random moment; so often. Before these, one ends
     its build, and one is killed in the middle. No gRPC here: forking is safe, and cheaper than a new interpreter.

@@ -209,19 +209,24 @@ def run(settings: IndexServerSettings) -> None:
     gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
     role = f"index-{settings.shard}"
     with server.metrics, MetricsServer(role, settings.host, settings.metrics_port), server:
-        shard = server.shard
-        log.info(
-            "serving shard %d, %d passages of snapshot %s, at %s",
-            shard.number,
-            shard.n_passages,
-            shard.manifest.snapshot_id,
-            server.address,
-        )
+        _tell(server)
         print(server.address, flush=True)
         told_to_stop.get()
         log.info("stopping")
     for number in STOP_SIGNALS:  # a handler of ours is taken away while Python ends: one more signal would kill
         signal.signal(number, signal.SIG_IGN)
+
+
+def _tell(server: IndexServer) -> None:
+    # Apart, for while `run` waits its names stay: the shard's memory would be held long after the last one who asks it.
+    shard = server.shard
+    log.info(
+        "serving shard %d, %d passages of snapshot %s, at %s",
+        shard.number,
+        shard.n_passages,
+        shard.manifest.snapshot_id,
+        server.address,
+    )
 
 
 def _give_back_memory() -> None:
