@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Where it is set, each of hundreds of processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-isa unit check lint protos gpu bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
+.PHONY: help demo test test-isa unit check lint protos gpu gpu-index bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -123,6 +123,9 @@ identity: $(VENV)/.dev  ## 2,048 random questions to openbook and to transformer
 # With the Python of the machine, which has torch with CUDA: the environment here has torch for CPUs.
 gpu:             ## All that only a GPU can tell, measured and checked: var/gpu.md; eight minutes of one
 	PYTHONPATH=services $(PYTHON) benchmarks/bench_gpu.py
+
+gpu-index:       ## Shards on a GPU beside the CPU, and behind a server; needs openbook[gpu] there: var/gpu-index.md; six minutes
+	PYTHONPATH=services $(PYTHON) benchmarks/bench_gpu_index.py
 
 bench-index: $(VENV)/.dev  ## One index server beside FAISS in process, in turn; some minutes
 	$(BIN)/python benchmarks/bench_index.py

@@ -59,7 +59,7 @@ class IndexServerSettings(Section):
     frame_port: Port | None = 0
     # Of metrics over HTTP, for Prometheus: the first free one of 32 from here; 0 takes any, none serves none
     metrics_port: Port | None = None
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU (experimental): cuda:0 ...
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU: cuda:0 ...
     n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
     # Linux may push the index out of memory for vectors that are read; true: it stays, where `ulimit -l` allows as much

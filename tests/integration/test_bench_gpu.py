@@ -85,3 +85,15 @@ def test_what_fails_in_one_part_is_told_and_the_others_go_on(
     assert "RuntimeError: no such kernel" in page
     assert "| a number | nan | 1 | **no** |" in page
     assert "Left out, for the time was up: the rest." in page
+
+
+def test_all_that_is_done_to_shards_on_a_gpu_can_be_done_to_shards_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "bench_gpu_index.py", "--tiny", "--device", "cpu", "--only", "Flat"]
+    files = ["--folder", tmp_path / "snapshots", "--out", tmp_path / "made/page.md"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    written = (tmp_path / "made/page.md").read_text()
+    assert told["passed"]
+    assert [row[0] for row in told["rows"]] == ["`Flat`", "`IVF16,SQ8`"]
+    assert all(f"- ok: {what}" in written for what, _ in told["checks"])

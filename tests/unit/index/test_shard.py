@@ -11,6 +11,7 @@ from openbook.core.topk import canonical_scores
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, StartupError
 from openbook.index.building.build import build_snapshot
+from openbook.index.shard import gpu
 from openbook.index.shard import shard as shard_module
 from openbook.index.shard.engine import NEVER, Tuning, calibrate
 from openbook.index.shard.shard import Shard
@@ -162,7 +163,25 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
     with pytest.raises(StartupError, match="device cuda:2: must be below cuda:2, FAISS sees 2 GPUs"):
         Shard(tmp_path / "s", 0, device="cuda:2")
+    monkeypatch.setattr(gpu, "_free_bytes", lambda number: number << 30)
+    with pytest.raises(StartupError, match=r"cuda:1: must have 2 GiB free, and room for the index; has 1\.0"):
+        shard._index.moved(VECTORS, "cuda:1")
+    monkeypatch.setattr(gpu, "_free_bytes", lambda number: None)  # not to be seen
     graph = build(tmp_path / "graph", "HNSW8")
     if not hasattr(faiss, "GpuIndexCagra"):
         with pytest.raises(StartupError, match="HNSW becomes CAGRA there, which needs the build faiss-gpu-cuvs"):
             graph._index.moved(VECTORS, "cuda:1")
+
+
+@pytest.mark.parametrize("factory", ["IVF16_HNSW8,SQ8", "PCA8,IVF16_HNSW8,Flat", "IVF16,SQ8", "Flat"])
+def test_cells_chosen_by_all_centroids_are_those_that_a_graph_of_them_chooses(factory: str) -> None:
+    index = faiss.index_factory(VECTORS.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(VECTORS)
+    index.add(VECTORS)
+    before = index.search(QUERIES, 10)
+    for _ in range(2):
+        gpu.compare_all_centroids(index)
+    for found, wanted in zip(index.search(QUERIES, 10), before, strict=True):
+        assert np.array_equal(found, wanted)
+    ivf = faiss.try_extract_index_ivf(index)
+    assert ivf is None or isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)

@@ -98,8 +98,13 @@ class Index:
         self._inner: Any = faiss.downcast_index(faiss_index.index) if self._transforms else faiss_index
         self.knows: tuple[str, ...] = ()
         """The search parameters that it takes, besides the re-rank factor, which is not the index's affair."""
-        if isinstance(self._inner, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", ()))):
+        self._most_probes = 0
+        gpu_ivf = getattr(faiss, "GpuIndexIVF", ())
+        lists: Any = self._inner
+        if isinstance(lists, (faiss.IndexIVF, gpu_ivf)):
             self.knows = ("nprobe",)
+            self._most_probes = min(lists.nlist, gpu.MAX_CANDIDATES if isinstance(lists, gpu_ivf) else NEVER)
+            lists.nprobe = min(lists.nprobe, self._most_probes)
         elif isinstance(self._inner, faiss.IndexHNSW):
             self.knows = ("ef_search",)
         self._lists: InvertedLists | None = None
@@ -263,7 +268,7 @@ class Index:
     def wider(self, parameters: SearchParameters) -> SearchParameters:
         """Twice as wide as these parameters, as far as it goes."""
         if "nprobe" in self.knows:
-            nprobe = min(2 * (parameters.nprobe or self._inner.nprobe), self._inner.nlist)
+            nprobe = min(2 * (parameters.nprobe or self._inner.nprobe), self._most_probes)
             return replace(parameters, nprobe=nprobe)
         if "ef_search" in self.knows:
             return replace(parameters, ef_search=min(2 * (parameters.ef_search or SEARCH_BEAM), MAX_BEAM))
@@ -271,7 +276,7 @@ class Index:
 
     def _parameters(self, parameters: SearchParameters) -> Any:
         if parameters.nprobe is not None and "nprobe" in self.knows:
-            inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._inner.nlist))
+            inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._most_probes))
         elif parameters.ef_search is not None and "ef_search" in self.knows:
             inner = self._faiss.SearchParametersHNSW(efSearch=min(parameters.ef_search, max(len(self), 1)))
         else:
