@@ -15,9 +15,9 @@ help:            ## This list
 demo: $(VENV)/.demo  ## Set everything up, build the index, serve it, ask, stop
 	env -u OMP_NUM_THREADS $(BIN)/openbook demo
 
-# Two at a time, a file in one process, for files share what is slow to make. In the order of the folders: e2e begins,
-# whose files are the longest, and the short ones fill the gaps.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time on two cores, for many wait; a file in one process, for files share what is slow to make. In the order
+# of the folders: two begin with e2e (tests/conftest.py), whose files are the longest, and the short ones fill the gaps.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: check $(VENV)/.tools  ## Set everything up and run all checks and tests
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -168,8 +168,8 @@ def refused(folder: Path, factory: str, device: str, check: Checks) -> None:
         check(f"{factory}: refused", device == "cpu")
 
 
-async def behind_a_server(folders: tuple[Path, Path], device: str, check: Checks) -> None:
-    """A server on the GPU, asked while it is given another snapshot, and that one's predecessor again."""
+async def behind_a_server(folders: tuple[Path, Path], device: str, n: int, check: Checks) -> None:
+    """A server on the GPU, asked while n times it is given the other snapshot."""
     shard = Shard(folders[0], 0, verify=False, device=device)
     queries = clustered(64, seed=3)
     wanted = shard.search(queries, K, Deadline.never())
@@ -198,7 +198,7 @@ async def behind_a_server(folders: tuple[Path, Path], device: str, check: Checks
             for _ in range(4):
                 group.create_task(ask())
             client_settings = IndexClientSettings(addresses=[server.address])
-            for i in range(6):
+            for i in range(n):
                 await publish(folders[(i + 1) % 2], client_settings)
                 while len(await held_by_servers(client_settings)) > 1:  # noqa: ASYNC110 (what was current goes)
                     await asyncio.sleep(0.2)
@@ -206,7 +206,7 @@ async def behind_a_server(folders: tuple[Path, Path], device: str, check: Checks
                 held.append(memory_mb(device) - before)
             done.set()
         check(
-            f"six publications, {n_asked} batches of 64 asked meanwhile, {len(failures)} failed",
+            f"{n} publications, {n_asked} batches of 64 asked meanwhile, {len(failures)} failed",
             n_asked and not failures,
         )
         check(f"MB of the GPU that the server held before and after each: {held}", max(held) <= held[0] + 64)
@@ -270,7 +270,7 @@ def main() -> int:
     if args.fill:
         fill(args.fill)
         return 0
-    n_passages, n_cells, seconds = (2_000, 16, 0.0) if args.tiny else (args.passages, 1024, 0.5)
+    n_passages, n_cells, seconds = (600, 16, 0.0) if args.tiny else (args.passages, 1024, 0.5)
     shutil.rmtree(args.folder, ignore_errors=True)
     check, rows = Checks(), []
     for kind, times in KINDS.items():
@@ -286,10 +286,10 @@ def main() -> int:
         if kind != SERVED:
             shutil.rmtree(folder)
     for factory in (*REFUSED, *([] if HAS_GRAPHS else [GRAPH])):
-        refused(build(args.folder / factory, factory, clustered(2_000, seed=1)), factory, args.device, check)
+        refused(build(args.folder / factory, factory, clustered(600, seed=1)), factory, args.device, check)
     served = SERVED.format(n=n_cells)
     other = build(args.folder / "other", served, clustered(n_passages, seed=4))
-    asyncio.run(behind_a_server((args.folder / served, other), args.device, check))
+    asyncio.run(behind_a_server((args.folder / served, other), args.device, 2 if args.tiny else 6, check))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(page(rows, check, args.device))
     passed = all(holds for _, holds in check.lines)

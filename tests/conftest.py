@@ -20,13 +20,18 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from openbook.cache.server import RedisServer
 
 # Processes of pytest-xdist are told a width, which Rich would keep though a test names another.
 os.environ.pop("COLUMNS", None)
 # A shell that runs the tests in the background has them ignore Ctrl-C, and the processes that they start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# Not Python's own handler itself: asyncio.run would put another in its place, and for that write out the task with its
+# result, in an error that nobody sees, which takes milliseconds.
+signal.signal(signal.SIGINT, lambda number, frame: signal.default_int_handler(number, frame))
 
 # The same examples every time, however long they take: a run on a slow machine fails where a run on a fast one does.
 # New examples are looked for with `pytest --hypothesis-profile=search`.
@@ -35,6 +40,26 @@ settings.register_profile(
 )
 settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeatable")
+
+
+N_WITH_RAY = 2
+
+
+class FewClusters(LoadFileScheduling):
+    """Files of `e2e` go to two workers, as long as there are others: nodes of more Ray clusters at once die on slow
+    machines. A third uses the processors while those two wait.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self.nodes.index(node) >= N_WITH_RAY:
+            others = (file for file in self.workqueue if "/e2e/" not in file)
+            if (file := next(others, None)) is not None:
+                self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return FewClusters(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

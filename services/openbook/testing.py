@@ -230,5 +230,9 @@ def served(snapshot: Path, n_replicas: int = 1) -> "Iterator[list[IndexServer]]"
 
     with ExitStack() as stack:
         shards = range(len(Snapshot.open(snapshot).manifest.shards))
-        settings = [IndexServerSettings(snapshot=snapshot, shard=shard) for shard in shards for _ in range(n_replicas)]
+        settings = [
+            IndexServerSettings(snapshot=snapshot, shard=shard, max_streams=8)  # each has a thread of its own
+            for shard in shards
+            for _ in range(n_replicas)
+        ]
         yield [stack.enter_context(IndexServer(each)) for each in settings]

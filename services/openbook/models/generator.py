@@ -40,7 +40,7 @@ class RagGenerator:
     def __init__(
         self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings, calibration: Calibration = UNFITTED
     ) -> None:
-        self.fingerprint = checkpoint.fingerprint
+        self.fingerprint = checkpoint.fingerprint  # of all its bytes: seconds where they are many
         """Digest of weights, tokenizer and input format; not of dtype or device."""
         self.calibration = calibration
         """How probable it is that its answers are right, where that was fitted."""
@@ -49,7 +49,7 @@ class RagGenerator:
         model = place(checkpoint.model, settings)
         self._model = Seq2Seq(model)
         dtype, special = str(model.dtype).removeprefix("torch."), json_digest(asdict(self._model.special))
-        self.generates_by = f"{checkpoint.fingerprint}-{dtype}-{special[:16]}"
+        self.generates_by = f"{self.fingerprint}-{dtype}-{special[:16]}"
         """The fingerprint, the dtype that it computes in, and with which tokens answers begin and end."""
         self._max_tokens_in_flight = settings.max_tokens_in_flight
         self._n_threads = threads(settings.n_threads)
@@ -61,8 +61,9 @@ class RagGenerator:
         Raises:
             InvalidModel: as `load_generator`, and as `load_calibration`.
         """
-        checkpoint = load_generator(settings.model)
-        return cls(checkpoint, settings, load_calibration(settings.model, checkpoint.fingerprint))
+        generator = cls(load_generator(settings.model), settings)
+        generator.calibration = load_calibration(settings.model, generator.fingerprint)
+        return generator
 
     def generate(
         self,

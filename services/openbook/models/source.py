@@ -202,7 +202,7 @@ def weights_digest(model: Any) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.data_ptr() not in seen:  # tied weights count once
             seen.add(tensor.data_ptr())
-            digests[name] = [list(tensor.shape), hashlib.sha256(tensor.cpu().float().numpy().tobytes()).hexdigest()]
+            digests[name] = [list(tensor.shape), hashlib.sha256(tensor.cpu().float().contiguous().numpy()).hexdigest()]
     return json_digest(digests)
 
 
