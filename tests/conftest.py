@@ -17,6 +17,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import gc
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,6 +42,13 @@ settings.register_profile(
 settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeatable")
 
+# Python's collector would look again and again through all that is imported: a sixth of the time until the first test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
 
 N_WITH_RAY = 2
 
@@ -58,6 +66,7 @@ class FewClusters(LoadFileScheduling):
         super()._assign_work_unit(node)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     return FewClusters(config, log) if config.option.dist == "loadfile" else None
 
@@ -69,6 +78,31 @@ def short_pauses() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """Models that are loaded again and again, by the same settings, are the same ones: to load one takes a second."""
+    from openbook.models.encoder import TextEncoder
+    from openbook.models.generator import RagGenerator
+
+    loaded: dict[object, Any] = {}
+
+    def once(kind: type[TextEncoder] | type[RagGenerator]) -> Any:
+        load = kind.load
+
+        def found(settings: Any, **options: Any) -> Any:
+            key = kind, repr(settings), repr(options)
+            if key not in loaded:
+                loaded[key] = load(settings, **options)
+            return loaded[key]
+
+        return staticmethod(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (TextEncoder, RagGenerator):
+            patch.setattr(kind, "load", once(kind))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,8 @@ from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.models.encoder import TextEncoder
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 TEXTS = [
     f"Document {i} tells about {subject}." for i, subject in enumerate(("rivers", "music", "planets", "bread", "law"))
 ]

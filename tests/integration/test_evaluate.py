@@ -21,6 +21,8 @@ from openbook.evaluation.settings import EvaluationSettings
 from openbook.index.building.build import build_snapshot
 from openbook.testing import served
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 FACTS = [
     ("France", "Paris is the capital of France, a country in Europe.", "What is the capital of France?", "Paris"),
     ("Italy", "Rome is the capital of Italy, a country in Europe.", "What is the capital of Italy?", "Rome"),

@@ -28,6 +28,8 @@ from openbook.experiments.leaders import DATES, changed, documents, read_leaders
 from openbook.experiments.memory import MemorySettings, run
 from openbook.experiments.report import Expected, Heat, Report, Table
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 BEFORE = [
     ("Poland", "President Anna KOWALSKA (since 3 May 2010)", "Prime Minister Jan NOWAK (since 1 May 2009)"),
     ("Gambia, The", "King JAN III (since 3 May 2010); note - he is old", ""),

@@ -20,6 +20,8 @@ from openbook.evaluation.retrieve import evaluate_retrieval
 from openbook.evaluation.settings import RankingSettings
 from openbook.testing import served
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 DOCUMENTS = {
     "france": ("France", "Paris is the capital of France, a country in Europe. " * 3),  # of several passages
     "italy": ("Italy", "Rome is the capital of Italy, a country in Europe."),

@@ -10,7 +10,6 @@ from pathlib import Path
 import every_format as formats
 import pytest
 from every_format import read
-from hostile import HOSTILE, LIMITS, TEXT, TITLE, wide
 
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import limits as limits_module
@@ -20,6 +19,11 @@ from openbook.errors import InvalidDocuments
 
 
 def test_hostile_files_cost_a_line_each_and_the_good_ones_are_read(tmp_path: Path) -> None:
+    from hostile import (  # to pack them takes two seconds, which not everyone who collects tests shall wait
+        HOSTILE,
+        LIMITS,
+    )
+
     folder = tmp_path / "corpus"
     for number, (name, (content, _)) in enumerate(sorted(HOSTILE.items())):
         formats.write(folder, {name: content, f"good {number:02}.txt": f"good {number}".encode()})
@@ -51,6 +55,8 @@ def test_hostile_files_cost_a_line_each_and_the_good_ones_are_read(tmp_path: Pat
 
 def test_a_file_that_kills_its_parser_takes_nothing_with_it(tmp_path: Path) -> None:
     """In an archive too, whose other files are read once."""
+    from hostile import wide
+
     large = wide("parquet")
     members = {"a.txt": b"one", "b.parquet": large, "c.txt": b"two", "d.parquet": large, "e.txt": b"x"}
     formats.write(tmp_path, {"all.zip": formats.zipped({**members, "noise": bytes(9)}), "then.txt": b"three"})
@@ -65,6 +71,8 @@ def test_an_archive_that_kills_its_parser_again_and_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parsers, "MOST_DEATHS", 2)
+    from hostile import wide
+
     members = {f"{i}.parquet": wide("parquet") for i in range(4)}
     formats.write(tmp_path, {"a.zip": formats.zipped(members), "b.txt": b"good"})
     documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
@@ -123,7 +131,7 @@ def test_a_tar_that_is_damaged_or_cut_says_so_behind_the_members_before(
 def test_a_library_that_is_not_there_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pypdf.py").write_text("raise ModuleNotFoundError('no pypdf', name='pypdf')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    (tmp_path / "a.pdf").write_bytes(formats.pdf(TITLE, TEXT))
+    (tmp_path / "a.pdf").write_bytes(formats.pdf(*formats.DOCUMENTS[5]))
     with pytest.raises(InvalidDocuments, match=r"a\.pdf: needs pypdf: pip install 'openbook\[corpus\]'$"):
         list(read_passages(tmp_path / "a.pdf"))
 
