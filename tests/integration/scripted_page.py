@@ -82,6 +82,8 @@ class Reader:
 
     def __init__(self) -> None:
         self.steps: asyncio.Queue[None] = asyncio.Queue()
+        self.streamed: list[int] = []  # of each answer that is, its passages
+        self.changed = threading.Condition()
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
@@ -100,13 +102,21 @@ class Reader:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         generation = await self.generate(question, retrieved, settings, context)
-        for token in generation.tokens:
-            if "slowly" in question:
-                await self.steps.get()
-            yield replace(token, start=None, end=None)
-            if "failing" in question:
-                raise DeadlineExceeded("the deadline passed during the answer")
-        yield generation
+        with self.changed:
+            self.streamed.append(len(retrieved.passages))
+            self.changed.notify_all()
+        try:
+            for token in generation.tokens:
+                if "slowly" in question:
+                    await self.steps.get()
+                yield replace(token, start=None, end=None)
+                if "failing" in question:
+                    raise DeadlineExceeded("the deadline passed during the answer")
+            yield generation
+        finally:
+            with self.changed:
+                self.streamed.remove(len(retrieved.passages))
+                self.changed.notify_all()
 
 
 def _begun(generation: Generation, n: int) -> Generation:
@@ -200,6 +210,11 @@ class Endpoint:
     def step(self) -> None:
         """One more token."""
         self.loop.call_soon_threadsafe(self._reader.steps.put_nowait, None)
+
+    def only(self, n_passages: int) -> None:
+        """Wait until one answer is being streamed, of so many passages, and none that would take its steps."""
+        with self._reader.changed:
+            assert self._reader.changed.wait_for(lambda: self._reader.streamed == [n_passages], timeout=20)
 
 
 async def _ready() -> None:

@@ -181,7 +181,9 @@ def test_cells_chosen_by_all_centroids_are_those_that_a_graph_of_them_chooses(fa
     before = index.search(QUERIES, 10)
     for _ in range(2):
         gpu.compare_all_centroids(index)
-    for found, wanted in zip(index.search(QUERIES, 10), before, strict=True):
-        assert np.array_equal(found, wanted)
+    scores, found = index.search(QUERIES, 10)
+    assert np.array_equal(found, before[1])
+    # Some types add the centroid's score to that of the rest, and a graph's sums are in another order than a scan's.
+    assert np.allclose(scores, before[0], rtol=1e-5, atol=1e-5)
     ivf = faiss.try_extract_index_ivf(index)
     assert ivf is None or isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
