@@ -37,12 +37,10 @@ from openbook.processes import threads
 class RagGenerator:
     """A generator and how it is asked. Not for several threads at once."""
 
-    def __init__(
-        self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings, calibration: Calibration = UNFITTED
-    ) -> None:
+    def __init__(self, checkpoint: GeneratorCheckpoint, settings: GeneratorSettings) -> None:
         self.fingerprint = checkpoint.fingerprint  # of all its bytes: seconds where they are many
         """Digest of weights, tokenizer and input format; not of dtype or device."""
-        self.calibration = calibration
+        self.calibration: Calibration = UNFITTED
         """How probable it is that its answers are right, where that was fitted."""
         self.input_format = checkpoint.input_format
         self._checkpoint = checkpoint

@@ -50,7 +50,7 @@ def move(cpu_index: Any, vectors: Float32, device: str) -> Any:
             compare_all_centroids(cpu_index)
             index = faiss.index_cpu_to_gpu(resources, number, cpu_index, options)
             inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-            if not isinstance(inner, faiss.GpuIndex):  # a copy on the CPU, which FAISS gives and does not mention
+            if not isinstance(inner, faiss.GpuIndex):  # FAISS 1.15 raises; a copy on the CPU would go unnoticed
                 raise StartupError(f"device {device}: {type(inner).__name__} has no counterpart there")
     except RuntimeError as error:
         raise StartupError(f"device {device}: {type(cpu_index).__name__} cannot be moved there: {error}") from None
@@ -58,8 +58,10 @@ def move(cpu_index: Any, vectors: Float32, device: str) -> Any:
 
 
 def compare_all_centroids(cpu_index: Any) -> None:
-    """Choose an IVF index' cells by its centroids themselves, no longer by a graph or codes of them, which a GPU has
-    not: it would wait for the CPU to choose."""
+    """Choose an IVF index' cells by its centroids themselves, no longer by a graph or codes of them.
+
+    A GPU has neither, and would wait for the CPU to choose.
+    """
     faiss: Any = import_module("faiss")
     ivf = faiss.try_extract_index_ivf(cpu_index)
     if ivf is None or isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat):
