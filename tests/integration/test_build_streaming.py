@@ -10,7 +10,7 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
-from openbook.index.building.build import _training_sample, build_snapshot
+from openbook.index.building.build import _training_rows, _training_sample, build_snapshot
 from openbook.index.shard.shard import Shard
 
 D = 32
@@ -55,8 +55,9 @@ def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: p
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert vectors.most == 500
-        _training_sample(vectors, np.float32)
+        _training_sample(vectors, np.float32, _training_rows("OPQ8,IVF4_HNSW32,SQ8"))
         assert vectors.most == 1000
+    assert _training_rows("IVF100,SQ8") == 3900  # 39 for each cell
     whole_bytes = 32_000 * D * 4
     assert peaks[2] - peaks[1] < whole_bytes / 10, peaks
     shard = Shard(tmp_path / "32000", 1)

@@ -25,6 +25,7 @@ from openbook.index.building.build import build_snapshot
 from openbook.index.disk.root import PUBLISHED, Root
 from openbook.index.disk.snapshot import Manifest
 from openbook.index.server.server import IndexServer
+from openbook.index.shard.shard import Shard
 from openbook.processes import start
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -237,6 +238,23 @@ def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not
     root.update(lambda published: published.after_publish(str(built / "damaged"), 2))
     with pytest.raises(InvalidSnapshot, match="was altered"):
         IndexServer(settings)
+
+
+def test_a_prepared_snapshot_that_this_machine_cannot_open_any_more_is_ignored(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one for which there is too little memory now."""
+    Root.create(tmp_path / "root", built / "a").update(lambda published: published.after_prepare(str(built / "b")))
+    opened = IndexServer._open
+
+    def refuses(self: IndexServer, folder: Path, gently: bool) -> Shard:
+        if folder == built / "b":
+            raise InvalidConfig("keep_in_memory: too little may be locked")
+        return opened(self, folder, gently)
+
+    monkeypatch.setattr(IndexServer, "_open", refuses)
+    with IndexServer(IndexServerSettings(snapshot=tmp_path / "root")) as server:
+        assert [shard.manifest.snapshot_id for _, shard in server.held.held()] == [id_of(built / "a")]
 
 
 def test_two_servers_share_one_root(built: Path, tmp_path: Path) -> None:

@@ -421,6 +421,30 @@ def test_who_does_not_read_large_replies_is_read_no_more(snapshot: Path) -> None
         assert sorted(numbers) == list(range(1, n_sent + 1))
 
 
+@pytest.mark.usefixtures("unix")
+def test_who_does_not_read_holds_his_place_only_for_a_while(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """His threads go with it: they do not add up."""
+    monkeypatch.setattr(frames, "SEND_S", 0.5)
+    monkeypatch.setattr("openbook.index.server.service.IDLE_S", 0.0)
+    call = index_pb2.Call(search=index_pb2.SearchRequest(queries={"rows": 1024, "columns": D}, k=N))
+    data = VECTORS[np.zeros(1024, int)].tobytes()
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2))
+    with server, ExitStack() as stack:
+        for _ in range(2):
+            unread = stack.enter_context(connected(server))
+            for call.number in range(1, 20):
+                unread.send(call, data)
+        for stream in list(server._service._streams):
+            wait_until(lambda stream=stream: math.isinf(stream.idle_since))  # type: ignore[misc]
+        with connected(server) as third:
+            reply = third.reply()
+            assert reply is not None
+            assert reply.failure.code == "RESOURCE_EXHAUSTED", "nobody's place is given away while he holds threads"
+        wait_until(lambda: not server._service._streams)
+        wait_until(lambda: not any(thread.name in ("frames", "exchange") for thread in threading.enumerate()))
+        assert is_served(server)
+
+
 # Who asks for much
 
 

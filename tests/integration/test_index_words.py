@@ -152,6 +152,12 @@ def test_damage_is_found(tmp_path: Path) -> None:
         bm25.Bm25Index(snapshot, "other", 0, N)
     with pytest.raises(InvalidSnapshot, match=f"has {N} passages, must have {N + 1}"):
         bm25.Bm25Index(snapshot, held.manifest.snapshot_id, 1, N)
+    about = snapshot / bm25.FOLDER / bm25.ABOUT
+    right = about.read_text()
+    about.write_text(json.dumps({**json.loads(right), "snapshot_id": "other"}))
+    with pytest.raises(InvalidSnapshot, match="is of snapshot other, not of"):
+        held.verify(0)
+    about.write_text(right)
     data = snapshot / bm25.FOLDER / bm25.DATA
     content = data.read_bytes()
     data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -160,8 +166,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     data.write_bytes(content[:-1])
     with pytest.raises(InvalidSnapshot, match=f"must have {len(content)} bytes, found {len(content) - 1}"):
         bm25.Bm25Index(snapshot, held.manifest.snapshot_id, 0, N)
-    about = snapshot / bm25.FOLDER / bm25.ABOUT
-    about.write_text(json.dumps({**json.loads(about.read_text()), "format_version": 2}))
+    about.write_text(json.dumps({**json.loads(right), "format_version": 2}))
     with pytest.raises(InvalidSnapshot, match=r"about.json: format_version: Input should be 1"):
         held.verify(0)
 

@@ -97,6 +97,26 @@ def test_a_client_follows_and_mixes_nothing(servers: list[IndexServer], root: Pa
     asyncio.run(scenario())
 
 
+def test_a_client_gives_passages_of_what_another_one_heard_of_first(servers: list[IndexServer], root: Path) -> None:
+    """Whoever searched was told where they lie; this one has not searched since."""
+    settings = settings_of(servers)
+
+    async def scenario() -> None:
+        tiers = [ShardedIndex.of(settings) for _ in range(2)]
+        for tier in tiers:
+            await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
+        await publish(root / "new", settings)
+        new = build_id(root / "new")
+        assert (await tiers[0].fetch([39], new, Context(Deadline.after(60))))[0].text == "new 39"
+        assert (await tiers[1].locate("39", new, Context(Deadline.after(60)))).snapshot_id == new
+        with pytest.raises(SnapshotMismatch, match="asked for no such"):
+            await tiers[0].fetch([39], "no such", Context(Deadline.after(60)))
+        for tier in tiers:
+            await tier.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_slept_through_it_searches_again(root: Path) -> None:
     with ExitStack() as stack:
         settings = [IndexServerSettings(snapshot=root, shard=shard, retain_s=0) for shard in (0, 1)]

@@ -225,6 +225,24 @@ def test_after_a_pause_one_round_trip_tries_for_all() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_full_and_refuses_writes_is_read() -> None:
+    async def scenario() -> None:
+        with RedisServer() as server, Redis(port=server.port) as client:
+            cache = RedisCache(settings(server), EMBEDDINGS, ManualClock())
+            await cache.put_many([("there", EMBEDDING)])
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "1")
+            before = errors("write")
+            for _ in range(3):
+                await cache.put_many([("more", EMBEDDING)])
+                (found,) = await cache.get_many(["there"])
+                assert found is not None
+            assert errors("write") == before + 1, "and writes are paused"
+            await cache.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_user_with_few_rights_is_enough(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         with Redis(port=redis_server.port) as client:

@@ -51,7 +51,9 @@ class RedisCache(Generic[V]):
         self._settings = settings
         self._codec = codec
         self._seal = Seal(settings.secret.get_secret_value() if settings.secret else "")
+        self._clock = clock
         self._breaker = Breaker(PAUSE_S, clock)
+        self._refuses_writes_until = -float("inf")
         self._up = CACHE_UP.labels(codec.tier)
         self._reads: Lane[str, bytes | None] = Lane(self._read)
         self._writes: Lane[tuple[str, bytes], None] = Lane(self._write)
@@ -86,6 +88,8 @@ class RedisCache(Generic[V]):
         return values
 
     async def _write(self, entries: Sequence[tuple[str, bytes]]) -> Sequence[None]:
+        if self._clock() < self._refuses_writes_until:
+            raise _Paused
         pipeline = self._redis.pipeline(transaction=False)
         for key, value in entries:
             pipeline.set(key, value, ex=self._settings.ttl_s)
@@ -100,7 +104,11 @@ class RedisCache(Generic[V]):
             async with asyncio.timeout(self._settings.timeout_s):
                 result = await call()
         except BaseException as error:
-            self._breaker.failed()
+            if operation == "write" and isinstance(error, redis.ResponseError):  # full: it is read all the same
+                self._refuses_writes_until = self._clock() + PAUSE_S
+                self._breaker.succeeded()
+            else:
+                self._breaker.failed()
             if isinstance(error, Exception):
                 CACHE_ERRORS.labels(operation).inc()
                 self._up.set(0)
@@ -108,7 +116,7 @@ class RedisCache(Generic[V]):
                 log.warning("cache %s failed, paused for %.0f s: %s", operation, PAUSE_S, what)
             raise
         self._breaker.succeeded()
-        self._up.set(1)
+        self._up.set(self._clock() >= self._refuses_writes_until)
         return result
 
     def _unpack(self, key: str, value: object) -> V | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
@@ -60,7 +60,7 @@ class Connection:
 
     address: str  # host:port
     timeout_s: float = 30.0
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     tls: bool = False
     tls_ca: Path | str | None = None
     tls_cert: Path | str | None = None

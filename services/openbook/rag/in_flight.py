@@ -1,6 +1,7 @@
 """One computation for all who want the same at the same time."""
 
 import asyncio
+import contextvars
 import math
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class InFlight(Generic[T]):
     """What is being computed, by key. For one event loop.
 
     A computation belongs to nobody: who is cancelled or late leaves the others theirs, and it is cancelled once nobody
-    waits any more. It knows the deadline of who came first. Where it fails for being late or refused, and another's
+    waits any more. So it runs in no caller's `contextvars`: with a caller who goes, Ray Serve cancels all calls that
+    were made in his. It knows the deadline of who came first. Where it fails for being late or refused, and another's
     deadline is later, it is begun once more, under the latest.
     """
 
@@ -55,7 +57,8 @@ class InFlight(Generic[T]):
         async def run() -> T:
             return await compute(context)
 
-        shared = self._shared[key] = _Shared(asyncio.create_task(run()), context.deadline.due, context)
+        task = asyncio.create_task(run(), context=contextvars.Context())
+        shared = self._shared[key] = _Shared(task, context.deadline.due, context)
         shared.task.add_done_callback(lambda task: self._end(key, shared))
         return shared
 

@@ -1,5 +1,6 @@
 """Files that are damaged, lie or attack: each costs a line that says why, and all good ones are read."""
 
+import bz2
 import gzip
 import json
 import os
@@ -81,13 +82,35 @@ def test_an_archive_that_kills_its_parser_again_and_again_is_given_up(
     assert "killed its parser 2 times" in failures[-1].reason
 
 
+def test_a_page_that_kills_its_parser_takes_no_others_of_its_file_with_it(tmp_path: Path) -> None:
+    """Failures before it and behind it are counted as those of one file."""
+    texts = ["<p>one</p>", "<p>x</p>" * 1_200_000, "<p>two</p>"]
+    pages = [json.dumps({"document_html": text, "title": "t"}) for text in texts]
+    (tmp_path / "a.jsonl").write_text("\n".join(["{}"] * 8 + pages + ["{}"] * 8))
+    documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
+    assert [document.text for document in documents] == ["one", "two"]
+    (killed,) = [each for each in failures if re.search(r"memory|died", each.reason)]
+    assert killed.path == f"{tmp_path}/a.jsonl#10"
+    assert len(failures) == 1 + 10 + 1
+    assert failures[-1] == Failure(f"{tmp_path}/a.jsonl", "and 6 more that are no documents")
+
+
+def test_an_article_that_takes_too_long_takes_no_others_of_its_dump_with_it(tmp_path: Path) -> None:
+    texts = ["one and more", "two and more " + "[[Category:x]] " * 40_000, "three and more"]
+    (tmp_path / "a.xml.bz2").write_bytes(bz2.compress(formats.mediawiki([("t", text) for text in texts])))
+    documents, failures = read(tmp_path, Limits(timeout_s=8))
+    assert [document.text.split()[0] for document in documents] == ["one", "three"]
+    # Each article has a talk page and a redirect behind it.
+    assert failures == [Failure(f"{tmp_path}/a.xml.bz2#4", "took more than 8 s")]
+
+
 def test_a_file_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
     slow = gzip.compress(bytes(10 * MB)) * 3000  # which is a line of 30 GB
-    formats.write(tmp_path, {"all.tar": formats.tarred({"a.txt": b"one", "b.jsonl": slow, "c.txt": b"two"})})
+    formats.write(tmp_path, {"all.tar": formats.tarred({"a.txt": b"one", "b.csv": slow, "c.txt": b"two"})})
     patient = Limits(timeout_s=8, unpacked_ratio=10_000)
     documents, failures = read(tmp_path, patient)
     assert [document.text for document in documents] == ["one", "two"]
-    assert [(Path(each.path).name, each.reason) for each in failures] == [("b.jsonl", "took more than 8 s")]
+    assert [(Path(each.path).name, each.reason) for each in failures] == [("b.csv", "took more than 8 s")]
 
 
 def test_a_parser_that_cannot_even_start_is_a_failure_of_its_file(tmp_path: Path) -> None:

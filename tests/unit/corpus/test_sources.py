@@ -118,6 +118,23 @@ def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) ->
     assert [len(passage.text.split()) for passage in read_passages(tmp_path)] == [150, 100, 50]
 
 
+@pytest.mark.parametrize("is_zip", [False, True])
+@pytest.mark.parametrize("folder", ["", "scifact/"])
+def test_what_beir_has_beside_its_corpus_is_no_document(is_zip: bool, folder: str, tmp_path: Path) -> None:
+    members = {
+        "corpus.jsonl": b'{"_id": "d1", "title": "", "text": "one"}',
+        "queries.jsonl": b'{"_id": "q1", "text": "a question"}',
+        "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\td1\t1\n",
+    }
+    members = {f"{folder}{name}": content for name, content in members.items()} | {
+        "z/queries.jsonl": b'{"text": "two"}'
+    }
+    formats.write(tmp_path, {"all.zip": formats.zipped(members)} if is_zip else members)
+    documents, failures = read(tmp_path)
+    assert [each.text for each in documents] == ["one", "two"]
+    assert failures == []
+
+
 def test_the_digest_of_a_single_file_is_of_its_name_too(tmp_path: Path) -> None:
     """Titles, ids and the format depend on it."""
     (tmp_path / "a.txt").write_bytes(b"words")
@@ -203,6 +220,29 @@ def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
     assert "".join(parse_one(content, "a.docx").text.split()).replace("z", "") == "|x|y"
 
 
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        (["[Content_Types].xml", "xl/workbook.xml", "xl/a.xml"], "a workbook of Excel: save its tables as CSV"),
+        (["[Content_Types].xml", "ppt/presentation.xml"], "slides of PowerPoint: save them as PDF"),
+        (
+            ["mimetype", "content.xml", "META-INF/manifest.xml"],
+            "a document of LibreOffice: save it as DOCX, PDF or CSV",
+        ),
+    ],
+)
+def test_documents_of_other_programs_cost_one_line_that_says_what_to_do(members: list[str], why: str) -> None:
+    assert parse(formats.zipped(dict.fromkeys(members, b"<a/>")), "a") == [Failure("a", why)]
+
+
+def test_of_an_article_with_its_history_the_newest_revision_is_read() -> None:
+    dump = formats.mediawiki([("t", "some old words")]).decode()
+    revision = dump[dump.index("<revision>") : dump.index("</revision>") + len("</revision>")]
+    newest = "<revision><timestamp>2024-05-17T08:30:00Z</timestamp><text>new words</text></revision>"
+    found = parse_one(dump.replace(revision, revision + newest, 1).encode(), "a")
+    assert (found.text, found.date) == ("new words", "2024-05-17T08:30:00Z")
+
+
 def test_a_pdf_that_is_encrypted_without_a_password_is_read() -> None:
     from pypdf import PdfReader, PdfWriter
 
@@ -235,6 +275,15 @@ def test_a_line_end_within_a_value_that_is_not_quoted_costs_its_row() -> None:
     assert [each for each in found if isinstance(each, Failure)] == [Failure(f"a.csv:{n}", why) for n in (3, 7)]
 
 
+def test_a_table_of_texts_alone_is_read_and_one_that_names_no_text_is_none() -> None:
+    found = parse(b'Text\none\n"two, three"\n', "a.csv")
+    assert [each.text for each in found if isinstance(each, Document)] == ["one", "two, three"]
+    for table in (b"query-id\tcorpus-id\tscore\nq1\td1\t1\n", b"q1\td1\t1\nq2\td2\t1\n"):  # three columns, as DPR's
+        (failure,) = parse(table, "a.tsv")
+        assert isinstance(failure, Failure)
+        assert failure.reason.startswith("the first line must name columns")
+
+
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=5))
 def test_json_lines_that_were_written_are_read(rows: list[tuple[str, str]]) -> None:
     lines = [json.dumps({"title": title, "text": text, "id": i}) for i, (title, text) in enumerate(rows)]
@@ -246,22 +295,24 @@ def test_json_lines_that_were_written_are_read(rows: list[tuple[str, str]]) -> N
 def test_whatever_bytes_come_they_are_documents_or_failures(content: bytes, ending: str) -> None:
     head = EACH[ending](*DOCUMENTS[0])
     for each in (content, content + head, head[: len(content)] + content + head[2 * len(content) :]):
-        assert len(parse(each, "a")) <= 12
+        assert len(parse(each, "a")) <= 12 + each.count(b"\n") + each.count(b"\r")
 
 
 def test_what_is_passed_over_in_silence_is_progress() -> None:
     """Who follows a long file knows by it that the parser does not hang."""
 
-    def events(content: bytes, name: str, skip: int = 0) -> list[Event]:
+    def events(content: bytes, name: str, *passed: int) -> list[Event]:
         limits = Limits()
         file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
-        return list(Parse(skip).events(Opened(name, file, limits, Budget(limits, len(content)))))
+        return list(Parse(*passed).events(Opened(name, file, limits, Budget(limits, len(content)))))
 
-    bad = events(b'{"text": "words"}\n' + b"{}\n" * 99, "a.jsonl")
-    assert sum(event is None for event in bad) == 99 - Limits().n_named
+    lines = events(b'{"text": "words"}\n' + b"{}\n" * 99, "a.jsonl", 0, 90)
+    assert [type(each) for each in lines[1:-1]] == [type(None)] * 90 + [Failure] * 10
+    pages = events(formats.mediawiki(DOCUMENTS), "dump", 0, 4)
+    assert pages[1:7] == [None] * 6  # the second article is passed over, of the third its talk page is none
     members = dict.fromkeys(["a.txt", "b.gz", "c.txt"], b"\x1f\x8b\x08") | {"d.txt": b"words"}
     for archive in (formats.tarred(members), formats.zipped(members)):
-        later = events(archive, "all", skip=3)
+        later = events(archive, "all", 3)
         assert later[:3] == [None] * 3
         assert [event.text for event in later if isinstance(event, Document)] == ["words"]
 

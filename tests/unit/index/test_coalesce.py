@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,18 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.server.coalesce import search_together
+from openbook.index.server.coalesce import Coalescer, search_together
 from openbook.index.server.failed import Failed
-from openbook.index.server.waiting import PART_ROWS, SHARED_S, Later, Outcome, PendingSearch, SearchQueue, Ticket
+from openbook.index.server.waiting import (
+    MOST_PASSED,
+    PART_ROWS,
+    SHARED_S,
+    Later,
+    Outcome,
+    PendingSearch,
+    SearchQueue,
+    Ticket,
+)
 
 HERE, THERE = object(), object()
 
@@ -48,6 +58,39 @@ def test_the_late_and_the_cancelled_are_dropped_before_the_search() -> None:
     waiting = queue(late, gone, live)
     gone.ticket.cancelled = True
     assert waiting.take(10) == ([live], [late, gone])
+
+
+def test_of_those_who_ask_something_else_few_are_looked_at() -> None:
+    first, last = search(), search()
+    waiting = queue(first, *(search(k=6) for _ in range(MOST_PASSED)), last)
+    assert waiting.take(0) == ([first], [])
+    assert len(waiting.take(0)[0]) == 64
+    assert waiting.take(0) == ([last], [])
+
+
+def test_a_live_search_hears_before_those_that_are_late() -> None:
+    class Shard:
+        def search_checked(self, queries: Float32, *_: object) -> Hits:
+            return Hits(np.zeros((len(queries), 1), np.int64), np.zeros((len(queries), 1), np.float32), "a")
+
+    told: list[str] = []
+    over = threading.Event()
+
+    def pending(name: str, due: float) -> PendingSearch:
+        def done(outcome: Outcome) -> Later:
+            told.append(name)
+            return over.set if len(told) == 3 else None
+
+        queries = np.zeros((1, 2), np.float32)
+        return PendingSearch(Shard(), queries, 1, AS_BUILT, Context(Deadline(due)), done)  # type: ignore[arg-type]
+
+    searches = Coalescer(100, 64, clock=lambda: 5.0)
+    for name, due in (("late", 1.0), ("later", 1.0), ("live", 1e9)):
+        searches.submit(pending(name, due))
+    searches.go()
+    assert over.wait(60)
+    searches.close()
+    assert told == ["live", "late", "later"]
 
 
 def test_a_batch_is_bounded_and_one_search_may_be_larger() -> None:

@@ -65,6 +65,22 @@ def test_preparing_another_lets_go_of_the_one_before() -> None:
     assert t.ids() == [(1, "A"), (0, "C")]
 
 
+def test_what_was_prepared_and_is_asked_for_outlives_the_next_preparation() -> None:
+    """Other servers have published it, and clients search it here too: without it the tier would have no whole one."""
+    t = Table()
+    t.held.prepare("b", "B")
+    t.held.acquire("b")
+    t.held.release("b")
+    t.held.prepare("c", "C")
+    assert t.held.acquire("b") == ("b", "B")
+    t.held.release("b")
+    t.clock.advance(29)
+    assert t.held.drain() == []
+    t.clock.advance(1)
+    assert t.held.drain() == ["b"]
+    assert t.ids() == [(1, "A"), (0, "C")]
+
+
 def test_everything_may_be_asked_twice() -> None:
     t = Table()
     for _ in range(2):

@@ -1,6 +1,7 @@
 """One computation for all who want the same: whoever goes, whoever comes, whatever it ends in."""
 
 import asyncio
+import contextvars
 import random
 from collections.abc import Callable
 
@@ -61,6 +62,20 @@ def test_a_thousand_who_want_the_same_get_one_computation() -> None:
         work.results[-1].set_result("again")
         assert await late == "again"
         assert not flights._shared
+
+    asyncio.run(scenario())
+
+
+def test_a_computation_runs_in_the_context_of_no_caller() -> None:
+    """Ray Serve cancels all calls that were made in that of a caller who goes."""
+    whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody's")
+
+    async def compute(context: Context) -> str:
+        return whose.get()
+
+    async def scenario() -> None:
+        whose.set("the first caller's")
+        assert await InFlight[str]("work").get("key", compute, context()) == "nobody's"
 
     asyncio.run(scenario())
 

@@ -169,6 +169,31 @@ def test_who_only_retrieves_takes_no_share_of_the_generator() -> None:
     house.enter(timeout_s=3, caller="little")
 
 
+def test_retrieval_says_nothing_about_the_rate() -> None:
+    """Many a second, or one after the other for hours: nothing was generated, which says nothing of how fast it is."""
+    house = House()
+    house.answers(per_s=2)
+    for _ in range(600):
+        with house.enter(work=0):
+            house.clock.advance(1)
+    house.enter()
+    house.enter(timeout_s=3)
+
+
+def test_a_caller_by_himself_leaves_room_for_the_next() -> None:
+    house = House(max_n=16)
+    with pytest.raises(Overloaded, match="14 questions are in flight"):
+        house.fill(16, caller="much", work=0)
+    house.stays[0].close()
+    house.enter(caller="much", work=0)
+    house.fill(2, caller="little", work=0)
+
+    house = House(max_work=16 * WORK)
+    with pytest.raises(Overloaded, match="work of 140 is in flight"):
+        house.fill(16, caller="much")
+    house.enter(caller="little", work=2 * WORK)
+
+
 def test_work_has_a_limit_of_its_own() -> None:
     house = House(max_work=3 * WORK)
     house.fill(3)

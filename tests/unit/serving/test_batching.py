@@ -163,6 +163,25 @@ def test_what_is_too_late_is_not_computed() -> None:
     assert run(test).batches == [[0], [2]]
 
 
+def test_a_batch_that_was_stopped_for_being_late_is_known_to_take_longer() -> None:
+    clock = ManualClock()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        batcher.learn([0], 1.0)
+        (late,) = await held_back(worker, batcher, 1, context=Context(Deadline.after(3, clock)))
+        clock.advance(3)
+        worker.go.set()
+        with pytest.raises(DeadlineExceeded):
+            await late
+        (first,) = await held_back(worker, batcher, 2, context=NEVER)
+        with pytest.raises(Overloaded, match=r"doubler: would be done in"):
+            await batcher.submit(3, Context(Deadline.after(3, clock)))
+        worker.go.set()
+        assert await first == 4
+
+    assert run(test, clock=clock).stopped == [[1]]
+
+
 def test_nobody_waits_for_a_busy_worker_longer_than_the_deadline() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)

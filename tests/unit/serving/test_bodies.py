@@ -96,6 +96,20 @@ def test_who_sends_at_once_is_answered_whoever_else_does_not() -> None:
     run(scenario)
 
 
+def test_who_comes_in_the_moment_in_which_the_oldest_ones_time_is_over_is_answered() -> None:
+    async def scenario() -> None:
+        app = BufferedBodies(echo, BodyLimits(n_arriving=1))
+        async with slow_ones(app, 1) as (slow,):
+            (time,) = app._arriving
+            time._on_timeout()  # its task hears of it in the next turn of the loop
+            good = Caller(app)
+            good.sends(b"{}")
+            assert await good.hears() == (200, b"{}")
+            assert (await slow.hears())[0] == 408
+
+    run(scenario)
+
+
 def test_a_body_that_takes_too_long_is_refused_and_its_connection_closed() -> None:
     async def scenario() -> None:
         async with slow_ones(BufferedBodies(echo, BodyLimits(timeout_s=0.01)), 1) as (caller,):

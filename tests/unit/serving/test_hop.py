@@ -32,7 +32,7 @@ class Response:
         if not self.parts:
             await asyncio.Event().wait()
         part = self.parts.pop(0)
-        if isinstance(part, Exception) and not isinstance(part, OpenbookError):
+        if isinstance(part, BaseException) and not isinstance(part, OpenbookError):
             raise part
         return part
 
@@ -79,6 +79,17 @@ def test_when_a_replica_dies_another_is_asked_once() -> None:
     assert asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(5)))) == 5
     with pytest.raises(ModelUnavailable, match="no replica of the encoder answers: ActorDiedError"):
         asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(ActorDiedError()))))
+
+
+def test_a_call_that_others_cancelled_is_an_error_of_ours_and_no_cancellation_of_who_waits() -> None:
+    cancelled = Response()
+    cancelled.parts = [asyncio.CancelledError()]
+
+    async def waits() -> None:
+        with pytest.raises(ModelUnavailable, match="cancelled where it was to be answered"):
+            await call("encoder", NEVER, sender(cancelled))
+
+    asyncio.run(waits())
 
 
 def test_the_second_attempt_has_what_the_first_left_of_the_time() -> None:

@@ -226,6 +226,18 @@ def test_of_many_callers_with_a_question_each_nobody_goes_before() -> None:
     assert desk.queue.take(is_short=True)[0] == []
 
 
+def test_batches_that_are_stopped_for_being_late_teach_that_the_model_has_become_slow() -> None:
+    desk = Desk(max_batch=1)
+    for _ in range(100):
+        desk.queue.learn([desk.question()], 0.5, is_whole=False)  # says nothing: all of it takes a second
+    desk.enter()
+    desk.enter(timeout_s=2.6)
+    for _ in range(100):
+        desk.queue.learn([desk.question()], 3.0, is_whole=False)
+    with pytest.raises(Overloaded, match=r"model: would be done in 11\.\d s"):
+        desk.enter(timeout_s=8)
+
+
 def test_streams_begin_in_turn_and_so_many_at_once() -> None:
     desk = Desk(max_batch=2)
     streams = [desk.question(caller=str(n), stream=True) for n in range(3)]

@@ -16,6 +16,11 @@ WORD = "word/document.xml"
 PROPERTIES = "docProps/core.xml"
 STYLES = "word/styles.xml"
 CONTAINER = "META-INF/container.xml"
+_OTHERS = (
+    ({"[Content_Types].xml", "xl/workbook.xml"}, "a workbook of Excel: save its tables as CSV"),
+    ({"[Content_Types].xml", "ppt/presentation.xml"}, "slides of PowerPoint: save them as PDF"),
+    ({"mimetype", "content.xml"}, "a document of LibreOffice: save it as DOCX, PDF or CSV"),
+)
 _HEADING = re.compile(r"heading ?([1-9])", re.IGNORECASE)
 
 
@@ -27,6 +32,13 @@ def is_docx(names: set[str]) -> bool:
 def is_epub(names: set[str]) -> bool:
     """Whether an archive with these members is one."""
     return {"mimetype", CONTAINER} <= names
+
+
+def check_no_other(names: set[str]) -> None:
+    """Refuse archives that are documents of another kind, whose members say little by themselves. Raises Failed."""
+    for members, kind in _OTHERS:
+        if members <= names:
+            raise Failed(kind)
 
 
 def read_docx(opened: Opened, archive: zipfile.ZipFile) -> Iterator[Document]:

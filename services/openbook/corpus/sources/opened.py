@@ -42,6 +42,7 @@ class Opened:
     n_layers: int = 0  # of archives and compression around it
     fields: tuple[Field, ...] = ()  # that the user declared for his documents
     crawled: Crawled = Crawled()
+    n_passed: int = 0  # records at its beginning that are not parsed: each is None
 
     def inside(self, file: IO[bytes], path: str) -> "Opened":
         """What came out of it, one layer deeper."""

@@ -4,7 +4,7 @@ import re
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from tarfile import EmptyHeaderError, InvalidHeaderError, TarFile, TruncatedHeaderError  # type: ignore[attr-defined]
 from typing import Self
@@ -27,6 +27,7 @@ class Leaf:
 
     number: int  # from 1, in the order of the file
     path: str | None  # None: it is done
+    has_records: bool = False  # each an event, and each could be passed over too
 
 
 Event = Document | Failure | Leaf | None
@@ -44,12 +45,22 @@ _PARSERS: dict[Format, Callable[[Opened], Iterator[Document | Failure | None]]] 
     Format.MARKDOWN: plain.read_markdown,
     Format.TEXT: plain.read_text,
 }
+_BY_RECORD = (Format.MEDIAWIKI, Format.JSON_LINES)
+"""Whose readers know `Opened.n_passed`: articles and pages are parsed by libraries that may die of one of millions."""
+_BESIDE_BEIR = ("queries.jsonl", "queries.jsonl.gz", "qrels")
 _COMPRESSED = {Format.GZIP: ".gz", Format.BZIP2: ".bz2", Format.XZ: ".xz"}
 
 
 def is_hidden(path: str) -> bool:
     """Whether a path is of those that nobody means: `.git`, `.DS_Store`, `__MACOSX` of an archive."""
     return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.split("/"))
+
+
+def is_beside_beir(path: str, paths: Collection[str]) -> bool:
+    """Whether BEIR has it beside its corpus: questions, and which documents answer them."""
+    parts = path.split("/")
+    corpora = ("/".join([*parts[:i], "corpus.jsonl"]) for i, part in enumerate(parts) if part in _BESIDE_BEIR)
+    return any(corpus in paths or f"{corpus}.gz" in paths for corpus in corpora)
 
 
 class _Member(tarfile.TarInfo):
@@ -68,10 +79,11 @@ class _Member(tarfile.TarInfo):
 
 
 class Parse:
-    """The parsing of one file; the first `skip` leaves of it are passed over."""
+    """The parsing of one file; the first `skip` leaves of it are passed over, and `n_passed` records of the next."""
 
-    def __init__(self, skip: int = 0) -> None:
+    def __init__(self, skip: int = 0, n_passed: int = 0) -> None:
         self._skip = skip
+        self._n_passed = n_passed
         self._n_leaves = 0
 
     def events(self, file: Opened) -> Iterator[Event]:
@@ -110,26 +122,24 @@ class Parse:
                 elif office.is_epub(names):
                     yield from self._leaf(file, lambda file: office.read_epub(file, archive))
                 else:
-                    yield from self._zip(file, archive)
+                    office.check_no_other(names)
+                    yield from self._zip(file, archive, names)
         else:
-            yield from self._leaf(file, _PARSERS[format])
+            yield from self._leaf(file, _PARSERS[format], has_records=format in _BY_RECORD)
 
-    def _leaf(self, file: Opened, read: Callable[[Opened], Iterator[Document | Failure | None]]) -> Iterator[Event]:
+    def _leaf(
+        self, file: Opened, read: Callable[[Opened], Iterator[Document | Failure | None]], has_records: bool = False
+    ) -> Iterator[Event]:
         if (number := self._next()) is None:
             yield None
             return
-        yield Leaf(number, file.path)
-        n_failures = 0
+        yield Leaf(number, file.path, has_records)
         try:
-            for event in read(file):
-                n_failures += isinstance(event, Failure)
-                yield event if not isinstance(event, Failure) or n_failures <= file.limits.n_named else None
+            yield from read(replace(file, n_passed=self._n_passed if number == self._skip + 1 else 0))
         except (Spent, MemoryError):
             raise
         except Exception as error:
             yield Failure(file.path, reason(error))
-        if (unnamed := n_failures - file.limits.n_named) > 0:
-            yield Failure(file.path, f"and {unnamed} more that are no documents")
         yield Leaf(number, None)
 
     def _next(self) -> int | None:
@@ -145,12 +155,12 @@ class Parse:
         yield Failure(path, reason(error))
         yield Leaf(number, None)
 
-    def _zip(self, file: Opened, archive: zipfile.ZipFile) -> Iterator[Event]:
+    def _zip(self, file: Opened, archive: zipfile.ZipFile, names: set[str]) -> Iterator[Event]:
         members = archive.infolist()
         _check_number(file, len(members))
         for member in members:
             path = f"{file.path}/{member.filename}"
-            if member.is_dir() or is_hidden(member.filename):
+            if member.is_dir() or is_hidden(member.filename) or is_beside_beir(member.filename, names):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 yield from self._failure(path, Failed("a link"))

@@ -24,7 +24,7 @@ MOST_AT_WORK = 64
 """Files and failures that wait for their turn."""
 
 MOST_DEATHS = 10
-"""Of an archive's members; each may take as long as the limit of time allows."""
+"""Of an archive's members and of records; each may take as long as the limit of time allows."""
 
 
 def parsed(
@@ -77,8 +77,8 @@ class _Parser:
         self._ready = DefaultSelector()
         self._buffer = bytearray()
 
-    def ask(self, file: Found, skip: int = 0) -> None:
-        """Have a file parsed, or what is behind its first leaves."""
+    def ask(self, file: Found, skip: int = 0, n_passed: int = 0) -> None:
+        """Have a file parsed, or what is behind its first leaves, and behind the first records of the next."""
         if self._process is None:
             command = [sys.executable, "-m", __name__.replace("parsers", "worker"), json.dumps(asdict(self._limits))]
             command.append(json.dumps([[field.name, field.type] for field in self._fields]))
@@ -93,37 +93,54 @@ class _Parser:
             assert self._process.stdout is not None
             self._ready.register(self._process.stdout, EVENT_READ)
         assert self._process.stdin is not None
-        request = json.dumps([str(file.path), file.name, file.is_given, skip])
+        request = json.dumps([str(file.path), file.name, file.is_given, skip, n_passed])
         with suppress(BrokenPipeError):  # that it has ended is read soon
             self._process.stdin.write(request.encode() + b"\n")
 
     def answers(self, file: Found) -> Iterator[Document | Failure]:
-        """What is in the file that was asked for. Where it kills its parser, that is a failure, and the next of the
-        files inside of it comes.
+        """What is in the file that was asked for. Where it kills its parser, that is a failure, and the next of its
+        records, or of the files inside of it, comes.
         """
-        skip = done = 0
+        skip = n_passed = n_failures = 0
+        deadly: Failure | None = None  # a record, which is to blame once a parser has passed over it and lives
         for n_deaths in count(1):
-            leaf: str | None = None
+            done, n_records, leaf, has_records = skip, 0, None, False
             try:
                 while (event := self._event())[0] != END:
                     if event[0] == LEAF:
-                        done, leaf = event[1:]
-                    elif event[0] == DOCUMENT:
+                        if leaf is not None and n_failures > self._limits.n_named:
+                            yield Failure(leaf, f"and {n_failures - self._limits.n_named} more that are no documents")
+                        done, leaf, has_records = event[1:]
+                        n_records, n_failures = 0, n_failures if deadly else 0
+                    elif leaf is not None:
+                        n_records += 1
+                    if deadly and (n_records == n_passed or (event[0] == LEAF and leaf is None)):
+                        yield deadly
+                        deadly = None
+                    if event[0] == DOCUMENT:
                         yield document_of(event[1:])
                     elif event[0] == FAILURE:
-                        yield Failure(*event[1:])
+                        n_failures += 1
+                        if n_failures <= self._limits.n_named:
+                            yield Failure(*event[1:])
                 return
             except _Died as why:
                 self.end()
-                if done <= skip or leaf is not None:
-                    yield Failure(leaf or file.name, str(why))
-                if done <= skip:
-                    return
+                if leaf is not None and has_records and not deadly:
+                    skip, n_passed = done - 1, n_records + 1
+                    deadly = Failure(f"{leaf}#{n_passed}", str(why))
+                else:
+                    if done <= skip or leaf is not None:
+                        yield Failure(leaf or file.name, str(why))
+                    if done <= skip:
+                        return
+                    skip, n_passed, deadly = done, 0, None
                 if n_deaths == MOST_DEATHS:
+                    if deadly:
+                        yield deadly
                     yield Failure(file.name, f"killed its parser {n_deaths} times; what else is in it is left out")
                     return
-                skip = done
-                self.ask(file, skip)
+                self.ask(file, skip, n_passed)
 
     def _event(self) -> list[Any]:
         assert self._process is not None

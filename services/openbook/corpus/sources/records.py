@@ -19,14 +19,16 @@ HTML_FIELDS = ("document_html", "document_text")
 NAMES = {"document_title": "title", "document_url": "url", "example_id": "id"}
 
 
-def read(opened: Opened) -> Iterator[Document | Failure]:
-    """A document a line. A line that is none is a failure, and the next is read."""
+def read(opened: Opened) -> Iterator[Document | Failure | None]:
+    """A document a line, None an empty one. A line that is none is a failure, and the next is read."""
     for number, line in opened.lines():
+        if number <= opened.n_passed:
+            yield None
+            continue
         try:
             if isinstance(line, Failed):
                 raise line
-            if line.strip():
-                yield document(opened, _parsed(line), number)
+            yield document(opened, _parsed(line), number) if line.strip() else None
         except Failed as error:
             yield Failure(f"{opened.path}:{number}", str(error))
 

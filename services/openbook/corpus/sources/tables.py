@@ -27,6 +27,8 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     first = next(lines, "")
     is_dpr = _is_dpr(first)
     delimiter = "\t" if is_dpr else delimiter_of(first)
+    if columns_of(first, ",") in ([name] for name in TEXT_FIELDS):  # the only column
+        delimiter = ","
     if delimiter is None:
         raise bad[0] if bad else Failed(f"the first line must name columns, one of them {' or '.join(TEXT_FIELDS)}")
     names = DPR if is_dpr else columns_of(first, delimiter)
@@ -60,9 +62,9 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
 
 
 def _is_dpr(first: str) -> bool:
-    """Three columns, named as DPR's are, or without names."""
+    """Three columns, named as DPR's are, or without names but numbered as they are."""
     names = columns_of(first, "\t")
-    return len(names) == 3 and (names == DPR or not set(names) & set(TEXT_FIELDS))
+    return len(names) == 3 and (names == DPR or names[0].isdecimal())
 
 
 def _decoded(opened: Opened, bad: list[Failed]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from openbook.core.fingerprint import file_digest
 from openbook.corpus.sources.limits import Failed, Failure, Limits, one_line
 from openbook.corpus.sources.opened import open_regular
-from openbook.corpus.sources.parse import is_hidden
+from openbook.corpus.sources.parse import is_beside_beir, is_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ def _entries(folder: Path, name: str) -> Iterator[tuple[os.DirEntry[str], str] |
     except OSError as error:
         yield Failure(name or ".", one_line(str(error.strerror)))
         return
+    names = {entry.name for entry in ordered}
     for entry in ordered:
-        if not is_hidden(entry.name):
+        if not is_hidden(entry.name) and not is_beside_beir(entry.name, names):
             yield entry, f"{name}/{_shown(entry.name)}".removeprefix("/")
 
 

@@ -31,6 +31,7 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
     )
     hidden = {"file", "image", "category"}
     folder = ""
+    n_pages = 0
     for _, element in pages:
         if etree.QName(element).localname == "base":
             folder = (element.text or "").rpartition("/")[0]
@@ -39,8 +40,10 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
             if element.get("key") in (FILES, CATEGORIES) and element.text:
                 hidden.add(element.text.strip().lower())
             continue
+        n_pages += 1
         try:
-            yield _document(opened, element, tuple(f"{name}:" for name in sorted(hidden)), folder)
+            names = tuple(f"{name}:" for name in sorted(hidden))
+            yield _document(opened, element, names, folder) if n_pages > opened.n_passed else None
         except Failed as error:
             yield Failure(f"{opened.path}:{element.sourceline}", str(error))
         element.clear()
@@ -53,7 +56,10 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
 
     if page.findtext("{*}ns") != "0" or page.find("{*}redirect") is not None:
         return None
-    wikitext = page.findtext("{*}revision/{*}text") or ""
+    revision = page.find("{*}revision[last()]")  # of dumps with all of them the newest
+    if revision is None:
+        return None
+    wikitext = revision.findtext("{*}text") or ""
     try:
         code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
         for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(hidden)):
@@ -69,7 +75,7 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
         {
             "url": f"{folder}/{quote(title.replace(' ', '_'))}" if folder else "",
             "language": page.getparent().get("{http://www.w3.org/XML/1998/namespace}lang"),
-            "date": page.findtext("{*}revision/{*}timestamp"),
+            "date": revision.findtext("{*}timestamp"),
         }
     )
     return opened.document(id, title, text, sections=stated.sections_of(text, headings, title), **known)

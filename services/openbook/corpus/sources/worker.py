@@ -2,7 +2,7 @@
 
     python -m openbook.corpus.sources.worker LIMITS FIELDS
 
-Requests and what comes back are lines of JSON: `[path, name, is_given, skip]`, and `EVENTS`.
+Requests and what comes back are lines of JSON: `[path, name, is_given, skip, n_passed]`, and `EVENTS`.
 """
 
 import json
@@ -43,8 +43,8 @@ def main(limits_json: str, fields_json: str) -> None:
     os.dup2(2, 1)  # what libraries print is no event
     try:
         for line in sys.stdin:
-            path, name, is_given, skip = json.loads(line)
-            _answer(out, Path(path), name, is_given, skip, limits, fields)
+            path, name, is_given, *passed = json.loads(line)
+            _answer(out, Path(path), name, is_given, Parse(*passed), limits, fields)
     except MemoryError:
         _say(out, NO_MEMORY)
     except BrokenPipeError:  # nobody wants to know any more
@@ -52,7 +52,7 @@ def main(limits_json: str, fields_json: str) -> None:
 
 
 def _answer(
-    out: BinaryIO, path: Path, name: str, is_given: bool, skip: int, limits: Limits, fields: tuple[Field, ...]
+    out: BinaryIO, path: Path, name: str, is_given: bool, parse: Parse, limits: Limits, fields: tuple[Field, ...]
 ) -> None:
     try:
         opened = open_regular(path, name, limits, follow=is_given, fields=fields)
@@ -60,7 +60,7 @@ def _answer(
         _say(out, FAILURE, name, reason(error))
     else:
         with opened.file:
-            for event in Parse(skip).events(opened):
+            for event in parse.events(opened):
                 _say(out, *_row(event))
     _say(out, END)
 
@@ -79,7 +79,7 @@ def _row(event: Event) -> list[Any]:
         case Failure():
             return [FAILURE, event.path, event.reason]
         case Leaf():
-            return [LEAF, event.number, event.path]
+            return [LEAF, event.number, event.path, event.has_records]
         case None:
             return [PROGRESS]
 

@@ -1,5 +1,6 @@
 """Turns passages and their vectors into a snapshot: all of it, or nothing that looks like one."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,7 +43,9 @@ ROWS_AT_ONCE = 8192
 LOCK = ".lock"
 ExactDtype = Literal["float32", "float16"]
 DType = type[np.float32 | np.float16]
-TRAINING_ROWS = 1 << 18  # enough for 6,700 centroids at FAISS's 39 vectors each
+TRAINING_ROWS = 1 << 18
+ROWS_PER_CELL = 39
+"""FAISS's own least. So many an index is trained on if it has more than 6,700 cells, and TRAINING_ROWS if not."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage and how many of how many passages are done."""
@@ -120,7 +123,7 @@ def build_snapshot(
 
                 write_codes(folder)
         if not empty.is_flat:
-            empty.train(_training_sample(vectors, dtype))
+            empty.train(_training_sample(vectors, dtype, _training_rows(factory)))
         for shard, rows in enumerate(ranges):
             _write_index(shard_folder(partial, shard), empty.empty_copy(), rows, n_passages, on_progress)
         about: dict[str, Any] = {"encoder": encoder, "encoder_fingerprint": encoder_fingerprint, "factory": factory}
@@ -310,11 +313,16 @@ def _rounded(vectors: Exact, dtype: DType) -> Exact:
         return cast(Exact, np.ascontiguousarray(vectors, dtype))
 
 
-def _training_sample(vectors: Exact, dtype: DType) -> Float32:
-    """All vectors, or as many as training needs: the same ones every time."""
-    if len(vectors) <= TRAINING_ROWS:
+def _training_rows(factory: str) -> int:
+    cells = [int(n) for n in re.findall(r"IVF(\d+)", factory)]
+    return max([TRAINING_ROWS, *(ROWS_PER_CELL * n for n in cells)])
+
+
+def _training_sample(vectors: Exact, dtype: DType, n_rows: int) -> Float32:
+    """All vectors, or so many: the same ones every time."""
+    if len(vectors) <= n_rows:
         return _rounded(vectors[:], dtype).astype(np.float32, copy=False)
-    rows = np.random.default_rng(0).choice(len(vectors), TRAINING_ROWS, replace=False)
+    rows = np.random.default_rng(0).choice(len(vectors), n_rows, replace=False)
     return _rounded(vectors[np.sort(rows)], dtype).astype(np.float32, copy=False)
 
 

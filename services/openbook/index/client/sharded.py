@@ -343,6 +343,8 @@ class ShardedIndex:
             tier = self._told.tiers.get(snapshot_id)
         if tier is None:
             current = await self._usable(context.deadline, 0.0)
+            if snapshot_id not in self._told.tiers:  # another endpoint may have heard of it first
+                await self._ask_all(context.deadline)
             tier = self._told.tiers.get(snapshot_id)
             if tier is None:
                 raise SnapshotMismatch(f"the index tier holds snapshot {current.snapshot_id}, asked for {snapshot_id}")

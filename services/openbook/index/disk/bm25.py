@@ -110,16 +110,17 @@ def has_bm25(snapshot: Path) -> bool:
     return (snapshot / FOLDER / ABOUT).exists()
 
 
-def verify_bm25(snapshot: Path) -> None:
+def verify_bm25(snapshot: Path, snapshot_id: str, n_passages: int) -> None:
     """Read every byte, if there is such an index, and compare.
 
     Raises:
-        InvalidSnapshot: a file is missing, truncated or altered.
+        InvalidSnapshot: a file is missing, truncated or altered, or it is the index of another snapshot.
     """
     if not has_bm25(snapshot):
         return
     folder = snapshot / FOLDER
-    for file in _about(folder).files:
+    about = _checked(folder, snapshot_id, n_passages)
+    for file in about.files:
         path = folder / file.name
         try:
             found = file_digest(path)
@@ -140,11 +141,7 @@ class Bm25Index:
 
     def __init__(self, snapshot: Path, snapshot_id: str, first_id: int, n_passages: int) -> None:
         folder = snapshot / FOLDER
-        about = _about(folder)
-        if about.snapshot_id != snapshot_id:
-            raise InvalidSnapshot(f"{folder}: is of snapshot {about.snapshot_id}, not of {snapshot_id}")
-        if first_id + n_passages > about.n_passages:
-            raise InvalidSnapshot(f"{folder}: has {about.n_passages} passages, must have {first_id + n_passages}")
+        about = _checked(folder, snapshot_id, first_id + n_passages)
         for file in about.files:
             path = folder / file.name
             size_bytes = path.stat().st_size if path.is_file() else -1
@@ -175,6 +172,16 @@ class Bm25Index:
         candidates = np.flatnonzero(scores >= kth if kth > 0 else scores > 0)
         ids, best = top_k(candidates[None] + self._first_id, scores[None, candidates], k)
         return ids[0], best[0]
+
+
+def _checked(folder: Path, snapshot_id: str, n_passages: int) -> About:
+    """What it is, which is of this snapshot and of so many passages or more. Raises InvalidSnapshot."""
+    about = _about(folder)
+    if about.snapshot_id != snapshot_id:
+        raise InvalidSnapshot(f"{folder}: is of snapshot {about.snapshot_id}, not of {snapshot_id}")
+    if n_passages > about.n_passages:
+        raise InvalidSnapshot(f"{folder}: has {about.n_passages} passages, must have {n_passages}")
+    return about
 
 
 def _about(folder: Path) -> About:

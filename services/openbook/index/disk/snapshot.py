@@ -207,7 +207,7 @@ class Snapshot:
         files = entry.files
         if sorted(file.name for file in files) != sorted(names):
             raise InvalidSnapshot(f"{self.folder / MANIFEST}: shard {shard} must list {', '.join(names)}")
-        verify_bm25(self.folder)
+        verify_bm25(self.folder, self.manifest.snapshot_id, self.manifest.n_passages)
         for file in sorted(files, key=lambda file: file.name == INDEX):
             if file.name == INDEX:
                 self._check_content(self.shard_folder(shard), entry)

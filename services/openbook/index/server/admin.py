@@ -11,7 +11,7 @@ import grpc
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch, StartupError
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
 from openbook.index.server.download import Downloads
 from openbook.index.server.held import HeldSnapshots
@@ -101,7 +101,7 @@ class Publishing:
         try:
             shard = self._open(folder, False)
             _check_follows(self.held.current, shard)
-        except (InvalidSnapshot, SnapshotMismatch) as error:
+        except (StartupError, SnapshotMismatch) as error:
             log.warning("what was prepared is not served: %s", error)
         else:
             self.held.prepare(shard.manifest.snapshot_id, shard)

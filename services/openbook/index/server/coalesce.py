@@ -86,8 +86,6 @@ class Coalescer:
             self._searching = True
             batch, dropped = self._queue.take(self._clock())
         try:
-            late = "deadline passed before it was this search's turn"
-            finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))
             if batch:
                 began = perf_counter()
                 n_rows = search_together(batch)
@@ -97,6 +95,8 @@ class Coalescer:
         finally:
             with self._lock:
                 self._searching = False
+            late = "deadline passed before it was this search's turn"
+            finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))  # a flood of them keeps nobody waiting
         return True
 
 

@@ -32,6 +32,8 @@ MAX_UNSENT_BYTES = 16 << 20
 """Of these replies together."""
 REFUSED_S = 2e-3
 """In which no more is read of a stream after a call of it had no place: to refuse a flood costs what others need."""
+LARGE_BYTES = 1 << 16
+"""A larger reply is made by the stream's own thread, not by the one that searches or fetches for everybody."""
 HIT_BYTES, CANDIDATE_BYTES = 12, 16
 PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
@@ -116,7 +118,9 @@ class CallStream:
                     self._over = True
                 elif item is _Signal.UNSENT:
                     if self._sender is not None:
+                        self._used_at = math.inf
                         self._sender.send()
+                        self._used_at = monotonic()
                 else:
                     number, ticket, make = item
                     if self._unfinished.get(number) is ticket:  # or it was cancelled
@@ -166,7 +170,8 @@ class CallStream:
             if recorded is not None:
                 recorded.end(code)
             make: MakeReply = partial(_reply, number, method, request_id, how)
-            if self._sender is not None and self._unfinished.get(number) is ticket:
+            is_small = size_bytes <= LARGE_BYTES
+            if self._sender is not None and is_small and self._unfinished.get(number) is ticket:
                 reply = make()
                 if self._sender.put(reply):
                     self._unfinished.pop(number, None)

@@ -5,7 +5,7 @@ import logging
 from typing import NamedTuple
 
 from openbook.core.context import MAX_CHARS
-from openbook.errors import OpenbookError, Overloaded
+from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.logs import with_fields
 from openbook.v1 import index_pb2
 
@@ -30,7 +30,7 @@ def explain(method: str, request_id: str, error: Exception) -> Failed:
     """What is told of an error; one that nobody foresaw goes into the log as a whole."""
     if isinstance(error, OpenbookError):
         # A flood of calls must not become a flood of lines.
-        level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
+        level = logging.DEBUG if isinstance(error, Overloaded | DeadlineExceeded) else logging.INFO
         text = f"{method} failed, request id {request_id[:MAX_CHARS]!a}: {error.grpc_code}: {error}"
         fields = with_fields(request_id=request_id[:MAX_CHARS], method=method, code=error.grpc_code)
         log.log(level, "%s", text, extra=fields)

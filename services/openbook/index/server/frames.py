@@ -5,6 +5,7 @@ import logging
 import secrets
 import selectors
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
 """Within which a newcomer must have shown the key."""
+SEND_S = 30.0
+"""In which a client must take something of what is sent to him: else his threads and replies would be his for ever."""
 MAX_NEWCOMERS = 128
 ACCEPT_AGAIN_S = 0.1
 
@@ -160,6 +163,8 @@ class FrameServer:
     def _serve(self, connection: socket.socket) -> None:
         """Have its calls answered, or tell why not. Does not wait."""
         connection.setblocking(True)
+        seconds = struct.pack("ll", int(SEND_S), int(SEND_S % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         reader, writer, refused = Reader(connection), Writer(connection), list[Failed]()
         try:
             tune(connection)

@@ -17,6 +17,7 @@ class _Entry(Generic[Held]):
     named_at: float
     sequence: int = 0  # of its publication; 0 if it never was current here
     prepared: bool = False
+    is_asked_for: bool = False  # it was named by a call, since it was prepared: other servers have it as current
     n_using: int = 0
 
 
@@ -24,7 +25,8 @@ class HeldSnapshots(Generic[Held]):
     """What can be asked for by snapshot id. Thread-safe; holds whatever stands for a snapshot.
 
     A former snapshot goes once no call uses it and none has named it for `retain_s`; a prepared one stays until it is
-    published, discarded, or another is prepared.
+    published, discarded, or another is prepared. Where it was published on other servers and not here, calls name it
+    all the same: then it goes like a former one.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class HeldSnapshots(Generic[Held]):
                 raise SnapshotMismatch(f"this server holds snapshot {self._names()}, got a request for {name[:64]}")
             entry.n_using += 1
             entry.named_at = self._clock()
+            entry.is_asked_for = True
             return name, entry.item
 
     def release(self, snapshot_id: str) -> None:
@@ -88,7 +91,10 @@ class HeldSnapshots(Generic[Held]):
         """Hold a snapshot that is to be published; whatever else was prepared goes."""
         with self._lock:
             for other in [name for name, entry in self._entries.items() if entry.prepared and name != snapshot_id]:
-                self._unprepare(other)
+                if self._entries[other].is_asked_for:
+                    self._entries[other].prepared = False
+                else:
+                    self._unprepare(other)
             entry = self._entries.setdefault(snapshot_id, _Entry(item, self._clock()))
             entry.prepared = snapshot_id != self._current
 

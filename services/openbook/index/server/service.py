@@ -7,6 +7,7 @@ from time import monotonic
 from typing import NoReturn, TypeVar
 
 import grpc
+import numpy as np
 
 from openbook import wire
 from openbook.core.context import NEVER, Context
@@ -30,6 +31,8 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 Response = TypeVar("Response")
 T = TypeVar("T")
 
+ORIGIN_BYTES = 256
+"""About, of what is told of a passage besides its text and title."""
 IDLE_S = 1.0
 """A stream on which nothing was under way for so long makes room for another one: its client opens a new one."""
 
@@ -167,7 +170,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def fetched(failed: Failed | None) -> Later:
             if failed:
                 return answer(failed.reply, 0, failed.code)
-            return answer(lambda: reply, reply.ByteSize(), "OK")
+            return answer(lambda: reply, _about_bytes(reply.fetch), "OK")
 
         if kind == "search":
             self._begin_search(call.search, data, context, ticket, found)
@@ -245,16 +248,26 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     raise InvalidRequest(f"a lasting id must have 32 hexadecimal digits, got {each[:100]!r}")
             response.snapshot_id = snapshot_id
             response.passages.extend(map(wire.passage_to_wire, shard.find(request.lasting_ids)))
+            vectors = [shard.fetch_vectors(())]
             for start in range(0, len(request.ids), PART_IDS):
                 if start:
                     yield
-                response.passages.extend(map(wire.passage_to_wire, shard.fetch(request.ids[start : start + PART_IDS])))
+                ids = request.ids[start : start + PART_IDS]
+                response.passages.extend(map(wire.passage_to_wire, shard.fetch(ids)))
+                if request.with_vectors:
+                    vectors.append(shard.fetch_vectors(ids))
             if request.with_vectors:
-                vectors = shard.fetch_vectors(request.ids)
-                response.vectors.rows, response.vectors.columns = vectors.shape
-                response.vectors.data = vectors.astype(wire.FLOAT32, copy=False).tobytes()
+                found = np.concatenate(vectors)
+                response.vectors.rows, response.vectors.columns = found.shape
+                response.vectors.data = found.astype(wire.FLOAT32, copy=False).tobytes()
         finally:
             self._held.release(snapshot_id)
+
+
+def _about_bytes(response: index_pb2.FetchResponse) -> int:
+    """Of a reply: protobuf would write all of it to tell, and nobody else would get on meanwhile."""
+    texts = sum(len(each.text) + len(each.title) + ORIGIN_BYTES for each in response.passages)
+    return texts + 4 * response.vectors.rows * response.vectors.columns
 
 
 def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response | Failed]) -> Response:

@@ -75,6 +75,8 @@ one more costs about what it costs by itself. A Flat index reads all its vectors
 """
 PART_HITS = 2000
 """Of these rows together, as exact scores cost too."""
+MOST_PASSED = 64
+"""Who waits and does not go with a batch: no more of them are looked at, however many there are."""
 SHARED_S = 3.0
 """How long a server counts as shared after two callers asked in turn: either may come again at any moment."""
 
@@ -128,7 +130,7 @@ class SearchQueue:
         """
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
-        n_rows = n_heavy = 0
+        n_rows = n_heavy = n_passed = 0
         light = math.inf  # who has more rows waiting is heavy
         for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
@@ -143,6 +145,9 @@ class SearchQueue:
             elif is_heavy and n_heavy + n_left > light:
                 break  # who has little waiting comes before
             elif not search.goes_with(batch[0]) or n_rows + n_left > self._max_batch:
+                n_passed += 1
+                if n_passed == MOST_PASSED:
+                    break
                 continue
             batch.append(search)
             search.end = search.begin + n_left

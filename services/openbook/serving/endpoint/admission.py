@@ -21,7 +21,7 @@ KNOWN_N = 4
 BEST_S = 60.0
 """Of busy time, within which the best rate that was seen loses most of its weight."""
 KEPT = 8
-"""One part in so many of the places is for callers who hold less than an equal share."""
+"""One part in so many of the places, and of the work, is for callers who hold less than an equal share."""
 
 
 class Rate:
@@ -93,7 +93,7 @@ class Admission:
         self._work_of[caller] += work
         try:
             yield
-            self._rate.advance(True)
+            self._rate.advance(self.work_in_flight > 0)
             self._rate.did(work)
         finally:
             self._rate.advance(self.work_in_flight > 0)
@@ -118,13 +118,12 @@ class Admission:
         return self._rate.per_second
 
     def _check(self, caller: str, work: int, remaining_s: float) -> None:
-        n, n_callers = self.n_in_flight, len(self._n_of.keys() | {caller})
-        has_share = n_callers > 1 and self._n_of[caller] >= self._max_n / n_callers
-        if n >= self._max_n or (has_share and n >= self._max_n - self._max_n // KEPT):
+        n = self.n_in_flight
+        if n >= self._open_to(caller, self._n_of, self._max_n):
             refused("endpoint", "places").inc()
             raise Overloaded(f"{n} questions are in flight, of max_in_flight = {self._max_n}, and no more are admitted")
         in_flight = self.work_in_flight
-        if in_flight + work > self._max_work:
+        if in_flight + work > self._open_to(caller, self._work_of, self._max_work):
             limit = f"max_work_in_flight = {self._max_work}"
             refused("endpoint", "work").inc()
             raise Overloaded(f"work of {in_flight} is in flight, and {work} more would exceed {limit}")
@@ -138,3 +137,11 @@ class Admission:
                     f"the answer would be ready in {needed_s:.1f} s, as things go, and is due in {remaining_s:.1f} s",
                     retry_after_s=min(needed_s - remaining_s, MEMORY_S),
                 )
+
+    def _open_to(self, caller: str, held: Counter[str], most: int) -> int:
+        """How much of it there may be in all for this caller to get some. Who has a name leaves room for others, though
+        none of them is here yet: they would find every place taken.
+        """
+        n_callers = max(len(self._n_of.keys() | {caller}), 2 if caller else 1)
+        has_share = n_callers > 1 and held[caller] >= most / n_callers
+        return most - most // KEPT if has_share else most

@@ -131,7 +131,8 @@ class BufferedBodies:
     def _drop_oldest(self) -> None:
         oldest = next(iter(self._arriving))
         self._n_bytes_held -= self._arriving.pop(oldest)
-        oldest.reschedule(asyncio.get_running_loop().time())
+        if not oldest.expired():  # its time may be over already, and its task not have heard of it yet
+            oldest.reschedule(asyncio.get_running_loop().time())
 
     @contextmanager
     def _held(self, n_bytes: int) -> Iterator[None]:

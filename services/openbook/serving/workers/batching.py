@@ -19,7 +19,7 @@ from openbook.core.deadline import Check, Clock, Deadline, go_on
 from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
 from openbook.logs import about
 from openbook.serving.workers.queue import Queue, Waiting
-from openbook.serving.workers.worker import Worker
+from openbook.serving.workers.worker import Stopped, Worker
 from openbook.telemetry import BATCH_SECONDS, BATCH_SIZE, QUEUE_SECONDS, QUEUED
 from openbook.tracing.ports import Recording
 from openbook.tracing.spans import span, together
@@ -35,10 +35,6 @@ Handler = Callable[[Sequence[Item], Check], Sequence[Result]]
 
 Calls its check between its steps, which raises once the last caller has gone or is late, and else may take a while: it
 is where short work runs beside long."""
-
-
-class _Unwanted(Exception):
-    """Nobody waits for this work any more. What a check raises; callers never hear it."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -110,7 +106,7 @@ class Batcher(Generic[Item, Result]):
 
         def check() -> None:
             if is_closed or not asked.remaining_s:
-                raise _Unwanted
+                raise Stopped
 
         def step() -> Part | object:
             nonlocal iterator
@@ -220,6 +216,9 @@ class Batcher(Generic[Item, Result]):
             else:  # one of them is at fault: each alone, so that it does not fail its neighbours
                 for asked in batch:
                     await self._work([asked], is_short)
+        except Stopped as stopped:
+            self._queue.learn(batch, stopped.seconds, is_whole=False)
+            _fail(batch, stopped)
         except Exception as error:
             _fail(batch, error)
         else:
@@ -235,7 +234,7 @@ class Batcher(Generic[Item, Result]):
     def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result]:
         def check() -> None:
             if not any(asked.is_wanted for asked in batch):
-                raise _Unwanted
+                raise Stopped
             between()
 
         check()  # the worker was busy with a stream, or this is one of several that run each alone
@@ -257,7 +256,7 @@ async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
             yield
-    except (TimeoutError, _Unwanted):
+    except (TimeoutError, Stopped):
         raise DeadlineExceeded(f"deadline passed before {name} was done") from None
 
 

@@ -147,11 +147,15 @@ def _failure(task: "asyncio.Task[Any]") -> str:
 
 
 async def _cancellable(response: Any) -> Any:
+    """Raises ModelUnavailable: others than who waits for it have cancelled it."""
     try:
         return await response
     except asyncio.CancelledError:
         response.cancel()
-        raise
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ModelUnavailable("a call was cancelled where it was to be answered") from None
 
 
 @contextmanager

@@ -150,9 +150,13 @@ class Queue(Generic[W]):
         """It does no more."""
         self._running, self._due = (), None
 
-    def learn(self, done: Sequence[Waiting], seconds: float) -> None:
-        """So long a batch, or a stream, took by itself."""
-        self._pace.learn(done[0].key, sum(each.work for each in done), seconds, self._clock())
+    def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool = True) -> None:
+        """So long a batch, or a stream, took by itself; or had taken when it was stopped, of which it is learned that
+        batches take longer than was thought: where all are stopped for being late, nobody would learn that else.
+        """
+        key, work = done[0].key, sum(each.work for each in done)
+        if is_whole or seconds > self._pace.seconds(key, work):
+            self._pace.learn(key, work, seconds, self._clock())
 
     def _check_in_time(self, newcomer: W) -> None:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before."""

@@ -13,6 +13,13 @@ from openbook.core.deadline import Check, Clock
 
 Result = TypeVar("Result")
 
+
+class Stopped(Exception):
+    """Nobody waits for this work any more. What a check raises; callers never hear it."""
+
+    seconds = 0.0  # that it had taken by itself; 0 of short work
+
+
 SHARE_BETWEEN = 0.5
 """Of the time since long work began, what may go to short work at most."""
 
@@ -75,7 +82,11 @@ class Worker:
             while self._short and between_s <= SHARE_BETWEEN * (self._clock() - begun):
                 between_s += self._next_short()
 
-        result = work(check)
+        try:
+            result = work(check)
+        except Stopped as stopped:
+            stopped.seconds = self._clock() - begun - between_s
+            raise
         return result, self._clock() - begun - between_s
 
     def _next_short(self) -> float:
