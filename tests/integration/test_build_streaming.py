@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
 from openbook.index.building.build import _training_rows, _training_sample, build_snapshot
+from openbook.index.shard.engine import Index
 from openbook.index.shard.shard import Shard
 
 D = 32
@@ -66,3 +68,20 @@ def test_a_build_holds_no_more_of_a_larger_corpus(tmp_path: Path, monkeypatch: p
     of_shard = Vectors(32_000)[16_000:]
     best = 16_000 + int((of_shard @ of_shard[123]).argmax())
     assert shard.search(of_shard[123:124], 1, deadline=Deadline.never()).ids.tolist() == [[best]]
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "IVF16_HNSW16,SQ8"])
+def test_an_index_has_the_same_bytes_whatever_the_number_of_threads(factory: str, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((6000, D)).astype(np.float32)
+    made = set()
+    before = faiss.omp_get_max_threads()
+    try:
+        for n_threads in (1, 2, 4, 4):
+            faiss.omp_set_num_threads(n_threads)
+            index = Index.from_factory(factory, D)
+            index.train(vectors)
+            index.write_with(iter(np.split(vectors, 3)), tmp_path / "index")
+            made.add((tmp_path / "index").read_bytes())
+    finally:
+        faiss.omp_set_num_threads(before)
+    assert len(made) == 1
