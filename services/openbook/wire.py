@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from openbook.core.context import NEVER, Context, is_harmless
@@ -17,12 +18,41 @@ from openbook.v1 import common_pb2, index_pb2
 
 FLOAT32 = np.dtype("<f4")
 INT64 = np.dtype("<i8")
+LENGTH_DELIMITED = 2  # protobuf's wire type
 
 
 def matrix_to_wire(array: Float32) -> common_pb2.Matrix:
     """From (n, d) float32."""
-    rows, columns = array.shape
-    return common_pb2.Matrix(rows=rows, columns=columns, data=array.astype(FLOAT32, copy=False).tobytes())
+    matrix = common_pb2.Matrix()
+    fill_matrix(matrix, array)
+    return matrix
+
+
+def fill_matrix(matrix: common_pb2.Matrix, array: Float32) -> None:
+    """As `matrix_to_wire`, in place."""
+    matrix.rows, matrix.columns = array.shape
+    matrix.data = array.astype(FLOAT32, copy=False).tobytes()
+
+
+def before_vectors(vectors: Float32) -> bytes:
+    """A serialized `FetchResponse` up to where the (n, d) float32 follow: so they can be sent from where they are."""
+    shape = common_pb2.Matrix(rows=vectors.shape[0], columns=vectors.shape[1]).SerializeToString()
+    matrix = shape + begun(common_pb2.Matrix, "data", vectors.nbytes)
+    return begun(index_pb2.FetchResponse, "vectors", len(matrix) + vectors.nbytes) + matrix
+
+
+def begun(message: type[Message], field: str, size: int) -> bytes:
+    """Tag and size of a field of so many bytes, which follow. Protobuf takes several parts of a message for one."""
+    tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | LENGTH_DELIMITED
+    return _varint(tag) + _varint(size)
+
+
+def _varint(n: int) -> bytes:
+    parts = []
+    while n > 0x7F:
+        parts.append(n & 0x7F | 0x80)
+        n >>= 7
+    return bytes([*parts, n])
 
 
 def matrix_from_wire(matrix: common_pb2.Matrix, data: bytes | memoryview | None = None) -> Float32:

@@ -8,6 +8,7 @@ from openbook import wire
 from openbook.core.origin import Origin
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
+from openbook.index.server.exchange import Fetched, Reply
 from openbook.v1 import common_pb2, index_pb2
 
 SHAPES = hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=5)
@@ -20,6 +21,19 @@ def test_a_matrix_comes_back_to_the_bit(array: Float32) -> None:
     assert back.shape == array.shape
     assert back.dtype == np.float32
     assert back.tobytes() == array.tobytes()
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(0, 2**64 - 1), st.lists(TEXT, max_size=3))
+def test_a_fetch_that_is_sent_in_parts_is_one_reply(rows: int, columns: int, number: int, texts: list[str]) -> None:
+    vectors = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    parts = [index_pb2.FetchResponse(passages=[common_pb2.Passage(text=text)]).SerializeToString() for text in texts]
+    parts.append(index_pb2.FetchResponse(snapshot_id="s").SerializeToString())
+    reply = Reply(index_pb2.Reply(number=number), Fetched(parts, vectors))
+    found = index_pb2.Reply.FromString(b"".join(reply.parts()))  # before `whole` puts them into it
+    assert (found.number, found.fetch.snapshot_id) == (number, "s")
+    assert [each.text for each in found.fetch.passages] == texts
+    np.testing.assert_array_equal(wire.matrix_from_wire(found.fetch.vectors), vectors)
+    assert found == reply.whole()
 
 
 @given(SHAPES.flatmap(lambda shape: st.tuples(hnp.arrays(np.int64, shape), hnp.arrays(np.float32, shape))))

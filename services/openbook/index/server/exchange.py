@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -15,6 +16,7 @@ import grpc
 
 from openbook import wire
 from openbook.core.context import Context
+from openbook.core.types import Float32
 from openbook.errors import Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
@@ -37,7 +39,53 @@ LARGE_BYTES = 1 << 16
 HIT_BYTES, CANDIDATE_BYTES = 12, 16
 PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
 
-MakeReply = Callable[[], index_pb2.Reply]
+
+@dataclass(slots=True)
+class Fetched:
+    """What a fetch found, as it will be sent: copies of megabytes would let nobody else get on."""
+
+    parts: list[bytes] = field(default_factory=list)  # of a serialized FetchResponse
+    vectors: Float32 | None = None  # (n, d)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.parts)) + (0 if self.vectors is None else self.vectors.nbytes)
+
+    def fill(self, response: index_pb2.FetchResponse) -> None:
+        """Put it into an empty response."""
+        response.MergeFromString(b"".join(self.parts))
+        if self.vectors is not None:
+            wire.fill_matrix(response.vectors, self.vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply, and what belongs into it."""
+
+    message: index_pb2.Reply
+    fetched: Fetched | None = None
+
+    def whole(self) -> index_pb2.Reply:
+        """As one message."""
+        if self.fetched:
+            self.fetched.fill(self.message.fetch)
+        return self.message
+
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """The same, serialized."""
+        yield self.message.SerializeToString()
+        if not self.fetched:
+            return
+        for part in self.fetched.parts:
+            yield wire.begun(index_pb2.Reply, "fetch", len(part)) + part
+        if (vectors := self.fetched.vectors) is not None:
+            head = wire.before_vectors(vectors)
+            yield wire.begun(index_pb2.Reply, "fetch", len(head) + vectors.nbytes) + head
+            if vectors.size:
+                yield vectors.data.cast("B")
+
+
+MakeReply = Callable[[], Reply]
 """Makes the reply, its number not yet set. Runs in the sending thread."""
 Answer = Callable[[MakeReply, int, str], Later]
 """Hears how to answer a call, how many bytes that are, and with which code; once, from any thread."""
@@ -50,13 +98,13 @@ Begin = Callable[[Asked, Context, Ticket, Answer], None]
 class Sender(Protocol):
     """Sends replies of one connection from whatever thread made them."""
 
-    def put(self, reply: index_pb2.Reply) -> bool:
+    def put(self, reply: Reply) -> bool:
         """Have it sent by the next `flush`, or say that it must be sent by who may wait."""
 
     def flush(self) -> bool:
         """Send what was put, without waiting; or say that somebody must `send` the rest. Does not raise."""
 
-    def send(self, *replies: index_pb2.Reply) -> None:
+    def send(self, *replies: Reply) -> None:
         """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
 
 
@@ -100,7 +148,7 @@ class CallStream:
         """When the last call was answered; infinity while one is under way, or its reply."""
         return math.inf if self._unfinished else self._used_at
 
-    def replies(self) -> Iterator[index_pb2.Reply]:
+    def replies(self) -> Iterator[Reply]:
         """Those still to be sent, until the client ended its side and has every answer, the connection broke, or `end`
         was called.
 
@@ -194,7 +242,7 @@ class CallStream:
             failed = explain(method, request_id, error)
         else:
             return
-        finish(answer(failed.reply, 0, failed.code))
+        finish(answer(lambda: Reply(failed.reply()), 0, failed.code))
         if failed.code == Overloaded.grpc_code:
             sleep(REFUSED_S)
 
@@ -273,14 +321,14 @@ def _asked_for(call: index_pb2.Call) -> dict[str, Value]:
     return {"snapshot": call.fetch.snapshot_id, "ids": len(call.fetch.ids)}
 
 
-def _reply(number: int, method: str, request_id: str, make: MakeReply) -> index_pb2.Reply:
+def _reply(number: int, method: str, request_id: str, make: MakeReply) -> Reply:
     try:
         reply = make()
     except Exception as error:
-        reply = explain(method, request_id, error).reply()
-    code = reply.failure.code or "OK"
+        reply = Reply(explain(method, request_id, error).reply())
+    code = reply.message.failure.code or "OK"
     if code == "OK":
         log.debug("%s answered, request id %s", method, request_id)
     requests(method, code).inc()
-    reply.number = number
+    reply.message.number = number
     return reply

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.index.connection import HEADER, KEY_BYTES, tune
-from openbook.index.server.exchange import Asked, CallStream, Sender
+from openbook.index.server.exchange import Asked, CallStream, Reply, Sender
 from openbook.index.server.failed import Failed
 from openbook.index.server.sockets import Reader, Writer
 from openbook.v1 import index_pb2
@@ -171,7 +171,7 @@ class FrameServer:
             stream = self._streams.admit(self._calls(reader, refused), reader.has_more, writer)
         except (OpenbookError, OSError) as error:
             if isinstance(error, OpenbookError):
-                writer.put(Failed(error.grpc_code, str(error)).reply())
+                writer.put(Reply(Failed(error.grpc_code, str(error)).reply()))
                 writer.flush()
             _close(connection)
             return
@@ -186,13 +186,13 @@ class FrameServer:
 
     def _answer(self, connection: socket.socket, stream: CallStream, writer: Writer, refused: Sequence[Failed]) -> None:
         try:
-            writer.send(index_pb2.Reply())
+            writer.send(Reply(index_pb2.Reply()))
             for reply in stream.replies():
                 writer.send(reply)
                 del reply  # which the next may take long to follow
-            writer.send(*(reason.reply() for reason in refused))
+            writer.send(*(Reply(reason.reply()) for reason in refused))
         except OpenbookError as error:
-            writer.put(Failed(error.grpc_code, str(error)).reply())
+            writer.put(Reply(Failed(error.grpc_code, str(error)).reply()))
             writer.flush()
         except OSError:
             pass  # the client is gone

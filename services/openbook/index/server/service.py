@@ -1,7 +1,7 @@
 """The gRPC face of one shard: checks, deadlines and errors; the work is the shard's."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from time import monotonic
 from typing import NoReturn, TypeVar
@@ -13,10 +13,10 @@ from openbook import wire
 from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
 from openbook.core.origin import is_lasting_id
-from openbook.core.types import AS_BUILT, Candidates, Hits
+from openbook.core.types import AS_BUILT, Candidates, Float32, Hits, Passage
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, finish
-from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Sender
+from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Fetched, Reply, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
@@ -31,8 +31,6 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 Response = TypeVar("Response")
 T = TypeVar("T")
 
-ORIGIN_BYTES = 256
-"""About, of what is told of a passage besides its text and title."""
 IDLE_S = 1.0
 """A stream on which nothing was under way for so long makes room for another one: its client opens a new one."""
 
@@ -68,12 +66,14 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
     def Fetch(self, request: index_pb2.FetchRequest, context: grpc.ServicerContext) -> index_pb2.FetchResponse:  # noqa: N802
         def fetch(asked: Context) -> index_pb2.FetchResponse | Failed:
-            response = index_pb2.FetchResponse()
+            def begin(ticket: Ticket, done: Callable[[Failed | Fetched], None]) -> None:
+                self._begin_fetch(request, asked, ticket, done)
 
-            def begin(ticket: Ticket, done: Callable[[Failed | None], None]) -> None:
-                self._begin_fetch(request, response, asked, ticket, done)
-
-            return self._outcome(context, begin) or response
+            found = self._outcome(context, begin)
+            if isinstance(found, Failed):
+                return found
+            found.fill(response := index_pb2.FetchResponse())
+            return response
 
         return respond("Fetch", context, fetch)
 
@@ -94,7 +94,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             stream = self.admit((call, call.search.queries.data) for call in request_iterator)
             try:
                 with self._threads.working(stream):
-                    yield from stream.replies()
+                    yield from (reply.whole() for reply in stream.replies())
             finally:
                 self.leave(stream)
         except Overloaded as error:
@@ -161,21 +161,19 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
         def found(outcome: Outcome) -> Later:
             if isinstance(outcome, Failed):
-                return answer(outcome.reply, 0, outcome.code)
+                return answer(lambda: Reply(outcome.reply()), 0, outcome.code)
             size_bytes = (HIT_BYTES if isinstance(outcome, Hits) else CANDIDATE_BYTES) * outcome.ids.size
-            return answer(lambda: index_pb2.Reply(search=self._search_response(outcome)), size_bytes, "OK")
+            return answer(lambda: Reply(index_pb2.Reply(search=self._search_response(outcome))), size_bytes, "OK")
 
-        reply = index_pb2.Reply()
-
-        def fetched(failed: Failed | None) -> Later:
-            if failed:
-                return answer(failed.reply, 0, failed.code)
-            return answer(lambda: reply, _about_bytes(reply.fetch), "OK")
+        def fetched(outcome: Failed | Fetched) -> Later:
+            if isinstance(outcome, Failed):
+                return answer(lambda: Reply(outcome.reply()), 0, outcome.code)
+            return answer(lambda: Reply(index_pb2.Reply(), outcome), outcome.size_bytes, "OK")
 
         if kind == "search":
             self._begin_search(call.search, data, context, ticket, found)
         elif kind == "fetch":
-            self._begin_fetch(call.fetch, reply.fetch, context, ticket, fetched)
+            self._begin_fetch(call.fetch, context, ticket, fetched)
         else:
             raise InvalidRequest("a call must be a search, a fetch or a cancel, got none of them")
 
@@ -213,61 +211,58 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     def _begin_fetch(
         self,
         request: index_pb2.FetchRequest,
-        response: index_pb2.FetchResponse,
         context: Context,
         ticket: Ticket,
-        done: Callable[[Failed | None], Later],
+        done: Callable[[Failed | Fetched], Later],
     ) -> None:
+        found = Fetched()
+
         def parts() -> Iterator[None]:
-            failed = CANCELLED if ticket.cancelled else None
+            outcome: Failed | Fetched = found
             try:
                 context.deadline.check("the fetch began")
-                for _ in () if failed else self._fetch(request, response):
-                    yield
-                    context.deadline.check("the fetch was done")
-                    if ticket.cancelled:
-                        failed = CANCELLED
-                        break
+                snapshot_id, shard = self._held.acquire(request.snapshot_id)
+                try:
+                    found.vectors = _empty(request, shard)
+                    found.parts.append(_part(shard.find(request.lasting_ids), snapshot_id))
+                    for start in range(0, len(request.ids), PART_IDS):
+                        if start:
+                            yield
+                            context.deadline.check("the fetch was done")
+                        if ticket.cancelled:
+                            break
+                        ids = request.ids[start : start + PART_IDS]
+                        found.parts.append(_part(shard.fetch(ids)))
+                        if found.vectors is not None:
+                            found.vectors[start : start + PART_IDS] = shard.fetch_vectors(ids)
+                finally:
+                    self._held.release(snapshot_id)
             except Exception as error:
-                failed = explain("Fetch", context.request_id, error)
-            finish(done(failed))
+                outcome = explain("Fetch", context.request_id, error)
+            finish(done(CANCELLED if ticket.cancelled else outcome))
 
         def refuse(error: Overloaded) -> None:
             finish(done(explain("Fetch", context.request_id, error)))
 
         self._fetches.submit(ticket.caller, len(request.ids) + len(request.lasting_ids), parts(), refuse)
 
-    def _fetch(self, request: index_pb2.FetchRequest, response: index_pb2.FetchResponse) -> Iterator[None]:
-        """Fill a response in place, in parts: to copy one takes longer than all the rest."""
-        snapshot_id, shard = self._held.acquire(request.snapshot_id)
-        try:
-            if (n_ids := len(request.ids) + len(request.lasting_ids)) > shard.max_rows:
-                raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {n_ids}")
-            for each in request.lasting_ids:
-                if not is_lasting_id(each):
-                    raise InvalidRequest(f"a lasting id must have 32 hexadecimal digits, got {each[:100]!r}")
-            response.snapshot_id = snapshot_id
-            response.passages.extend(map(wire.passage_to_wire, shard.find(request.lasting_ids)))
-            vectors = [shard.fetch_vectors(())]
-            for start in range(0, len(request.ids), PART_IDS):
-                if start:
-                    yield
-                ids = request.ids[start : start + PART_IDS]
-                response.passages.extend(map(wire.passage_to_wire, shard.fetch(ids)))
-                if request.with_vectors:
-                    vectors.append(shard.fetch_vectors(ids))
-            if request.with_vectors:
-                found = np.concatenate(vectors)
-                response.vectors.rows, response.vectors.columns = found.shape
-                response.vectors.data = found.astype(wire.FLOAT32, copy=False).tobytes()
-        finally:
-            self._held.release(snapshot_id)
+
+def _empty(request: index_pb2.FetchRequest, shard: Shard) -> Float32 | None:
+    """Where the vectors will be, if they are wanted. Raises InvalidRequest for ids that are too many or none."""
+    if (n_ids := len(request.ids) + len(request.lasting_ids)) > shard.max_rows:
+        raise InvalidRequest(f"ids must be at most {shard.max_rows}, got {n_ids}")
+    for each in request.lasting_ids:
+        if not is_lasting_id(each):
+            raise InvalidRequest(f"a lasting id must have 32 hexadecimal digits, got {each[:100]!r}")
+    if not request.with_vectors:
+        return None
+    return np.empty((len(request.ids), shard.manifest.dimension), wire.FLOAT32)
 
 
-def _about_bytes(response: index_pb2.FetchResponse) -> int:
-    """Of a reply: protobuf would write all of it to tell, and nobody else would get on meanwhile."""
-    texts = sum(len(each.text) + len(each.title) + ORIGIN_BYTES for each in response.passages)
-    return texts + 4 * response.vectors.rows * response.vectors.columns
+def _part(passages: Sequence[Passage], snapshot_id: str = "") -> bytes:
+    """Of a serialized response."""
+    response = index_pb2.FetchResponse(passages=map(wire.passage_to_wire, passages), snapshot_id=snapshot_id)
+    return response.SerializeToString()
 
 
 def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context], Response | Failed]) -> Response:

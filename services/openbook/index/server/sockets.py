@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from openbook.index.connection import HEADER
-from openbook.v1 import index_pb2
+from openbook.index.server.exchange import Reply
 
 READ_AHEAD = 1 << 16
 PIECE_BYTES = 1 << 18
@@ -59,7 +59,7 @@ class Writer:
         self._full = False
         """Whether the client takes no more, so that whoever may wait sends the rest."""
 
-    def send(self, *replies: index_pb2.Reply) -> None:
+    def send(self, *replies: Reply) -> None:
         """Wait until they are sent, and what was put before. Raises OSError: the connection is gone."""
         for reply in replies:
             self._unsent.extend(_bytes_of(reply))
@@ -71,7 +71,7 @@ class Writer:
             if self.flush():
                 return
 
-    def put(self, reply: index_pb2.Reply) -> bool:
+    def put(self, reply: Reply) -> bool:
         """Have it sent by the next `flush`; not while the client takes no more."""
         if self._full or self._turn.locked():
             return False
@@ -107,8 +107,11 @@ class Writer:
         return piece[0] if len(piece) == 1 else b"".join(piece)
 
 
-def _bytes_of(reply: index_pb2.Reply) -> tuple[bytes, ...]:
-    """In one or two pieces, which nothing comes between: `deque.extend` lets nobody else at it meanwhile."""
-    message = reply.SerializeToString()
-    header = HEADER.pack(len(message), 0)
-    return (header, message) if len(message) > PIECE_BYTES else (header + message,)
+def _bytes_of(reply: Reply) -> list[bytes | memoryview]:
+    """In one piece if it is small, else in several, which nothing comes between: `deque.extend` lets nobody else at it
+    meanwhile.
+    """
+    parts = list(reply.parts())
+    size = sum(map(len, parts))
+    parts.insert(0, HEADER.pack(size, 0))
+    return parts if size > PIECE_BYTES else [b"".join(parts)]
