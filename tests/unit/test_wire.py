@@ -8,7 +8,7 @@ from openbook import wire
 from openbook.core.origin import Origin
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
 from openbook.errors import InvalidRequest
-from openbook.index.server.exchange import Fetched, Reply
+from openbook.index.server.reply import Fetched, Reply
 from openbook.v1 import common_pb2, index_pb2
 
 SHAPES = hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=5)

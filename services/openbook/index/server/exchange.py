@@ -4,7 +4,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -16,10 +15,10 @@ import grpc
 
 from openbook import wire
 from openbook.core.context import Context
-from openbook.core.types import Float32
 from openbook.errors import Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
+from openbook.index.server.reply import Reply
 from openbook.index.server.waiting import Later, Ticket
 from openbook.telemetry import requests
 from openbook.tracing.ports import Recording, Value
@@ -38,52 +37,6 @@ LARGE_BYTES = 1 << 16
 """A larger reply is made by the stream's own thread, not by the one that searches or fetches for everybody."""
 HIT_BYTES, CANDIDATE_BYTES = 12, 16
 PASSAGE_BYTES, VECTOR_BYTES = 1 << 10, 1 << 12  # about, until they are fetched
-
-
-@dataclass(slots=True)
-class Fetched:
-    """What a fetch found, as it will be sent: copies of megabytes would let nobody else get on."""
-
-    parts: list[bytes] = field(default_factory=list)  # of a serialized FetchResponse
-    vectors: Float32 | None = None  # (n, d)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(len, self.parts)) + (0 if self.vectors is None else self.vectors.nbytes)
-
-    def fill(self, response: index_pb2.FetchResponse) -> None:
-        """Put it into an empty response."""
-        response.MergeFromString(b"".join(self.parts))
-        if self.vectors is not None:
-            wire.fill_matrix(response.vectors, self.vectors)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply, and what belongs into it."""
-
-    message: index_pb2.Reply
-    fetched: Fetched | None = None
-
-    def whole(self) -> index_pb2.Reply:
-        """As one message."""
-        if self.fetched:
-            self.fetched.fill(self.message.fetch)
-        return self.message
-
-    def parts(self) -> Iterator[bytes | memoryview]:
-        """The same, serialized."""
-        yield self.message.SerializeToString()
-        if not self.fetched:
-            return
-        for part in self.fetched.parts:
-            yield wire.begun(index_pb2.Reply, "fetch", len(part)) + part
-        if (vectors := self.fetched.vectors) is not None:
-            head = wire.before_vectors(vectors)
-            yield wire.begun(index_pb2.Reply, "fetch", len(head) + vectors.nbytes) + head
-            if vectors.size:
-                yield vectors.data.cast("B")
-
 
 MakeReply = Callable[[], Reply]
 """Makes the reply, its number not yet set. Runs in the sending thread."""

@@ -17,8 +17,9 @@ from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.index.connection import HEADER, KEY_BYTES, tune
-from openbook.index.server.exchange import Asked, CallStream, Reply, Sender
+from openbook.index.server.exchange import Asked, CallStream, Sender
 from openbook.index.server.failed import Failed
+from openbook.index.server.reply import Reply
 from openbook.index.server.sockets import Reader, Writer
 from openbook.v1 import index_pb2
 

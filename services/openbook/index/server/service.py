@@ -16,10 +16,11 @@ from openbook.core.origin import is_lasting_id
 from openbook.core.types import AS_BUILT, Candidates, Float32, Hits, Passage
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, finish
-from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Fetched, Reply, Sender
+from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
+from openbook.index.server.reply import Fetched, Reply
 from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
 from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
 from openbook.index.server.words import WordSearches

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from openbook.index.connection import HEADER
-from openbook.index.server.exchange import Reply
+from openbook.index.server.reply import Reply
 
 READ_AHEAD = 1 << 16
 PIECE_BYTES = 1 << 18
