@@ -110,6 +110,9 @@ def build(
             "--field", help="NAME:TYPE of documents to keep (string, int, float, bool, date); each its --field."
         ),
     ] = None,
+    text: Annotated[str | None, typer.Option(help="The column, or field of records, that is the text.")] = None,
+    title: Annotated[str | None, typer.Option(help="The one that is the title.")] = None,
+    document_id: Annotated[str | None, typer.Option("--id", help="The one that is the document's id.")] = None,
 ) -> None:
     """Documents to passages to embeddings to a snapshot. Interrupted, it goes on where it stopped.
 
@@ -124,10 +127,12 @@ def build(
     from openbook.corpus.remote import fetched
     from openbook.corpus.report import Stages, check_place, write_report
     from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
+    from openbook.corpus.sources.recognise import Names
     from openbook.index.remote.place import is_url
     from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
 
     splitting = Splitting.of(words, tokens, cast("At", at), overlap)
+    names = Names.of(text=text, title=title, id=document_id)
     changes: list[Changes] = []
     repeated: list[Repeated] = []
     failures: list[Failure] = []
@@ -171,6 +176,7 @@ def build(
             duplicates=cast("What", duplicates),
             on_duplicates=repeated.append,
             elsewhere=elsewhere,
+            names=names,
         )
     for each in changes:
         print_changes(each)

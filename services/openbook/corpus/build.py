@@ -40,6 +40,7 @@ from openbook.corpus.measures import sentence_finder
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
+from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import corpus_digest
 from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, SHARDS, Note, Plan, check_ours, resumed, told_if_full
 from openbook.errors import InvalidConfig, InvalidDocuments
@@ -92,6 +93,7 @@ def build_corpus(
     duplicates: What = "keep",
     on_duplicates: Callable[[Repeated], None] = lambda repeated: None,
     elsewhere: Elsewhere | None = None,
+    names: Names = NAMES,
 ) -> Manifest:
     """Build a snapshot of a file or a folder; `recall_target`, `scan`, `exact_dtype`, `bm25`: `index.building.build`.
 
@@ -103,7 +105,8 @@ def build_corpus(
 
     Passages are `splitting`'s; their tokens are those of `encoder`'s tokenizer.
 
-    Every passage knows where it comes from, and what its document has of the `fields` that are declared.
+    Every passage knows where it comes from, and what its document has of the `fields` that are declared. `names` is
+    what tables and records call text, title and id.
 
     With `vectors`, a file or a folder of files, nothing is encoded but a sample, to compare: row i is passage i's. With
     `former`, a snapshot, only those passages are encoded that it has not; what has changed since is told to
@@ -157,6 +160,7 @@ def build_corpus(
         vectors=given.described(vectors) if vectors else None,
         former=known.snapshot_id if known else None,
         duplicates=duplicates,
+        names=names,
     )
     with told_if_full(work), undisturbed(work):
         if note := resumed(work, plan):
@@ -242,7 +246,13 @@ def _start(
             on_failure(failure)
 
         passages = read_passages(
-            documents, plan.splitting, tell, n_processes=n_processes, fields=plan.fields, count_tokens=count_tokens
+            documents,
+            plan.splitting,
+            tell,
+            n_processes=n_processes,
+            fields=plan.fields,
+            count_tokens=count_tokens,
+            names=plan.names,
         )
         if plan.duplicates != "keep":
             looked = Duplicates()

@@ -15,6 +15,7 @@ from openbook.core.types import Passage
 from openbook.corpus.measures import TokenCounts, sentence_finder
 from openbook.corpus.sources.limits import Failure, Limits, OnFailure, raise_it
 from openbook.corpus.sources.parsers import parsed
+from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import found
 from openbook.errors import InvalidDocuments
 
@@ -27,6 +28,7 @@ def read_passages(
     n_processes: int = 1,
     fields: tuple[Field, ...] = (),
     count_tokens: CountTokens = not_given,
+    names: Names = NAMES,
 ) -> Iterator[Passage]:
     """The passages of a file or a folder, numbered from 0, always in the same order, however many processes parse. Each
     knows where it comes from.
@@ -39,6 +41,7 @@ def read_passages(
         n_processes: that parse.
         fields: that documents may have beside what all have; a value that is not of its type is a failure.
         count_tokens: as the encoder of passages reads them; needed by tokens alone.
+        names: what tables and records call text, title and id.
 
     Raises:
         InvalidConfig: sentences cannot be found, for want of a library.
@@ -46,19 +49,24 @@ def read_passages(
     """
     number, counts = count(), TokenCounts(count_tokens)
     find_sentences: FindSentences = sentence_finder() if splitting.at == "sentences" else not_given
-    for document in read_documents(path, on_failure, limits or Limits(), n_processes, fields):
+    for document in read_documents(path, on_failure, limits or Limits(), n_processes, fields, names):
         for text, origin in split(document, splitting, counts, find_sentences):
             yield Passage(next(number), document.id, document.title, text, origin)
 
 
 def read_documents(
-    path: Path, on_failure: OnFailure, limits: Limits, n_processes: int, fields: tuple[Field, ...] = ()
+    path: Path,
+    on_failure: OnFailure,
+    limits: Limits,
+    n_processes: int,
+    fields: tuple[Field, ...] = (),
+    names: Names = NAMES,
 ) -> Iterator[Document]:
     """The documents of a file or a folder, as for `read_passages`."""
     if not path.exists():
         raise InvalidDocuments(f"{path}: no such file")
     folder = path if path.is_dir() else path.parent
-    for each in parsed(found(path), limits, n_processes, fields):
+    for each in parsed(found(path), limits, n_processes, fields, names):
         if isinstance(each, Failure):
             name, slash, inside = each.path.partition("/")
             on_failure(Failure(f"{folder / name}{slash}{inside}", each.reason))  # a `Path` would change addresses

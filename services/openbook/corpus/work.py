@@ -17,6 +17,7 @@ from openbook.corpus.duplicates import What
 from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
 from openbook.corpus.sources.parse import library_of
+from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import LOCK
 from openbook.index.disk.bm25 import FOLDER as WORDS
@@ -44,6 +45,7 @@ class Plan(BaseModel, frozen=True):
     vectors: list[list[str | int]] | None  # as `vectors.described` tells
     former: str | None  # snapshot id
     duplicates: What
+    names: Names = NAMES
 
 
 class Note(BaseModel):

@@ -18,8 +18,9 @@ from openbook.corpus.read import read_documents, read_passages
 from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.parse import Event, Parse
-from openbook.corpus.sources.recognise import recognise
+from openbook.corpus.sources.recognise import Names, recognise
 from openbook.corpus.sources.walk import corpus_digest
+from openbook.errors import InvalidConfig, InvalidDocuments
 
 EXPECTED = [(title, " ".join(text.split())) for title, text in DOCUMENTS]
 
@@ -273,6 +274,31 @@ def test_a_line_end_within_a_value_that_is_not_quoted_costs_its_row() -> None:
     assert [each.text for each in found if isinstance(each, Document)] == ["one", "three", "fo\r\nur", "six"]
     why = "a line end within a value that is not quoted"
     assert [each for each in found if isinstance(each, Failure)] == [Failure(f"a.csv:{n}", why) for n in (3, 7)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_the_user_says_what_text_title_and_id_are_called(kind: str, tmp_path: Path) -> None:
+    row = {"Key": "k1", "Headline": "a title", "text": "no words", "Full text": "some words", "id": "no id"}
+    path = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            writer.writeheader()
+            writer.writerow(row)
+    elif kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({name: [value] for name, value in row.items()}), path)
+    else:
+        path.write_text(json.dumps(row))
+    names = Names.of(text="Full text", title="Headline", id="Key")
+    (found,) = read_passages(tmp_path, names=names)
+    assert (found.document_id, found.title, found.text) == ("k1", "a title", "some words")
+    with pytest.raises(InvalidDocuments, match="missing"):
+        list(read_passages(tmp_path, names=Names.of(text="missing", title=None)))
+    with pytest.raises(InvalidConfig, match="the column for the text must not be empty, got ' '"):
+        Names.of(text=" ")
 
 
 def test_a_table_of_texts_alone_is_read_and_one_that_names_no_text_is_none() -> None:

@@ -7,7 +7,6 @@ from openbook.core.documents import Document
 from openbook.corpus.sources import records
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened
-from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 from openbook.corpus.sources.stated import DATE_FIELDS, LANGUAGE_FIELDS, SECTION_FIELDS, URL_FIELDS
 
 ROWS_AT_ONCE = 256
@@ -48,15 +47,14 @@ def _arrow() -> Any:
     return pa
 
 
-READ = (*ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS, *URL_FIELDS, *LANGUAGE_FIELDS, *DATE_FIELDS, *SECTION_FIELDS)
-
-
 def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     """The columns to read, and what a document calls them."""
-    wanted = {*READ, *(field.name for field in opened.fields)}
+    ours = opened.names
+    about = (*URL_FIELDS, *LANGUAGE_FIELDS, *DATE_FIELDS, *SECTION_FIELDS)
+    wanted = {*ours.id, *ours.title, *ours.text, *about, *(field.name for field in opened.fields)}
     columns = {name: name.lower() for name in names if name.lower() in wanted}
-    if not set(columns.values()) & set(TEXT_FIELDS):
-        raise Failed(f"one column must be called {' or '.join(TEXT_FIELDS)}")
+    if not set(columns.values()) & set(ours.text):
+        raise Failed(f"one column must be called {' or '.join(dict.fromkeys(ours.text))}")
     return columns
 
 

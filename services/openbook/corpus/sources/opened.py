@@ -1,7 +1,6 @@
 """A file that is being parsed, on disk or inside of others."""
 
 import bz2
-import codecs
 import gzip
 import io
 import lzma
@@ -15,10 +14,11 @@ from typing import IO, Any
 
 from openbook.core.documents import Document, canonical
 from openbook.core.origin import Field
+from openbook.corpus.sources.encodings import UTF_16
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
+from openbook.corpus.sources.recognise import NAMES, Names
 
 COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Opened:
     budget: Budget
     n_layers: int = 0  # of archives and compression around it
     fields: tuple[Field, ...] = ()  # that the user declared for his documents
+    names: Names = NAMES  # of the others
     crawled: Crawled = Crawled()
     n_passed: int = 0  # records at its beginning that are not parsed: each is None
 
@@ -128,7 +129,9 @@ class Opened:
         return canonical(Document(id, title, text, self.path, **known))
 
 
-def open_regular(path: Path, name: str, limits: Limits, follow: bool, fields: tuple[Field, ...] = ()) -> Opened:
+def open_regular(
+    path: Path, name: str, limits: Limits, follow: bool, fields: tuple[Field, ...] = (), names: Names = NAMES
+) -> Opened:
     """A file on disk; no pipe that would keep us waiting. Through a link only where the user named it.
 
     Raises:
@@ -141,13 +144,4 @@ def open_regular(path: Path, name: str, limits: Limits, follow: bool, fields: tu
     if not stat.S_ISREG(found.st_mode):
         file.close()
         raise Failed("no regular file")
-    return Opened(name, file, limits, Budget(limits, found.st_size), fields=fields)
-
-
-def decoded(content: bytes) -> str:
-    """Text by its byte order mark, or else UTF-8. Raises Failed."""
-    encoding = "utf-16" if content[:2] in UTF_16 else "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise Failed(f"not {encoding.upper().removesuffix('-SIG')}: {error.reason} at byte {error.start}") from None
+    return Opened(name, file, limits, Budget(limits, found.st_size), fields=fields, names=names)

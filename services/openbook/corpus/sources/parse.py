@@ -106,7 +106,7 @@ class Parse:
     def _inside(self, file: Opened) -> Iterator[Event]:
         if not (head := file.head()):
             return
-        format = recognise(head, file.name)
+        format = recognise(head, file.name, file.names)
         if format in _COMPRESSED:
             unpacked = opened.COMPRESSED[_COMPRESSED[format]](file.file)
             yield from self.events(file.inside(unpacked, file.path))

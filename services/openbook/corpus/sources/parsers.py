@@ -16,6 +16,7 @@ from typing import Any
 from openbook.core.documents import Document
 from openbook.core.origin import Field
 from openbook.corpus.sources.limits import MB, Failure, Limits
+from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import Found
 from openbook.corpus.sources.worker import DOCUMENT, END, FAILURE, LEAF, NO_MEMORY, document_of
 from openbook.processes import end, start
@@ -28,13 +29,17 @@ MOST_DEATHS = 10
 
 
 def parsed(
-    files: Iterable[Found | Failure], limits: Limits, n_processes: int, fields: tuple[Field, ...] = ()
+    files: Iterable[Found | Failure],
+    limits: Limits,
+    n_processes: int,
+    fields: tuple[Field, ...] = (),
+    names: Names = NAMES,
 ) -> Iterator[Document | Failure]:
     """What is in the files, in their order, however many processes parse. Little is held: who parses faster than we
     are asked waits.
     """
     with ExitStack() as stack:
-        free = [_Parser(limits, fields) for _ in range(max(1, n_processes))]
+        free = [_Parser(limits, fields, names) for _ in range(max(1, n_processes))]
         for each in free:
             stack.callback(each.end)
         at_work: deque[Failure | tuple[_Parser, Found]] = deque()
@@ -70,9 +75,10 @@ class _Died(Exception):
 class _Parser:
     """A process that parses a file at a time, started when there is one, and again when it died of one."""
 
-    def __init__(self, limits: Limits, fields: tuple[Field, ...]) -> None:
+    def __init__(self, limits: Limits, fields: tuple[Field, ...], names: Names) -> None:
         self._limits = limits
         self._fields = fields
+        self._names = names
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = DefaultSelector()
         self._buffer = bytearray()
@@ -82,6 +88,7 @@ class _Parser:
         if self._process is None:
             command = [sys.executable, "-m", __name__.replace("parsers", "worker"), json.dumps(asdict(self._limits))]
             command.append(json.dumps([[field.name, field.type] for field in self._fields]))
+            command.append(json.dumps(asdict(self._names)))
             self._process = start(
                 command,
                 stdin=subprocess.PIPE,

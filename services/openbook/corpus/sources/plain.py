@@ -8,7 +8,8 @@ import yaml
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated
-from openbook.corpus.sources.opened import Opened, decoded
+from openbook.corpus.sources.encodings import decoded
+from openbook.corpus.sources.opened import Opened
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -5,10 +5,12 @@ import json
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 
+from openbook.corpus.sources.encodings import UTF_16, decoded
 from openbook.corpus.sources.limits import Failed
-from openbook.corpus.sources.opened import UTF_16, decoded
+from openbook.errors import InvalidConfig
 
 
 class Format(StrEnum):
@@ -60,13 +62,32 @@ _BY_NAME = {
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
 DELIMITERS = ",\t;|"
 
-TEXT_FIELDS = ("text", "contents", "content", "body")
-TITLE_FIELDS = ("title", "wikipedia_title", "name")
-ID_FIELDS = ("id", "_id", "docid", "document_id")
-"""What tables and records call the fields of a document: the first that is there."""
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What tables and records call the fields of a document: the first that is there."""
+
+    text: tuple[str, ...] = ("text", "contents", "content", "body")
+    title: tuple[str, ...] = ("title", "wikipedia_title", "name")
+    id: tuple[str, ...] = ("id", "_id", "docid", "document_id")
+
+    @classmethod
+    def of(cls, **given: str | None) -> "Names":
+        """What the user names, in place of ours; of tables in lower case, as they are read.
+
+        Raises:
+            InvalidConfig: a name is empty.
+        """
+        for field, name in given.items():
+            if name is not None and not name.strip():
+                raise InvalidConfig(f"the name of the column for the {field} must not be empty, got {name!r}")
+        return cls(**{field: (name, name.lower()) for field, name in given.items() if name is not None})
 
 
-def recognise(head: bytes, name: str) -> Format:
+NAMES = Names()
+
+
+def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
     """The format of a file that begins like this.
 
     Raises:
@@ -84,7 +105,7 @@ def recognise(head: bytes, name: str) -> Format:
         return by_name
     if b"\0" in head[:4096] and not is_utf_16:
         raise Failed("of no format that is known")
-    return _text(head)
+    return _text(head, names)
 
 
 def _markup(begin: bytes, name: str) -> Format | None:
@@ -99,13 +120,13 @@ def _markup(begin: bytes, name: str) -> Format | None:
     return None
 
 
-def _text(head: bytes) -> Format:
+def _text(head: bytes, names: Names) -> Format:
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     first, is_more, _ = begin.partition(b"\n")
     if first.startswith(b"{") and (not is_more or _is_json(first)):  # where nothing is behind it, it may go on
         return Format.JSON_LINES
     with suppress(Failed):
-        if delimiter_of(decoded(first)):
+        if delimiter_of(decoded(first), names):
             return Format.TABLE
     if re.match(rb"#{1,6}\s|---\r?\n", begin):
         return Format.MARKDOWN
@@ -119,11 +140,11 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-def delimiter_of(header: str) -> str | None:
+def delimiter_of(header: str, names: Names) -> str | None:
     """What separates the columns of a table whose first line names them, a text among them."""
     for delimiter in DELIMITERS:
-        names = columns_of(header, delimiter)
-        if len(names) > 1 and any(name in TEXT_FIELDS for name in names):
+        columns = columns_of(header, delimiter)
+        if len(columns) > 1 and any(name in names.text for name in columns):
             return delimiter
     return None
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated, web
+from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed, Failure, one_line
-from openbook.corpus.sources.opened import Opened, decoded
-from openbook.corpus.sources.recognise import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+from openbook.corpus.sources.opened import Opened
 
 KILT_SECTION = "Section::::"
 KILT_MARKS = (KILT_SECTION, "BULLET::::- ", "BULLET::::")
@@ -45,12 +45,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
     """A row or an object as a document; without an id it is called by its place. Raises Failed."""
-    text_field = _field(record, TEXT_FIELDS) or "text"
+    names = opened.names
+    text_field = _field(record, names.text) or names.text[0]
     html_field = _field(record, HTML_FIELDS) if record.get(text_field) is None else None
     if html_field:
         record = {name: record.get(other) for other, name in NAMES.items()} | record
-    id = _string(record, _field(record, ID_FIELDS))
-    title = _string(record, _field(record, TITLE_FIELDS))
+    id = _string(record, _field(record, names.id))
+    title = _string(record, _field(record, names.title))
     about = _with_history(record)
     known = stated.known(about)
     if html_field:

@@ -7,9 +7,10 @@ from itertools import chain
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import records
+from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed, Failure
-from openbook.corpus.sources.opened import Opened, decoded
-from openbook.corpus.sources.recognise import TEXT_FIELDS, columns_of, delimiter_of
+from openbook.corpus.sources.opened import Opened
+from openbook.corpus.sources.recognise import columns_of, delimiter_of
 
 DPR = ["id", "text", "title"]
 _IN_A_VALUE = "new-line character seen in unquoted field"
@@ -26,11 +27,12 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     lines = _decoded(opened, bad)
     first = next(lines, "")
     is_dpr = _is_dpr(first)
-    delimiter = "\t" if is_dpr else delimiter_of(first)
-    if columns_of(first, ",") in ([name] for name in TEXT_FIELDS):  # the only column
+    delimiter = "\t" if is_dpr else delimiter_of(first, opened.names)
+    if columns_of(first, ",") in ([name] for name in opened.names.text):  # the only column
         delimiter = ","
     if delimiter is None:
-        raise bad[0] if bad else Failed(f"the first line must name columns, one of them {' or '.join(TEXT_FIELDS)}")
+        wanted = " or ".join(dict.fromkeys(opened.names.text))
+        raise bad[0] if bad else Failed(f"the first line must name columns, one of them {wanted}")
     names = DPR if is_dpr else columns_of(first, delimiter)
     has_header = columns_of(first, delimiter) == names
     csv.field_size_limit(opened.limits.document_bytes)

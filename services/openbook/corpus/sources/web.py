@@ -9,8 +9,9 @@ from typing import Any
 
 from openbook.core.documents import Document, seen
 from openbook.corpus.sources import stated
+from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed
-from openbook.corpus.sources.opened import Opened, decoded
+from openbook.corpus.sources.opened import Opened
 
 _CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*encoding=[\"']([\w.:-]+)", re.IGNORECASE)
 _FRAME = ["//nav", "//footer"]  # of short pages they would come along

@@ -1,6 +1,6 @@
 """A process that parses: it takes files by their paths, has little memory, and may be killed at any time.
 
-    python -m openbook.corpus.sources.worker LIMITS FIELDS
+    python -m openbook.corpus.sources.worker LIMITS FIELDS NAMES
 
 Requests and what comes back are lines of JSON: `[path, name, is_given, skip, n_passed]`, and `EVENTS`.
 """
@@ -11,8 +11,10 @@ import os
 import resource
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields as fields_of
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +22,9 @@ from typing import Any, BinaryIO
 from openbook.core.documents import Document
 from openbook.core.origin import Field, FieldType
 from openbook.corpus.sources.limits import Failed, Failure, Limits
-from openbook.corpus.sources.opened import open_regular
+from openbook.corpus.sources.opened import Opened, open_regular
 from openbook.corpus.sources.parse import Event, Leaf, Parse, reason
+from openbook.corpus.sources.recognise import Names
 
 DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY = "document", "failure", "leaf", "progress", "end", "no memory"
 _NAMES = tuple(each.name for each in fields_of(Document))
@@ -29,10 +32,11 @@ _VALUES = attrgetter(*_NAMES)
 EVENTS = (DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY)
 
 
-def main(limits_json: str, fields_json: str) -> None:
+def main(limits_json: str, fields_json: str, names_json: str) -> None:
     """Answer requests until standard input ends."""
     limits = Limits(**json.loads(limits_json))
     fields = tuple(Field(name, FieldType(type)) for name, type in json.loads(fields_json))
+    names = Names(**{field: tuple(given) for field, given in json.loads(names_json).items()})
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the others reserve address space for more than they use
     _lower(resource.RLIMIT_AS, limits.memory_bytes)
     _lower(resource.RLIMIT_FSIZE, limits.spooled_bytes)
@@ -44,18 +48,17 @@ def main(limits_json: str, fields_json: str) -> None:
     try:
         for line in sys.stdin:
             path, name, is_given, *passed = json.loads(line)
-            _answer(out, Path(path), name, is_given, Parse(*passed), limits, fields)
+            open_file = partial(open_regular, Path(path), name, limits, is_given, fields, names)
+            _answer(out, name, open_file, Parse(*passed))
     except MemoryError:
         _say(out, NO_MEMORY)
     except BrokenPipeError:  # nobody wants to know any more
         os._exit(1)
 
 
-def _answer(
-    out: BinaryIO, path: Path, name: str, is_given: bool, parse: Parse, limits: Limits, fields: tuple[Field, ...]
-) -> None:
+def _answer(out: BinaryIO, name: str, open_file: Callable[[], Opened], parse: Parse) -> None:
     try:
-        opened = open_regular(path, name, limits, follow=is_given, fields=fields)
+        opened = open_file()
     except (OSError, Failed) as error:
         _say(out, FAILURE, name, reason(error))
     else:
