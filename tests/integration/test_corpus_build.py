@@ -116,12 +116,19 @@ def test_recall_is_measured_with_questions_of_a_file(documents: Path, tmp_path: 
     assert (recall.queries, recall.n_queries, recall.at_10) == ("given", 3, 1.0)
 
 
-def test_fields_are_named_and_declared_on_the_command_line_and_every_span_is_its_text(tmp_path: Path) -> None:
+def test_fields_are_named_and_declared_on_the_command_line_and_every_span_is_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = "".join(f"{i},{2000 + i},{text}\n" for i, text in enumerate(TEXTS))
     (tmp_path / "a.csv").write_text(f"Key,Year,Words\n{rows}")
     command = ["build", str(tmp_path / "a.csv"), "--out", str(tmp_path / "out"), "--words", "3", "--threads", "1"]
-    done = CliRunner().invoke(app, [*command, "--field", "year:int", "--text", "Words", "--id", "Key"])
+    done = CliRunner().invoke(
+        app, [*command, "--field", "year:int", "--field", "yaer", "--text", "Words", "--id", "Key"]
+    )
     assert done.exit_code == 0, done.output
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no document has a field yaer: is it spelled as in the documents?"
+    ]
     snapshot = Snapshot.open(tmp_path / "out")
     passages = PassageReader(snapshot.shard_folder(0), 0, snapshot.manifest.fields)
     assert len(passages) > len(TEXTS)

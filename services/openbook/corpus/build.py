@@ -6,8 +6,9 @@ of those that are. It is continued only for the very same plan, and removed when
 """
 
 import json
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,7 @@ from openbook.core.origin import Field, check_fields
 from openbook.core.passages import DEFAULT
 from openbook.core.space import Space, check_same_space
 from openbook.core.splitting import CountTokens, Splitting, not_given
-from openbook.core.types import Float32
+from openbook.core.types import Float32, Passage
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
 from openbook.corpus.encode import (
@@ -66,6 +67,8 @@ ROWS_PER_STEP = 512
 """Passages between two notes of progress, where there are many."""
 N_STEPS, FEW_ROWS = 16, 32
 """Where there are few, they are at least so many steps of at least so many passages, for all processes to share."""
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is."""
@@ -258,12 +261,23 @@ def _start(
             looked = Duplicates()
             marked = looked.marked(passages)
             passages = without(marked) if plan.duplicates == "drop" else (passage for passage, _ in marked)
-        n_passages = write_passages(work, passages, fields=plan.fields)
+        missing = {field.name for field in plan.fields}
+        n_passages = write_passages(work, _without_those_of(passages, missing), fields=plan.fields)
         if plan.duplicates != "keep":
             (work / DUPLICATES).write_text(looked.found.model_dump_json())
+    for name in sorted(missing) if n_passages else ():
+        log.warning("no document has a field %s: is it spelled as in the documents?", name)
     if not n_passages:
         left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")
+
+
+def _without_those_of(passages: Iterable[Passage], missing: set[str]) -> Iterator[Passage]:
+    """The passages; what they have of the fields goes from those that are missing."""
+    for passage in passages:
+        if missing and passage.origin:
+            missing.difference_update(passage.origin.fields)
+        yield passage
 
 
 def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Note:
