@@ -229,9 +229,11 @@ def test_who_is_refused_for_want_of_time_hears_when_to_come_again() -> None:
     reply = request("POST", "/v1/answer", under_test, json={"question": "who"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
     context = GrpcContext()
-    asyncio.run(AnswerIngress(under_test).Answer(answer_pb2.AnswerRequest(question="who").SerializeToString(), context))
-    assert (context.code, context.trailing["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3")
-    assert context.trailing["grpc-retry-pushback-ms"] == "2200"  # gRPC waits for itself
+    for timeout_s, pushback_ms in ((None, 2200), (12, 2200), (10, -1)):  # by itself, where that is not too late
+        asked = answer_pb2.AnswerRequest(question="who", timeout_s=timeout_s)
+        asyncio.run(AnswerIngress(under_test).Answer(asked.SerializeToString(), context))
+        assert (context.code, context.trailing["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3")
+        assert context.trailing["grpc-retry-pushback-ms"] == str(pushback_ms)
 
 
 def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:

@@ -14,6 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from openbook.core.context import Context
+from openbook.core.deadline import SPARE
 from openbook.errors import OpenbookError, Overloaded, QuotaExceeded
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
@@ -181,8 +182,12 @@ class _Call:
         return message, context
 
     def _pushback_ms(self, error: Overloaded) -> int:
-        """After which time gRPC itself is to try again (its gRFC A6); -1: not at all."""
-        if isinstance(error, QuotaExceeded) or error.retry_after_s >= self._patience_s:
+        """After which time gRPC itself is to try again (its gRFC A6); -1: not at all.
+
+        It says the same again then, with as much time as before: what is let in may take all of it, and mostly takes
+        what predictions do not spare. Who waits no longer than he said would not hear of it.
+        """
+        if isinstance(error, QuotaExceeded) or error.retry_after_s > self._patience_s * (1 - 1 / SPARE):
             return -1
         return math.ceil(1000 * error.retry_after_s)
 
