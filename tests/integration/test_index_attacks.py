@@ -424,7 +424,7 @@ def test_who_does_not_read_large_replies_is_read_no_more(snapshot: Path) -> None
 @pytest.mark.usefixtures("unix")
 def test_who_does_not_read_holds_his_place_only_for_a_while(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """His threads go with it: they do not add up."""
-    monkeypatch.setattr(frames, "SEND_S", 0.5)
+    monkeypatch.setattr(frames, "SEND_S", 3.0)
     monkeypatch.setattr("openbook.index.server.service.IDLE_S", 0.0)
     call = index_pb2.Call(search=index_pb2.SearchRequest(queries={"rows": 1024, "columns": D}, k=N))
     data = VECTORS[np.zeros(1024, int)].tobytes()
