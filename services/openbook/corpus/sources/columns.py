@@ -54,7 +54,7 @@ def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     wanted = {*ours.id, *ours.title, *ours.text, *about, *(field.name for field in opened.fields)}
     columns = {name: name.lower() for name in names if name.lower() in wanted}
     if not set(columns.values()) & set(ours.text):
-        raise Failed(f"one column must be called {' or '.join(dict.fromkeys(ours.text))}")
+        raise Failed(f"one column must be called {' or '.join(ours.text)}")
     return columns
 
 

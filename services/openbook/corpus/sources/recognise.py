@@ -81,7 +81,8 @@ class Names:
         for field, name in given.items():
             if name is not None and not name.strip():
                 raise InvalidConfig(f"the name of the column for the {field} must not be empty, got {name!r}")
-        return cls(**{field: (name, name.lower()) for field, name in given.items() if name is not None})
+        found = {field: (name, name.lower()) for field, name in given.items() if name is not None}
+        return cls(**{field: tuple(dict.fromkeys(names)) for field, names in found.items()})
 
 
 NAMES = Names()

@@ -28,10 +28,10 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     first = next(lines, "")
     is_dpr = _is_dpr(first)
     delimiter = "\t" if is_dpr else delimiter_of(first, opened.names)
-    if columns_of(first, ",") in ([name] for name in opened.names.text):  # the only column
+    if delimiter is None and columns_of(first, ",") in ([name] for name in opened.names.text):  # the only column
         delimiter = ","
     if delimiter is None:
-        wanted = " or ".join(dict.fromkeys(opened.names.text))
+        wanted = " or ".join(opened.names.text)
         raise bad[0] if bad else Failed(f"the first line must name columns, one of them {wanted}")
     names = DPR if is_dpr else columns_of(first, delimiter)
     has_header = columns_of(first, delimiter) == names
