@@ -35,7 +35,7 @@ def run(part: Part) -> None:
     """Both shapes in both dtypes; the CPU encodes as many as are in a batch."""
     part.columns = ("shape", "dtype", "at once", "passages a second", "bare", "share of bare", "GB")
     tokenizer = tiny_encoders.bert_tokenizer([*tiny_encoders.BERT[:5], *(f"w{i}" for i in range(part.sizes.different))])
-    passages = texts(part.sizes)
+    passages = texts(part.sizes, part.sizes.encoded)
     for shape, pooling in POOLINGS.items():
         checkpoint = EncoderCheckpoint(model(shape, part, len(tokenizer)), tokenizer, pooling)
         some = passages[: AT_ONCE[0]]
@@ -90,10 +90,10 @@ def model(shape: str, part: Part, vocabulary: int) -> Any:
     return BertModel(BertConfig(**sizes), add_pooling_layer=False).eval()
 
 
-def texts(sizes: Sizes) -> list[Passage]:
-    """Some are half as long as others."""
+def texts(sizes: Sizes, n: int) -> list[Passage]:
+    """So many; some are half as long as others."""
     draw = random.Random(0)
-    lengths = [draw.randint(sizes.words // 2, sizes.words) for _ in range(sizes.encoded)]
+    lengths = [draw.randint(sizes.words // 2, sizes.words) for _ in range(n)]
     some = [" ".join(f"w{draw.randrange(sizes.different)}" for _ in range(length)) for length in lengths]
     return [Passage(i, str(i), f"w{i} w{i + 1}", text) for i, text in enumerate(some)]
 

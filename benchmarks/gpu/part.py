@@ -49,6 +49,8 @@ class Sizes:
     asked: int = 144  # random questions to openbook and transformers: every combination of settings once
     steps: int = 3
     encoded: int = 1024  # passages of at most `words` of `different` words
+    built: int = 250_000  # and as a build does, in steps of so many
+    step: int = 1 << 14
     words: int = 100
     different: int = 30_000
     dpr: tuple[int, int] = (768, 12)  # width and layers
@@ -71,6 +73,8 @@ TINY = Sizes(
     asked=4,
     steps=2,
     encoded=40,
+    built=60,
+    step=16,
     words=10,
     different=50,
     dpr=(24, 2),

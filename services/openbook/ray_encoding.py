@@ -60,7 +60,9 @@ class RayEncoders:
         changes = {"model": str(here.absolute())} if here.exists() else {}
         if settings.device == "auto":
             changes["device"] = "cuda" if settings.num_gpus else "cpu"
-        self._settings = alone(settings.model_copy(update=changes)).model_dump_json()
+        settings = settings.model_copy(update=changes)
+        self.on_gpu = settings.device != "cpu"
+        self._settings = alone(settings).model_dump_json()
         self._shares = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
         reserved = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         self._encode = ray.remote(max_retries=MOST_RETRIES, **reserved)(encode)

@@ -111,6 +111,11 @@ def test_what_is_not_the_same_on_the_nodes_ends_the_build(folder: Path) -> None:
         ray_encoding.RayEncoders(missing).embeds_passages_by("any")
 
 
+def test_tasks_with_a_share_of_a_gpu_compute_there() -> None:
+    shares = {0.0: False, 0.25: True}
+    assert {gpus: ray_encoding.RayEncoders(EncoderSettings(num_gpus=gpus)).on_gpu for gpus in shares} == shares
+
+
 def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = []
     monkeypatch.setattr(local_ray, "joined", lambda address: addresses.append(address) or nullcontext())

@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import EncoderSettings
 from openbook.core.fingerprint import text_digest
+from openbook.core.types import Float32, Passage
 from openbook.corpus import build as corpus_build
 from openbook.corpus import encode as corpus_encode
 from openbook.corpus.build import build_corpus
@@ -282,6 +283,28 @@ def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(
     together = build(documents, tmp_path / "out", lambda stage, done, total: seen.append(done), n_processes=2)
     assert together.snapshot_id == alone.snapshot_id
     assert (seen[0], sorted(seen[:5]), seen[4]) == (1, seen[:5], 5)
+
+
+@pytest.mark.parametrize(("gpus", "sizes"), [(False, [2, 2, 1]), (True, [4, 1])])
+def test_gpus_elsewhere_get_more_passages_at_a_time(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, sizes: list[int]
+) -> None:
+    class Others:
+        on_gpu = gpus
+
+        def embeds_passages_by(self, space: str) -> str:
+            return f"{space}, there"
+
+        def encode(self, blocks: Iterable[tuple[range, Sequence[Passage]]]) -> Iterator[tuple[range, Float32]]:
+            for step, passages in blocks:
+                seen.append(len(passages))
+                yield step, np.ones((len(passages), 384), np.float32)
+
+    seen: list[int] = []
+    monkeypatch.setattr(corpus_build, "ROWS_PER_STEP", 2)
+    monkeypatch.setattr(corpus_build, "GPU_ROWS_PER_STEP", 4)
+    build_corpus(documents, tmp_path / "out", EncoderSettings(n_threads=1), 1, "Flat", elsewhere=Others())
+    assert seen == sizes
 
 
 def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

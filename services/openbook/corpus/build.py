@@ -26,6 +26,7 @@ from openbook.core.types import Float32, Passage
 from openbook.corpus import vectors as given
 from openbook.corpus.duplicates import Duplicates, Repeated, What, without
 from openbook.corpus.encode import (
+    GPU_ROWS_PER_STEP,
     ROWS,
     VECTORS,
     Elsewhere,
@@ -34,6 +35,7 @@ from openbook.corpus.encode import (
     encode,
     encode_elsewhere,
     new_array,
+    on_gpu,
     plan_rows,
 )
 from openbook.corpus.former import Changes, Former
@@ -64,7 +66,7 @@ from openbook.models.encoder import TextEncoder
 from openbook.processes import threads
 
 ROWS_PER_STEP = 512
-"""Passages between two notes of progress, where there are many."""
+"""Passages between two notes of progress, where there are many and no GPU."""
 N_STEPS, FEW_ROWS = 16, 32
 """Where there are few, they are at least so many steps of at least so many passages, for all processes to share."""
 
@@ -165,6 +167,7 @@ def build_corpus(
         duplicates=duplicates,
         names=names,
     )
+    at_once = GPU_ROWS_PER_STEP if (elsewhere.on_gpu if elsewhere else on_gpu(encoder)) else ROWS_PER_STEP
     with told_if_full(work), undisturbed(work):
         if note := resumed(work, plan):
             for line in (work / FAILURES).read_text().splitlines():
@@ -174,7 +177,7 @@ def build_corpus(
             if splitting.unit == "tokens":
                 counts = model.count_tokens
             _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts)
-            note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known)
+            note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known, at_once)
         if note.changes:
             on_changes(note.changes)
         if duplicates != "keep":
@@ -197,7 +200,7 @@ def build_corpus(
 
         manifest = build_snapshot(
             passages,
-            _encoded_all(work, note, encoder, model, elsewhere, write_the_rest, on_progress),
+            _encoded_all(work, note, at_once, encoder, model, elsewhere, write_the_rest, on_progress),
             out,
             n_shards=n_shards,
             factory=factory,
@@ -288,7 +291,7 @@ def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Not
     return _noted(work, Note(plan=plan, vectors=VECTORS if found.parent == work else str(found.absolute())))
 
 
-def _with_rows(work: Path, plan: Plan, former: Former | None) -> Note:
+def _with_rows(work: Path, plan: Plan, former: Former | None, at_once: int) -> Note:
     """What there is to encode: all that the former snapshot has not."""
     passages = PassageReader(work)
     vectors = new_array(work / VECTORS, np.float32, (len(passages), plan.dimension))
@@ -296,7 +299,7 @@ def _with_rows(work: Path, plan: Plan, former: Former | None) -> Note:
     if former:
         is_kept, changes = former.take(passages, vectors)
     vectors.flush()
-    plan_rows(work, is_kept, ROWS_PER_STEP)
+    plan_rows(work, is_kept, at_once)
     return _noted(work, Note(plan=plan, changes=changes))
 
 
@@ -309,6 +312,7 @@ def _noted(work: Path, note: Note) -> Note:
 def _encoded_all(
     work: Path,
     note: Note,
+    at_once: int,
     encoder: EncoderSettings,
     model: TextEncoder,
     elsewhere: Elsewhere | None,
@@ -327,7 +331,7 @@ def _encoded_all(
 
     on_progress("encode", note.n_done, n_rows)
     n_left = n_rows - note.n_done
-    steps = note.steps_left(n_rows, min(ROWS_PER_STEP, max(FEW_ROWS, n_left // N_STEPS)))
+    steps = note.steps_left(n_rows, min(at_once, max(FEW_ROWS, n_left // N_STEPS)))
     if elsewhere:
         meanwhile(lambda: None)
         encode_elsewhere(work, steps, elsewhere, on_written)

@@ -1,9 +1,10 @@
-"""Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, each with one thread.
+"""Passages to embeddings in a memory-mapped file: on CPUs by one process for each core, on each GPU by several.
 
 The process that builds is one of them, once it has done what else there is to do; the others take their share as soon
-as they have started. Two processes of one thread encode more passages than one process of two threads. And the bits of
-an embedding depend on the number of threads, so that is the same whoever computes it; on the company of a passage they
-do not depend.
+as they have started. On CPUs each has one thread: two processes of one thread encode more passages than one process of
+two. And the bits of an embedding depend on the number of threads, so that is the same whoever computes it; on the
+company of a passage they do not depend. On a GPU one process alone would leave it idle whenever it reads passages and
+cuts them into tokens.
 """
 
 import math
@@ -13,11 +14,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 
 from openbook.config import EncoderSettings
@@ -25,15 +28,19 @@ from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError, StartupError
 from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
-from openbook.models.checkpoint import device_of
+from openbook.models.checkpoint import device_of, devices_of
 from openbook.models.encoder import TextEncoder
 from openbook.processes import end, start, threads
 
 VECTORS = "vectors.npy"
 ROWS = "rows.npy"
 """Which passages are to be encoded, in this order."""
-ROWS_PER_PROCESS = 128
+ROWS_PER_PROCESS, GPU_ROWS_PER_PROCESS = 128, 1 << 14
 """Fewer passages are encoded sooner than another process has started."""
+GPU_PROCESSES = 4
+"""On each GPU, if there are cores for them."""
+GPU_ROWS_PER_STEP = 1 << 14
+"""Passages that a GPU encodes at a time. The last batch of each length is filled up: the more, the less it matters."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
@@ -44,6 +51,10 @@ Meanwhile = Callable[[Callable[[], None]], None]
 
 class Elsewhere(Protocol):
     """Other machines that encode passages. They see no files of the build: passages go there, embeddings come back."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs compute there."""
 
     def embeds_passages_by(self, space: str) -> str:
         """As `TextEncoder` tells it, of the encoder there, which must be of this space.
@@ -63,7 +74,25 @@ class Elsewhere(Protocol):
 
 def alone(settings: EncoderSettings) -> EncoderSettings:
     """The settings of one process among those that encode: on a CPU it has one thread."""
-    return settings.model_copy(update={"n_threads": 1}) if _on_cpu(settings) else settings
+    return settings if on_gpu(settings) else settings.model_copy(update={"n_threads": 1})
+
+
+def on_gpu(settings: EncoderSettings) -> bool:
+    """Whether a GPU computes, where `auto` is left to this machine."""
+    return device_of(settings.device) != "cpu"
+
+
+def everyone(settings: EncoderSettings) -> list[EncoderSettings]:
+    """The settings of each process that encodes here, this one's first: as many as there are cores for, but no more
+    than GPU_PROCESSES on each GPU, and one at least. There they share the cores, to make tokens.
+    """
+    n_cores = threads(settings.n_threads)
+    if not on_gpu(settings):
+        return [alone(settings)] * n_cores
+    devices = devices_of(settings.device)
+    n = max(len(devices), min(n_cores, GPU_PROCESSES * len(devices)))
+    shares = {"n_threads": max(1, n_cores // n)}
+    return [settings.model_copy(update={"device": device, **shares}) for device in islice(cycle(devices), n)]
 
 
 def encode(
@@ -79,13 +108,13 @@ def encode(
     Args:
         folder: holds the passages, the file of vectors, and that of rows.
         steps: ranges of the file of rows, whose passages are encoded together.
-        settings: of the encoder; `n_threads` is how many cores to use.
+        settings: of the encoder; `n_threads` is how many cores to use, and `cuda` all GPUs.
         model: loaded with `alone` of these settings.
         on_written: called with a step.
         meanwhile: what this process does first, while the others start and encode.
 
     Raises:
-        StartupError: a process ended before its work was done; it said why on standard error.
+        StartupError: a GPU's memory is full, or a process ended before its work was done; why stands on standard error.
     """
     waiting, lock = iter(steps), Lock()
 
@@ -110,10 +139,10 @@ def encode(
         starting.remove(worker)
         take(worker.write)
 
-    n_rows = sum(map(len, steps))
-    n_workers = min(threads(settings.n_threads), n_rows // ROWS_PER_PROCESS) - 1 if _on_cpu(settings) else 0
-    with ThreadPoolExecutor(max(1, n_workers)) as pool, ExitStack() as stack:
-        workers = [stack.enter_context(closing(Worker(folder, settings))) for _ in range(n_workers)]
+    n_useful = sum(map(len, steps)) // (GPU_ROWS_PER_PROCESS if on_gpu(settings) else ROWS_PER_PROCESS)
+    others = everyone(settings)[1 : max(1, n_useful)]
+    with ThreadPoolExecutor(max(1, len(others))) as pool, ExitStack() as stack:
+        workers = [stack.enter_context(closing(Worker(folder, each))) for each in others]
         starting = list(workers)
         theirs = [pool.submit(take_when_ready, worker) for worker in workers]
 
@@ -127,10 +156,6 @@ def encode(
             worker.close()  # it would come too late
         for each in theirs:
             each.result()
-
-
-def _on_cpu(settings: EncoderSettings) -> bool:
-    return device_of(settings.device) == "cpu"
 
 
 def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[Any]]":
@@ -195,15 +220,22 @@ def _put(folder: Path, step: range, embeddings: Float32) -> None:
 
 
 def _write(folder: Path, step: range, model: TextEncoder) -> None:
-    _put(folder, step, model.encode_passages(_passages(folder, step)))
+    try:
+        _put(folder, step, model.encode_passages(_passages(folder, step)))
+    except torch.OutOfMemoryError as error:
+        raise StartupError(
+            f"a GPU's memory is full; with one thread it has one process, and the same command goes on: {error}"
+        ) from None
 
 
 class Worker:
-    """Another process that encodes, with one thread."""
+    """Another process that encodes, with settings of `everyone`."""
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), alone(settings).model_dump_json()]
+        n = settings.n_threads  # Rayon's make tokens
+        of_threads = {"OMP_NUM_THREADS": n, "RAYON_NUM_THREADS": n, "TOKENIZERS_PARALLELISM": str(n > 1).lower()}
+        environment = {**os.environ, **{name: str(value) for name, value in of_threads.items()}}
+        command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), settings.model_dump_json()]
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environment}
         self._process = start(command, **options)
 

@@ -188,6 +188,12 @@ def device_of(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
+def devices_of(name: str) -> list[str]:
+    """All devices that a name stands for here: of `cuda` each GPU that torch sees."""
+    device = device_of(name)
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())] or [device] if device == "cuda" else [device]
+
+
 def torch_device(name: str) -> torch.device:
     """Raises InvalidModel: there is no such device here."""
     try:

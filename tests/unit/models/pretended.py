@@ -124,7 +124,7 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        device = kwargs.get("device")
+        device = None if function is torch._C._nn._parse_to else kwargs.get("device")  # that only reads arguments
         if device is None or torch.device(device).type != GPU.type or any(issubclass(each, OnGpu) for each in types):
             return function(*args, **kwargs)
         return _each(_there, function(*args, **{**kwargs, "device": CPU}))
