@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, OpenbookError, SnapshotMismatch, from_grpc_code
 from openbook.index.client import replicas
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import FIRST_PROBE_S, Health, Router
@@ -81,6 +82,34 @@ def test_who_loses_his_connection(
 
 async def answer() -> None:
     """Of a call."""
+
+
+@pytest.mark.parametrize("n_broken", [1, 2])
+def test_a_server_that_fails_at_everything_costs_nobody_his_answer(
+    monkeypatch: pytest.MonkeyPatch, n_broken: int
+) -> None:
+    broken, asked = (SERVER, OTHER)[:n_broken], list[str]()
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: address)
+
+    async def call(client: Any, context: Context, timeout_s: float) -> str:
+        asked.append(client)
+        if client in broken:
+            raise from_grpc_code("INTERNAL", f"{client}: IndexError: it is broken")
+        return "an answer"
+
+    async def asked_often() -> None:
+        found = Replicas([SERVER, OTHER], lambda: None, Router(1.0), lambda *_: None)
+        shard = ShardServers(0, 0, 1, (SERVER, OTHER))
+        for _ in range(50):
+            assert await found.ask("search", shard, 1, Context(Deadline.after(9.0)), call) == "an answer"
+
+    if n_broken == 2:
+        with pytest.raises(OpenbookError, match=r"^INTERNAL: .*it is broken$"):
+            asyncio.run(asked_often())
+        assert sorted(asked) == [SERVER, OTHER]
+    else:
+        asyncio.run(asked_often())
+        assert 0 < asked.count(SERVER) < 5, "it is the quickest to answer, and asked no more often for that"
 
 
 class Holder:

@@ -1,5 +1,6 @@
 """Replicas die, freeze and come back here without a server, a connection or a wait."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from openbook.index.client.routing import (
     FIRST_PROBE_S,
+    FIRST_SHUN_S,
     MAX_PROBE_S,
+    MAX_SHUN_S,
     MAX_STRIKES,
     MIN_LATENCIES,
     Action,
@@ -104,6 +107,39 @@ def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
     race, first = start(stingy, "a", "b")
     assert race.failed(first, Failure.BUSY, 0.01) == [GiveUp(late=False)]
     assert stingy.health(first) is Health.ALIVE
+
+
+def test_who_answers_with_errors_of_his_own_is_replaced_and_asked_ever_less_often() -> None:
+    made, now, asked = router(hedge_budget=0.0), 0.0, []
+    while now < 4 * MAX_SHUN_S:
+        race, first = start(made, "a", "b", now=now)
+        if first == "a":
+            asked.append(now)
+            assert race.failed("a", Failure.BROKEN, now) == [Ask("b", TIMEOUT_S)]
+        race.answered("b", now)
+        now += 0.05
+    assert made.health("a") is Health.ALIVE
+    waited = [later - before for before, later in pairwise(asked)]
+    assert len(asked) < 11
+    assert waited[0] >= FIRST_SHUN_S
+    assert all(after >= before for before, after in pairwise(waited[:5]))
+    assert waited[-1] >= MAX_SHUN_S
+    race, _ = start(made, "a")
+    race.answered("a", now)
+    firsts = [start(made, "a", "b", now=now)[1] for _ in range(100)]
+    assert 30 < firsts.count("a") < 70, "as soon as it works it is one like any other"
+
+
+def test_a_question_at_which_all_fail_keeps_nobody_from_being_asked() -> None:
+    made, firsts = router(), []
+    for _ in range(100):
+        race, first = start(made, "a", "b")
+        assert race.failed(first, Failure.BROKEN, 0.0) == [Ask(other(first), TIMEOUT_S)]
+        assert race.failed(other(first), Failure.BROKEN, 0.0) == [GiveUp(late=False)]
+        race, first = start(made, "a", "b")
+        race.answered(first, 0.0)
+        firsts.append(first)
+    assert 30 < firsts.count("a") < 70
 
 
 def test_who_is_busy_and_has_no_replica_spends_nothing_of_the_budget() -> None:

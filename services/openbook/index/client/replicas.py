@@ -31,6 +31,7 @@ FAILURES: dict[type[OpenbookError], Failure] = {
     ShardUnavailable: Failure.LOST,
     Overloaded: Failure.BUSY,
     DeadlineExceeded: Failure.LATE,
+    OpenbookError: Failure.BROKEN,  # itself: INTERNAL, and codes that none of ours has
 }
 
 
@@ -74,7 +75,7 @@ class Replicas:
             ShardUnavailable: none of them answers; says what was heard of each.
             DeadlineExceeded: none did in time.
             Overloaded: those asked have no place for it.
-            OpenbookError: what one of them answered.
+            OpenbookError: what one of them answered; itself, if those asked all failed at it.
             Moved: none of them is listed any more.
         """
         deadline = context.deadline
@@ -275,7 +276,7 @@ def _why(late: bool, shard: ShardServers, heard: Sequence[OpenbookError]) -> Ope
     reasons = "; ".join(map(str, heard)) or f"nothing heard from {', '.join(shard.addresses)}"
     if late:
         return DeadlineExceeded(f"deadline passed before shard {shard.number} answered: {reasons}")
-    if heard and all(isinstance(error, Overloaded) for error in heard):
+    if len(kinds := set(map(type, heard))) == 1 and kinds <= {Overloaded, OpenbookError}:
         return heard[-1]
     return ShardUnavailable(f"shard {shard.number} does not answer: {reasons}")
 

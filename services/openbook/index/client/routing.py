@@ -28,6 +28,9 @@ MAX_STRIKES = 3
 FIRST_PROBE_S = 0.05
 MAX_PROBE_S = 0.5
 """Between two probes of a dead replica: so it serves again within a second of its return."""
+FIRST_SHUN_S = 1.0
+MAX_SHUN_S = 30.0
+"""For so long a replica that answers with errors of its own is asked only if there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Failure(Enum):
     LOST = "lost"  # the connection broke or was refused, or the answer made no sense
     BUSY = "busy"  # it had no place in its queue
     LATE = "late"  # the time it was given passed before its turn
+    BROKEN = "broken"  # it answered with an error of its own, at which others may be right
 
 
 class Health(IntEnum):
@@ -87,6 +91,8 @@ class _Replica:
     n_strikes: int = 0
     n_failed_probes: int = 0
     spoke_at: float = -inf
+    n_broken: int = 0  # answers in a row that were errors of its own
+    shunned_until: float = -inf
 
 
 class _Latencies:
@@ -137,6 +143,7 @@ class Router:
         """A server is listed, again perhaps: what is known of who was there before does not count."""
         replica = self.replica(address)
         replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, -inf
+        self.worked(address)
 
     def left(self, address: str) -> None:
         """A server is listed no more. Calls that it has may end there."""
@@ -159,6 +166,7 @@ class Router:
         was_alive = replica.health is Health.ALIVE
         if replica.health < Health.DEAD:
             replica.health, replica.n_failed_probes = Health.DEAD, 1
+            self.worked(address)  # whoever comes back may be another process
         return [Probe(address)] if was_alive else []
 
     def spoke(self, address: str, now: float) -> None:
@@ -166,6 +174,18 @@ class Router:
         replica = self.replica(address)
         if replica.health is not Health.LEFT:
             replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
+
+    def broke(self, address: str, now: float) -> None:
+        """A replica answered what another one can with an error of its own: soon done, so it has the least load of all."""
+        replica = self.replica(address)
+        if now >= replica.shunned_until:  # calls that ran at the same time broke for the same reason
+            replica.shunned_until = now + min(MAX_SHUN_S, FIRST_SHUN_S * 2.0 ** min(replica.n_broken, 10))
+            replica.n_broken += 1
+
+    def worked(self, address: str) -> None:
+        """A replica answered as it should, or nothing is known of it any more."""
+        replica = self.replica(address)
+        replica.n_broken, replica.shunned_until = 0, -inf
 
     def unanswered(self, address: str) -> None:
         """A probe came to nothing."""
@@ -178,13 +198,14 @@ class Router:
         n_failed: int = self.replica(address).n_failed_probes
         return min(MAX_PROBE_S, FIRST_PROBE_S * 2.0 ** min(n_failed - 1, 10)) if n_failed else 0.0
 
-    def pick(self, addresses: Sequence[str]) -> str:
-        """The less loaded of two drawn at random among the healthiest."""
+    def pick(self, addresses: Sequence[str], now: float) -> str:
+        """The less loaded of two drawn at random among the healthiest that are not shunned."""
         best = min(self.health(address) for address in addresses)
         healthy = [address for address in addresses if self.health(address) == best]
-        if len(healthy) == 1:
-            return healthy[0]
-        two = self._random.sample(healthy, 2)
+        sound = [address for address in healthy if self.replica(address).shunned_until <= now] or healthy
+        if len(sound) == 1:
+            return sound[0]
+        two = self._random.sample(sound, 2)
         return min(two, key=lambda address: self.replica(address).n_in_flight)
 
 
@@ -206,6 +227,7 @@ class Race:
     _due: float
     _running: dict[str, _Attempt] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
+    _broken: list[str] = field(default_factory=list)
     _hedged: bool = False
     _retried: bool = False
 
@@ -222,12 +244,15 @@ class Race:
         if not (listed := self._listed(self._addresses)):
             return [GiveUp(late=False)]
         self._router.hedges.count_call()
-        return [self._ask(self._router.pick(listed), now)]
+        return [self._ask(self._router.pick(listed, now), now)]
 
     def answered(self, address: str, now: float) -> list[Action]:
         """A replica answered: the race is over."""
         self._end(address, now, measured=True)
         self._router.spoke(address, now)
+        self._router.worked(address)
+        for broken in self._broken:
+            self._router.broke(broken, now)
         return self.abandon(now)
 
     def failed(self, address: str, failure: Failure, now: float) -> list[Action]:
@@ -237,6 +262,8 @@ class Race:
         if failure is Failure.LOST:
             return [*self._router.lost(address), *self._instead(now)]
         self._router.spoke(address, now)
+        if failure is Failure.BROKEN:
+            self._broken.append(address)  # or is it the question at which all would?
         if failure is Failure.LATE and at_the_last_moment:
             return [*self.abandon(now), GiveUp(late=True)]
         is_last = self._retried or not self._others()
@@ -295,7 +322,7 @@ class Race:
         if not others or not self._router.hedges.take():
             return []
         self._hedged = True
-        return [self._ask(self._router.pick(others), now, is_hedge=True)]
+        return [self._ask(self._router.pick(others, now), now, is_hedge=True)]
 
     def _instead(self, now: float) -> list[Action]:
         """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""
@@ -305,7 +332,7 @@ class Race:
         if self._retried or not others or now >= self._due:
             return [GiveUp(late=now >= self._due)]
         self._retried = True
-        return [self._ask(self._router.pick(others), now)]
+        return [self._ask(self._router.pick(others, now), now)]
 
     def _others(self) -> list[str]:
         """Those that were not asked."""
