@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 console = Console()
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the stage's name, how much is done and how much there is."""
+"""Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""
 
 
 def print_answer(question: str, response: Answer) -> None:
@@ -225,8 +225,8 @@ def build_progress() -> Iterator[OnProgress]:
 
         def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, completed=done)  # those were done before
-            bars.update(tasks[stage], completed=done, total=total)
+                tasks[stage] = bars.add_task(stage, total=total or None, completed=done)  # those were done before
+            bars.update(tasks[stage], completed=done, total=total or None)
 
         yield on_progress
 

@@ -68,6 +68,21 @@ def test_a_snapshot_holds_the_passages_and_their_embeddings(documents: Path, tmp
         np.testing.assert_allclose(vectors, encoder.encode_passages(list(passages)), atol=1e-5)
 
 
+def test_it_says_how_much_is_read_though_nobody_knows_how_much_there_is(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_build, "READ_BETWEEN", 2)
+    seen: list[tuple[str, int, int]] = []
+    build(documents, tmp_path / "out", lambda *progress: seen.append(progress))
+    assert [progress for progress in seen if progress[0] == "read"] == [
+        ("read", 0, 0),
+        ("read", 2, 0),
+        ("read", 4, 0),
+        ("read", 5, 5),
+    ]
+    assert [name for name, *_ in seen[:5]] == [*["read"] * 4, "encode"]
+
+
 @contextmanager
 def files_of_at_most(size_bytes: int) -> Iterator[None]:
     """What the kernel says beyond it, it says of a full disk too."""

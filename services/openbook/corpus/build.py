@@ -72,8 +72,11 @@ N_STEPS, FEW_ROWS = 16, 32
 
 log = logging.getLogger(__name__)
 
+READ_BETWEEN = 1000
+"""Passages read between two calls that say so."""
+
 OnProgress = Callable[[str, int, int], None]
-"""Called with the stage's name, how much is done and how much there is."""
+"""Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""
 
 
 def build_corpus(
@@ -176,7 +179,7 @@ def build_corpus(
             counts: CountTokens = not_given
             if splitting.unit == "tokens":
                 counts = model.count_tokens
-            _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts)
+            _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts, on_progress)
             note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known, at_once)
         if note.changes:
             on_changes(note.changes)
@@ -237,7 +240,13 @@ def embedded_documents() -> Path:
 
 
 def _start(
-    work: Path, plan: Plan, documents: Path, on_failure: OnFailure, n_processes: int, count_tokens: CountTokens
+    work: Path,
+    plan: Plan,
+    documents: Path,
+    on_failure: OnFailure,
+    n_processes: int,
+    count_tokens: CountTokens,
+    on_progress: OnProgress,
 ) -> None:
     """Write the passages, and what could not be read."""
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
@@ -265,7 +274,8 @@ def _start(
             marked = looked.marked(passages)
             passages = without(marked) if plan.duplicates == "drop" else (passage for passage, _ in marked)
         missing = {field.name for field in plan.fields}
-        n_passages = write_passages(work, _without_those_of(passages, missing), fields=plan.fields)
+        told = _told(_without_those_of(passages, missing), on_progress)
+        n_passages = write_passages(work, told, fields=plan.fields)
         if plan.duplicates != "keep":
             (work / DUPLICATES).write_text(looked.found.model_dump_json())
     for name in sorted(missing) if n_passages else ():
@@ -273,6 +283,17 @@ def _start(
     if not n_passages:
         left_out = f" that could be read; failures: {n_failures}" if n_failures else ""
         raise InvalidDocuments(f"{documents}: holds no words{left_out}")
+
+
+def _told(passages: Iterable[Passage], on_progress: OnProgress) -> Iterator[Passage]:
+    """The passages; how many they are is told as they come."""
+    n = 0
+    on_progress("read", 0, 0)
+    for n, passage in enumerate(passages, 1):
+        if n % READ_BETWEEN == 0:
+            on_progress("read", n, 0)
+        yield passage
+    on_progress("read", n, n)
 
 
 def _without_those_of(passages: Iterable[Passage], missing: set[str]) -> Iterator[Passage]:

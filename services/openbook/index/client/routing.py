@@ -176,7 +176,7 @@ class Router:
             replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
 
     def broke(self, address: str, now: float) -> None:
-        """A replica answered what another one can with an error of its own: soon done, so it has the least load of all."""
+        """A replica answered what another one can with an error: soon done, so it would have the least load of all."""
         replica = self.replica(address)
         if now >= replica.shunned_until:  # calls that ran at the same time broke for the same reason
             replica.shunned_until = now + min(MAX_SHUN_S, FIRST_SHUN_S * 2.0 ** min(replica.n_broken, 10))
