@@ -46,7 +46,7 @@ from openbook.testing import HashEncoder
 BLOCK = 16
 """Passages."""
 DELAY_S = 0.02
-WHOM = {"parse": ("driver", "all"), "encode": ("driver", "worker", "all")}
+WHOM = {"read": ("driver", "all"), "encode": ("driver", "worker", "all")}
 """Who can be killed in phases in which the driver is not alone."""
 ENCODE_WEIGHT = 4
 """The phase that takes longest is drawn more often."""
@@ -66,7 +66,7 @@ class Watched:
 
     def __init__(self, out: Path, kill_at: tuple[str, int], reached: "Connection | None") -> None:
         self._out, self._kill_at, self._reached = out.name, kill_at, reached
-        self.phase = "parse"
+        self.phase = "read"
         self.n_points: Counter[str] = Counter()
 
     def point(self) -> None:
