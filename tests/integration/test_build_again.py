@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import EncoderSettings
 from openbook.core.splitting import Splitting
+from openbook.corpus import build as corpus_build
+from openbook.corpus import work
 from openbook.corpus.build import build_corpus
 from openbook.corpus.former import Changes
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot
@@ -97,14 +100,7 @@ def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
     assert CliRunner().invoke(app, [*command, str(tmp_path / "former")]).exit_code == 0
     written(documents, {**DOCUMENTS, **{f"new{i}": f"moon {i}" for i in range(7)}})
 
-    def interrupt(stage: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_corpus(
-            documents, tmp_path / "out", encoder, 1, "Flat", Splitting(20), on_progress=interrupt,
-            former=tmp_path / "former",
-        )  # fmt: skip
+    interrupted(("encode", 0), documents, tmp_path / "out", encoder, former=tmp_path / "former")
     done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--from", str(tmp_path / "former")])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[:4] == [
@@ -113,6 +109,83 @@ def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(
         "documents removed: 0",
         "documents as before: 8",
     ]
+
+
+def interrupted(at: tuple[str, int], documents: Path, out: Path, encoder: EncoderSettings, **options: Any) -> None:
+    """A build that ends where so much of a stage is done."""
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if (stage, done) == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(
+            documents, out, encoder, 2, "Flat", **{"splitting": Splitting(20), "on_progress": interrupt, **options}
+        )
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passages are encoded."""
+    monkeypatch.setattr(corpus_build, "ROWS_PER_STEP", 1)
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("n_killed_while_read", [0, 1, 2])
+def test_a_build_that_was_interrupted_encodes_nothing_again_that_is_in_another_corpus_too(
+    encoder: EncoderSettings, tmp_path: Path, n_killed_while_read: int
+) -> None:
+    documents, out = written(tmp_path / "documents", DOCUMENTS), tmp_path / "out"
+    interrupted(("encode", 4), documents, out, encoder)
+    _, _, totals = build(documents, tmp_path / "before", encoder)
+    written(documents, {"new": "the moon", **DOCUMENTS})
+    for _ in range(n_killed_while_read):
+        interrupted(("read", 0), documents, out, encoder)
+    interrupted(("encode", 2), documents, out, encoder)
+    written(documents, {"newer": "the earth and the moon", "new": "the moon", **DOCUMENTS})
+    _, _, left = build(documents, out, encoder)
+    build(documents, tmp_path / "fresh", encoder)
+    assert left[0] == totals[0] + 2 - 4 - 2
+    assert files_of(out) == files_of(tmp_path / "fresh")
+    assert not out.with_name("out.work").exists()
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_it_takes_what_a_former_snapshot_has_and_what_an_interrupted_build_has(
+    encoder: EncoderSettings, tmp_path: Path
+) -> None:
+    few = written(tmp_path / "few", {name: DOCUMENTS[name] for name in ("d6", "d7")})
+    build(few, tmp_path / "former", encoder)
+    documents, out = written(tmp_path / "documents", {"moon": "the moon", **DOCUMENTS}), tmp_path / "out"
+    interrupted(("encode", 3), documents, out, encoder)
+    _, (changes,), left = build(documents, out, encoder, former=tmp_path / "former")
+    build(documents, tmp_path / "fresh", encoder)
+    assert 0 < changes.n_kept <= changes.n_passages - left[0] <= changes.n_kept + 3
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("why", ["another encoder", "no room", "vectors are given"])
+def test_what_was_interrupted_is_forgotten_where_it_is_of_no_use(
+    encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    documents, out = written(tmp_path / "documents", DOCUMENTS), tmp_path / "out"
+    interrupted(("encode", 4), documents, out, encoder)
+    written(documents, {"new": "the moon", **DOCUMENTS})
+    options: dict[str, Any] = {}
+    if why == "another encoder":
+        encoder = encoder.model_copy(update={"dtype": "bfloat16"})
+    elif why == "no room":
+        monkeypatch.setattr(work.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    else:
+        build(documents, tmp_path / "other", encoder)
+        options["vectors"] = tmp_path / "vectors.npy"
+        shards = sorted((tmp_path / "other").glob("*/vectors.npy"))
+        np.save(options["vectors"], np.concatenate([np.load(shard) for shard in shards]))
+    _, _, left = build(documents, out, encoder, **options)
+    _, _, whole = build(documents, tmp_path / "fresh", encoder)
+    assert left[0] == (0 if options else whole[0])
+    assert files_of(out) == files_of(tmp_path / "fresh")
 
 
 def test_duplicates_are_reported_or_dropped(encoder: EncoderSettings, tmp_path: Path) -> None:
@@ -235,13 +308,7 @@ def test_given_vectors_in_pieces_survive_an_interruption(encoder: EncoderSetting
     for number, part in enumerate(np.array_split(vectors_of(tmp_path / "fresh"), 3)):
         np.save(folder / f"{number}.npy", part)
 
-    def interrupt(stage: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_corpus(
-            documents, tmp_path / "out", encoder, 2, "Flat", Splitting(20), vectors=folder, on_progress=interrupt
-        )
+    interrupted(("encode", 0), documents, tmp_path / "out", encoder, vectors=folder)
     assert (tmp_path / "out.work" / "note.json").exists()
     build(documents, tmp_path / "out", encoder, vectors=folder)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")

@@ -2,7 +2,8 @@
 
 Work in progress lies beside the target in `<out>.work`: the passages, as they were read and by shards, the index of
 their words, one memory-mapped array of all embeddings, which of them are to be encoded and in which order, and a note
-of those that are. It is continued only for the very same plan, and removed when the snapshot stands.
+of those that are. It is continued only for the very same plan, and removed when the snapshot stands. Another plan takes
+the embeddings of passages that it has too, if the same encoder makes them.
 """
 
 import json
@@ -38,14 +39,27 @@ from openbook.corpus.encode import (
     on_gpu,
     plan_rows,
 )
-from openbook.corpus.former import Changes, Former
+from openbook.corpus.former import Changes, Former, take_left
 from openbook.corpus.measures import sentence_finder
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
 from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import corpus_digest
-from openbook.corpus.work import DUPLICATES, FAILURES, NOTE, SHARDS, Note, Plan, check_ours, resumed, told_if_full
+from openbook.corpus.work import (
+    DUPLICATES,
+    FAILURES,
+    LEFT,
+    NOTE,
+    SHARDS,
+    Note,
+    Plan,
+    check_ours,
+    left,
+    resumed,
+    set_aside,
+    told_if_full,
+)
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.index.building.build import (
     LOCK,
@@ -249,8 +263,9 @@ def _start(
     on_progress: OnProgress,
 ) -> None:
     """Write the passages, and what could not be read."""
+    set_aside(work, plan)
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
-    clear(work)
+    clear(work, but=LEFT)
     n_failures = 0
     with (work / FAILURES).open("w") as kept:
 
@@ -313,15 +328,19 @@ def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Not
 
 
 def _with_rows(work: Path, plan: Plan, former: Former | None, at_once: int) -> Note:
-    """What there is to encode: all that the former snapshot has not."""
+    """What there is to encode: all that neither the former snapshot has, nor an interrupted build of another plan."""
     passages = PassageReader(work)
     vectors = new_array(work / VECTORS, np.float32, (len(passages), plan.dimension))
     is_kept, changes = np.zeros(len(passages), np.bool_), None
     if former:
         is_kept, changes = former.take(passages, vectors)
+    if (is_there := left(work, plan)) is not None:
+        take_left(work / LEFT, is_there, passages, vectors, is_kept)
     vectors.flush()
     plan_rows(work, is_kept, at_once)
-    return _noted(work, Note(plan=plan, changes=changes))
+    note = _noted(work, Note(plan=plan, changes=changes))
+    shutil.rmtree(work / LEFT, ignore_errors=True)
+    return note
 
 
 def _noted(work: Path, note: Note) -> Note:

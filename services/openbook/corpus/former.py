@@ -1,4 +1,4 @@
-"""What a former snapshot of a corpus is good for: the embeddings of all passages that it has already."""
+"""What a former snapshot of a corpus, or an interrupted build, is good for: the embeddings of passages that it has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Changes(BaseModel, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One shard of the former snapshot."""
+    """One shard of the former snapshot, or all of a build."""
 
     first_id: int
     passages: PassageReader
@@ -87,21 +87,8 @@ class Former:
         """
         theirs = _digests([part.passages for part in self._parts])
         ours = _digests([passages])
-        order = np.argsort(theirs[1], kind="stable")
-        known = theirs[1][order]
         is_kept = np.zeros(len(passages), np.bool_)
-        for start in range(0, len(passages), ROWS_AT_ONCE):
-            wanted = ours[1][start : start + ROWS_AT_ONCE]
-            places = np.searchsorted(known, wanted)
-            found = np.flatnonzero(known[np.minimum(places, len(known) - 1)] == wanted)
-            mine, row_of = start + found, order[places[found]]
-            for part in self._parts:
-                here = np.flatnonzero((part.first_id <= row_of) & (row_of < part.first_id + len(part.passages)))
-                pairs = zip(mine[here].tolist(), (row_of[here] - part.first_id).tolist(), strict=True)
-                same = [_content(part.passages, row) == _content(passages, i) for i, row in pairs]  # digests are short
-                kept = here[np.array(same, np.bool_)]
-                vectors[mine[kept]] = part.vectors[row_of[kept] - part.first_id]
-                is_kept[mine[kept]] = True
+        _copy(self._parts, np.argsort(theirs[1], kind="stable"), theirs[1], passages, ours[1], vectors, is_kept)
         return is_kept, self._changes(theirs, ours, passages, int(is_kept.sum()))
 
     def _part(self, row: int) -> _Part:
@@ -128,6 +115,48 @@ class Former:
             n_passages=len(passages),
             n_kept=n_kept,
         )
+
+
+def take_left(
+    folder: Path,
+    is_there: NDArray[np.bool_],
+    passages: PassageReader,
+    vectors: NDArray[np.float32],
+    is_kept: NDArray[np.bool_],
+) -> None:
+    """As `Former.take`, of a build that was interrupted: the embeddings that are there of passages not kept yet, which
+    then are.
+    """
+    part = _Part(0, PassageReader(folder), np.load(folder / VECTORS, mmap_mode="r"))
+    theirs, ours = _digests([part.passages])[1], _digests([passages])[1]
+    order = np.argsort(theirs, kind="stable")
+    _copy([part], order[is_there[order]], theirs, passages, ours, vectors, is_kept)
+
+
+def _copy(
+    parts: Sequence[_Part],
+    order: NDArray[np.int64],
+    theirs: Digests,
+    passages: PassageReader,
+    ours: Digests,
+    vectors: NDArray[np.float32],
+    is_kept: NDArray[np.bool_],
+) -> None:
+    """The embeddings of passages whose digests are among theirs; `order` is of those that have one, ascending."""
+    known = theirs[order]
+    for start in range(0, len(passages) if len(known) else 0, ROWS_AT_ONCE):
+        wanted = ours[start : start + ROWS_AT_ONCE]
+        places = np.searchsorted(known, wanted)
+        is_known = known[np.minimum(places, len(known) - 1)] == wanted
+        found = np.flatnonzero(is_known & ~is_kept[start : start + ROWS_AT_ONCE])
+        mine, row_of = start + found, order[places[found]]
+        for part in parts:
+            here = np.flatnonzero((part.first_id <= row_of) & (row_of < part.first_id + len(part.passages)))
+            pairs = zip(mine[here].tolist(), (row_of[here] - part.first_id).tolist(), strict=True)
+            same = [_content(part.passages, row) == _content(passages, i) for i, row in pairs]  # digests are short
+            kept = here[np.array(same, np.bool_)]
+            vectors[mine[kept]] = part.vectors[row_of[kept] - part.first_id]
+            is_kept[mine[kept]] = True
 
 
 @dataclass(frozen=True, slots=True)

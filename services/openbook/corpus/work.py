@@ -3,11 +3,14 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from openbook import files
@@ -29,8 +32,11 @@ FAILURES = "failures.jsonl"
 DUPLICATES = "duplicates.json"
 SHARDS = "shards"
 """The passages once more, by the number of shards, as `write_texts` puts them."""
-PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS))
-OURS = (TEXTS, OFFSETS, VECTORS, ROWS, WORDS, SHARDS, NOTE, *PARTIAL, FAILURES, DUPLICATES, LOCK)
+LEFT = "left"
+"""What a build of another plan has left here, until this one has taken what embeddings it can use."""
+PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS, LEFT))
+OF_LEFT = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE)
+OURS = (*OF_LEFT, WORDS, SHARDS, FAILURES, DUPLICATES, LEFT, LOCK, *PARTIAL)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
 
@@ -46,6 +52,11 @@ class Plan(BaseModel, frozen=True):
     former: str | None  # snapshot id
     duplicates: What
     names: Names = NAMES
+
+    def embeds_as(self, other: "Plan") -> bool:
+        """Whether a passage has the same embedding, and it is made and not given."""
+        ours, theirs = ((plan.embedded_by, plan.dimension, plan.vectors) for plan in (self, other))
+        return ours == theirs and not self.vectors
 
 
 class Note(BaseModel):
@@ -103,12 +114,46 @@ def told_if_full(work: Path) -> Iterator[None]:
 
 def resumed(work: Path, plan: Plan) -> Note | None:
     """The note of a build of the same plan that was interrupted here, if there is one."""
-    try:
-        note = Note.model_validate_json((work / NOTE).read_text())
-    except (OSError, ValidationError):
+    note = _note(work)
+    if note is None or note.plan != plan:
         return None
     is_all_there = (work / note.vectors).exists() and (work / FAILURES).exists()
-    return note if note.plan == plan and is_all_there and not _can_read_more(work) else None
+    return note if is_all_there and not _can_read_more(work) else None
+
+
+def set_aside(work: Path, plan: Plan) -> None:
+    """Keep what a build of another plan has left, if its embeddings are this one's too, and the disk has room for both.
+
+    Whoever has no note had not read all of his passages, and what was kept for him is kept for this one.
+    """
+    if (note := _note(work)) is None:
+        return
+    shutil.rmtree(work / LEFT, ignore_errors=True)
+    if not note.plan.embeds_as(plan):
+        return
+    with suppress(FileNotFoundError):  # whoever was here before us was killed, and some were moved
+        if shutil.disk_usage(work).free >= sum((work / name).stat().st_size for name in OF_LEFT):
+            with files.new_folder(work / LEFT) as partial:
+                for name in OF_LEFT:
+                    (work / name).rename(partial / name)
+
+
+def left(work: Path, plan: Plan) -> NDArray[np.bool_] | None:
+    """Which passages in LEFT have an embedding that is this plan's too; None: nothing is there."""
+    note = _note(work / LEFT)
+    if note is None or not note.plan.embeds_as(plan):
+        return None
+    rows = np.load(work / LEFT / ROWS)
+    is_there = np.ones(len(np.load(work / LEFT / VECTORS, mmap_mode="r")), np.bool_)
+    for step in note.steps_left(len(rows), max(1, len(rows))):
+        is_there[rows[step.start : step.stop]] = False
+    return is_there
+
+
+def _note(folder: Path) -> Note | None:
+    with suppress(OSError, ValidationError):
+        return Note.model_validate_json((folder / NOTE).read_text())
+    return None
 
 
 def _can_read_more(work: Path) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openbook.core.splitting import Splitting
 from openbook.corpus.sources.parse import reason
-from openbook.corpus.work import FAILURES, NOTE, Note, Plan, resumed, told_if_full
+from openbook.corpus.work import FAILURES, NOTE, Note, Plan, left, resumed, set_aside, told_if_full
 from openbook.errors import StartupError
 
 PLAN = Plan(
@@ -54,6 +54,12 @@ def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
         assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other})) is None
     (tmp_path / NOTE).write_text("{")
     assert resumed(tmp_path, PLAN) is None
+
+
+def test_of_files_that_are_not_all_there_nothing_is_kept(tmp_path: Path) -> None:
+    Note(plan=PLAN).write(tmp_path)
+    set_aside(tmp_path, PLAN)
+    assert left(tmp_path, PLAN) is None
 
 
 def test_a_build_begins_anew_where_a_library_is_there_that_was_missing(tmp_path: Path) -> None:

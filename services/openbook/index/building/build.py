@@ -203,12 +203,14 @@ def undisturbed(folder: Path) -> Iterator[None]:
         yield
 
 
-def clear(folder: Path) -> None:
-    """Remove what another one left in a folder where we are `undisturbed`."""
+def clear(folder: Path, but: str = "") -> None:
+    """Remove what another one left in a folder where we are `undisturbed`, but for something of this name."""
     for path in folder.iterdir():
+        if path.name in (LOCK, but):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK:
+        else:
             path.unlink()
 
 
