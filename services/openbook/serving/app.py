@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY
 from ray import serve
@@ -41,6 +41,8 @@ from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing
 
 log = logging.getLogger(__name__)
+
+SomeModel = TypeVar("SomeModel", bound=ModelSettings)
 
 GRACE_S = 5.0
 """For a replica that is told to stop, beyond the time that any question may take."""
@@ -84,14 +86,27 @@ def make_encoder(settings: ServedEncoderSettings) -> EncoderModel:
     """The encoder that the settings name, for questions. Raises InvalidModel."""
     from openbook.models.pair import EncoderPair
 
-    return EncoderPair.load(settings)
+    return EncoderPair.load(on_its_gpu(settings))
 
 
 def make_generator(settings: GeneratorSettings) -> GeneratorModel:
     """The generator that the settings name. Raises InvalidModel."""
     from openbook.models.generator import RagGenerator
 
-    return RagGenerator.load(settings)
+    return RagGenerator.load(on_its_gpu(settings))
+
+
+def on_its_gpu(model: SomeModel) -> SomeModel:
+    """A model's settings, with one of the GPUs that this replica sees for its own: each on a node takes another, in
+    turn. With `num_gpus` Ray shows it no others.
+    """
+    from openbook.models.checkpoint import devices_of
+
+    devices = devices_of(model.device)
+    if len(devices) == 1:
+        return model
+    rank = serve.get_replica_context().rank.local_rank
+    return model.model_copy(update={"device": devices[rank % len(devices)]})
 
 
 def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: GeneratorLoader) -> serve.Application:

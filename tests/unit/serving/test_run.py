@@ -3,13 +3,17 @@
 import socket
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ray import cloudpickle
+from ray.serve.schema import ReplicaRank
 
 from openbook.config import ServingSettings, Settings, parse
 from openbook.processes import free_ports
+from openbook.serving import app
 from openbook.serving.launch import fitting, run
 
 
@@ -97,4 +101,46 @@ def test_as_many_replicas_as_the_machine_has_use_for(
 ) -> None:
     monkeypatch.setattr(fitting, "threads", lambda: n_cores)
     monkeypatch.setattr(fitting, "memory_bytes", lambda: gb << 30)
+    monkeypatch.setattr(fitting, "n_gpus", lambda: 0)
     assert fitting.fitted(parse(values)).serving.n_replicas == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 8),
+        ({"serving": {"n_replicas": 3}}, 3),
+        ({"generator": {"device": "cpu"}}, 4),
+        ({"generator": {"num_gpus": 1}}, 1),
+        ({"generator": {"device": "cuda:1"}}, 1),
+    ],
+)
+def test_each_gpu_has_a_replica(values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "threads", lambda: 96)
+    monkeypatch.setattr(fitting, "n_gpus", lambda: 8)
+    settings = fitting.fitted(parse(values))
+    assert settings.serving.n_replicas == expected
+
+    def device(rank: int) -> str:
+        monkeypatch.setattr(
+            app.serve,
+            "get_replica_context",
+            lambda: SimpleNamespace(rank=ReplicaRank(rank=9, node_rank=1, local_rank=rank)),
+        )
+        return app.on_its_gpu(settings.generator).device
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    asked = values.get("generator", {}).get("device")
+    assert [device(rank) for rank in range(10)] == ([asked] * 10 if asked else [f"cuda:{i % 8}" for i in range(10)])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert device(3) == (asked or "auto")
+
+
+def test_where_there_is_no_driver_torch_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
+    assert fitting.n_gpus() == 0
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert fitting.n_gpus() == 2

@@ -1,5 +1,7 @@
 """What settings leave open, fitted to the machine that serves."""
 
+from pathlib import Path
+
 from openbook.config import Settings
 from openbook.processes import memory_bytes, threads
 
@@ -12,8 +14,9 @@ configuration must come to the same number while it runs."""
 def fitted(settings: Settings) -> Settings:
     """With what was left open fitted to this machine: how many replicas of the ingress, and threads of each generator.
 
-    Two models of one thread answer half as many questions again as one of two, and none waits for a batch behind the
-    other (docs/measurements/serving.md); two that compute with all cores at once would stand in each other's way.
+    Where there are GPUs, one replica for each: `serving.app.on_its_gpu` has each take another. Else two models of one
+    thread answer half as many questions again as one of two, and none waits for a batch behind the other
+    (docs/measurements/serving.md); two that compute with all cores at once would stand in each other's way.
     """
     generator, serving = settings.generator, settings.serving
     is_fused = serving.topology == "fused"
@@ -30,8 +33,19 @@ def fitted(settings: Settings) -> Settings:
     )
 
 
+def n_gpus() -> int:
+    """Which torch sees. It is not asked, as that takes a second, where no driver of any is there."""
+    if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd")):
+        return 0
+    from torch import cuda
+
+    return int(cuda.device_count())
+
+
 def _replicas(settings: Settings) -> int:
     models = settings.encoder, settings.generator
+    if not any(model.num_gpus for model in models) and settings.generator.device == "auto" and (n := n_gpus()):
+        return n
     if any(model.num_gpus or model.device not in ("auto", "cpu") for model in models):
         return 1
     n_cores = threads() // (settings.generator.n_threads or 1)
