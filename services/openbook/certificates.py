@@ -95,14 +95,14 @@ def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path |
     return certificate, key, authorities
 
 
-def _state(tls: ServerTls | ClientTls) -> list[tuple[int, int, int] | None]:
-    """What changes when a file does."""
-    states: list[tuple[int, int, int] | None] = []
+def _state(tls: ServerTls | ClientTls) -> list[tuple[int, ...] | None]:
+    """What changes when a file does, or who may read it."""
+    states: list[tuple[int, ...] | None] = []
     for path in filter(None, _paths(tls)):
         try:
             found = path.stat()
         except OSError:
             states.append(None)
         else:
-            states.append((found.st_mtime_ns, found.st_size, found.st_ino))
+            states.append((found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino))
     return states

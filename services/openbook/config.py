@@ -256,8 +256,8 @@ class ServingSettings(Section):
     # of ports 8000 and 9000, by HAProxy; with none, they are plain. Renewed files are taken up within seconds
     tls: ServerTls | None = None
     max_entries: Positive = 64  # questions in one batch, or texts in one call for embeddings; more are refused
-    # of the ingress; 0: one, but where `openbook up` serves `fused` one for each GPU, or, without any, for each core and
-    # 4 GB, at most 4
+    # of the ingress; 0: one, but where `openbook up` serves `fused` one for each GPU; without any, one for each core
+    # and 4 GB, at most 4
     n_replicas: Annotated[int, Field(ge=0)] = 0
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
     # on a cluster, of the ingress and of each model: 1 keeps replicas apart, so that a lost node takes one of each

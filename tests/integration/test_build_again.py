@@ -165,6 +165,54 @@ def test_it_takes_what_a_former_snapshot_has_and_what_an_interrupted_build_has(
 
 
 @pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("at", [("encode", 2), ("words", 1)])
+def test_vectors_that_were_rounded_get_into_no_others(
+    encoder: EncoderSettings, tmp_path: Path, at: tuple[str, int]
+) -> None:
+    documents, out = written(tmp_path / "documents", {"moon": "the moon", **DOCUMENTS}), tmp_path / "out"
+    build(written(tmp_path / "before", DOCUMENTS), tmp_path / "former", encoder, exact_dtype="float16")
+    interrupted(at, documents, out, encoder, former=tmp_path / "former", exact_dtype="float16")
+    written(documents, {"newer": "the earth", "moon": "the moon", **DOCUMENTS})
+    interrupted(("encode", 1), documents, out, encoder, exact_dtype="float16")  # which takes them over
+    _, _, left = build(documents, out, encoder)
+    manifest, _, _ = build(documents, tmp_path / "fresh", encoder)
+    assert left[0] == manifest.n_passages
+    assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+class Killed(BaseException):
+    """As if."""
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("n_moved", range(len(work.OF_LEFT)))
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_who_is_killed_while_he_sets_something_aside_loses_nothing(
+    encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_moved: int, goes_back: bool
+) -> None:
+    documents, out = written(tmp_path / "documents", DOCUMENTS), tmp_path / "out"
+    interrupted(("encode", 4), documents, out, encoder)
+    moves, rename = iter(range(n_moved)), Path.rename
+
+    def rename_or_die(path: Path, to: Path) -> Path:
+        if work.LEFT in to.parts and next(moves, None) is None:
+            raise Killed
+        return rename(path, to)
+
+    written(documents, {"new": "the moon", **DOCUMENTS})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_or_die)
+        with pytest.raises(Killed):
+            build(documents, out, encoder)
+    if goes_back:
+        written(documents, DOCUMENTS)
+    manifest, _, told = build(documents, out, encoder)
+    build(documents, tmp_path / "fresh", encoder)
+    assert files_of(out) == files_of(tmp_path / "fresh")
+    assert len(told) - 1 == manifest.n_passages - 4, "one by one, after what was there before"
+
+
+@pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("why", ["another encoder", "no room", "vectors are given"])
 def test_what_was_interrupted_is_forgotten_where_it_is_of_no_use(
     encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str

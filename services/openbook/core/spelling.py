@@ -41,8 +41,10 @@ def _find(wanted: str, given: str) -> str:
     letters, places = _letters(given)
     start = letters.find(wanted)
     while start >= 0:
-        first, end = places[start], _behind(given, places[start + len(wanted) - 1])
-        if not (is_inside_a_word(given, first) or is_inside_a_word(given, end)):
+        last = start + len(wanted) - 1
+        first, end = places[start], _behind(given, places[last])
+        splits = first in places[max(0, start - 1) : start] or places[last] in places[last + 1 : last + 2]  # a syllable
+        if not (splits or is_inside_a_word(given, first) or is_inside_a_word(given, end)):
             return given[first:end]
         start = letters.find(wanted, start + 1)
     return ""

@@ -60,7 +60,7 @@ from openbook.corpus.work import (
     set_aside,
     told_if_full,
 )
-from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.errors import InvalidConfig, InvalidDocuments, StartupError
 from openbook.index.building.build import (
     LOCK,
     ExactDtype,
@@ -186,15 +186,19 @@ def build_corpus(
     )
     at_once = GPU_ROWS_PER_STEP if (elsewhere.on_gpu if elsewhere else on_gpu(encoder)) else ROWS_PER_STEP
     with told_if_full(work), undisturbed(work):
-        if note := resumed(work, plan):
+        if note := resumed(work, plan, exact_dtype):
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
         else:
             counts: CountTokens = not_given
             if splitting.unit == "tokens":
                 counts = model.count_tokens
+            set_aside(work, plan, exact_dtype)
             _start(work, plan, documents, on_failure, threads(encoder.n_threads), counts, on_progress)
-            note = _with_vectors(work, plan, vectors, model) if vectors else _with_rows(work, plan, known, at_once)
+            if vectors:
+                note = _with_vectors(work, plan, vectors, model)
+            else:
+                note = _with_rows(work, plan, known, exact_dtype, at_once)
         if note.changes:
             on_changes(note.changes)
         if duplicates != "keep":
@@ -263,7 +267,6 @@ def _start(
     on_progress: OnProgress,
 ) -> None:
     """Write the passages, and what could not be read."""
-    set_aside(work, plan)
     (work / NOTE).unlink(missing_ok=True)  # first: it would speak of files that are gone
     clear(work, but=LEFT)
     n_failures = 0
@@ -327,18 +330,28 @@ def _with_vectors(work: Path, plan: Plan, path: Path, model: TextEncoder) -> Not
     return _noted(work, Note(plan=plan, vectors=VECTORS if found.parent == work else str(found.absolute())))
 
 
-def _with_rows(work: Path, plan: Plan, former: Former | None, at_once: int) -> Note:
+def _with_rows(work: Path, plan: Plan, former: Former | None, exact_dtype: str, at_once: int) -> Note:
     """What there is to encode: all that neither the former snapshot has, nor an interrupted build of another plan."""
     passages = PassageReader(work)
-    vectors = new_array(work / VECTORS, np.float32, (len(passages), plan.dimension))
-    is_kept, changes = np.zeros(len(passages), np.bool_), None
+    shape = len(passages), plan.dimension
+    try:
+        vectors = new_array(work / VECTORS, np.float32, shape)
+    except StartupError:
+        if not (work / LEFT).exists():
+            raise
+        shutil.rmtree(work / LEFT)  # there is room for one of them
+        vectors = new_array(work / VECTORS, np.float32, shape)
+    note, is_kept = Note(plan=plan), np.zeros(len(passages), np.bool_)
     if former:
-        is_kept, changes = former.take(passages, vectors)
-    if (is_there := left(work, plan)) is not None:
+        is_kept, note.changes = former.take(passages, vectors)
+        note.rounded_to = former.exact_dtype
+    if found := left(work, plan, exact_dtype):
+        other, is_there = found
         take_left(work / LEFT, is_there, passages, vectors, is_kept)
+        note.rounded_to = note.rounded_to or other.rounded_to
     vectors.flush()
     plan_rows(work, is_kept, at_once)
-    note = _noted(work, Note(plan=plan, changes=changes))
+    _noted(work, note)
     shutil.rmtree(work / LEFT, ignore_errors=True)
     return note
 

@@ -72,6 +72,7 @@ class Former:
                 f"{folder}: has vectors in {manifest.exact_dtype}, which are not those of a build in {exact_dtype}"
             )
         self.snapshot_id = manifest.snapshot_id
+        self.exact_dtype = manifest.exact_dtype
         self._parts = []
         for shard, entry in enumerate(manifest.shards):
             snapshot.verify(shard)

@@ -34,8 +34,8 @@ SHARDS = "shards"
 """The passages once more, by the number of shards, as `write_texts` puts them."""
 LEFT = "left"
 """What a build of another plan has left here, until this one has taken what embeddings it can use."""
-PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS, LEFT))
-OF_LEFT = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE)
+PARTIAL = tuple(files.partial_of(Path(name)).name for name in (NOTE, WORDS))
+OF_LEFT = (TEXTS, OFFSETS, VECTORS, ROWS, NOTE)  # the note last: without it the others say nothing
 OURS = (*OF_LEFT, WORDS, SHARDS, FAILURES, DUPLICATES, LEFT, LOCK, *PARTIAL)
 """All that lies in a folder of work in progress, which is removed when it is done or out of date."""
 
@@ -53,11 +53,6 @@ class Plan(BaseModel, frozen=True):
     duplicates: What
     names: Names = NAMES
 
-    def embeds_as(self, other: "Plan") -> bool:
-        """Whether a passage has the same embedding, and it is made and not given."""
-        ours, theirs = ((plan.embedded_by, plan.dimension, plan.vectors) for plan in (self, other))
-        return ours == theirs and not self.vectors
-
 
 class Note(BaseModel):
     """How far it has come."""
@@ -67,6 +62,12 @@ class Note(BaseModel):
     changes: Changes | None = None
     n_encoded: int = 0  # of the file of rows; what lies behind them and is done, too, is in `ahead`
     ahead: dict[int, int] = {}  # where a step starts and where it stops
+    rounded_to: str | None = None  # some embeddings are of a snapshot whose exact vectors had this dtype
+
+    def serves(self, plan: Plan, exact_dtype: str) -> bool:
+        """Whether that plan makes the same embedding of a passage, and does make it."""
+        ours, theirs = ((each.embedded_by, each.dimension, each.vectors) for each in (self.plan, plan))
+        return ours == theirs and not plan.vectors and self.rounded_to in (None, exact_dtype)
 
     def steps_left(self, n_rows: int, n_together: int) -> list[range]:
         """What there is to encode, whatever the size of the steps before."""
@@ -109,45 +110,53 @@ def told_if_full(work: Path) -> Iterator[None]:
         if not (is_cut or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
             raise
         why = error.strerror or os.strerror(errno.ENOSPC)
-        raise StartupError(f"{work}: cannot go on: {why}; with more room the same command does") from None
+        hint = "with more room the same command does"
+        if (work / LEFT).exists():
+            shutil.rmtree(work / LEFT)
+            hint = "what another build had left there is removed: the same command may"
+        raise StartupError(f"{work}: cannot go on: {why}; {hint}") from None
 
 
-def resumed(work: Path, plan: Plan) -> Note | None:
+def resumed(work: Path, plan: Plan, exact_dtype: str) -> Note | None:
     """The note of a build of the same plan that was interrupted here, if there is one."""
     note = _note(work)
-    if note is None or note.plan != plan:
+    if note is None or note.plan != plan or note.rounded_to not in (None, exact_dtype):
         return None
-    is_all_there = (work / note.vectors).exists() and (work / FAILURES).exists()
+    is_all_there = all((work / name).exists() for name in (TEXTS, OFFSETS, note.vectors, ROWS, FAILURES))
     return note if is_all_there and not _can_read_more(work) else None
 
 
-def set_aside(work: Path, plan: Plan) -> None:
+def set_aside(work: Path, plan: Plan, exact_dtype: str) -> None:
     """Keep what a build of another plan has left, if its embeddings are this one's too, and the disk has room for both.
 
-    Whoever has no note had not read all of his passages, and what was kept for him is kept for this one.
+    Whoever has no note had not read all of his passages, and what was kept for him is kept for this one. Killed in
+    between, it is done by the next.
     """
     if (note := _note(work)) is None:
         return
-    shutil.rmtree(work / LEFT, ignore_errors=True)
-    if not note.plan.embeds_as(plan):
+    if _note(work / LEFT):  # he has taken what he can use
+        shutil.rmtree(work / LEFT)
+    sizes = [path.stat().st_size for name in OF_LEFT for path in work.glob(f"**/{name}") if path.is_file()]
+    if not note.serves(plan, exact_dtype) or shutil.disk_usage(work).free < sum(sizes):
+        shutil.rmtree(work / LEFT, ignore_errors=True)
         return
-    with suppress(FileNotFoundError):  # whoever was here before us was killed, and some were moved
-        if shutil.disk_usage(work).free >= sum((work / name).stat().st_size for name in OF_LEFT):
-            with files.new_folder(work / LEFT) as partial:
-                for name in OF_LEFT:
-                    (work / name).rename(partial / name)
+    (work / LEFT).mkdir(exist_ok=True)
+    for name in OF_LEFT:
+        with suppress(FileNotFoundError):
+            (work / name).rename(work / LEFT / name)
+    files.sync(work / LEFT)
 
 
-def left(work: Path, plan: Plan) -> NDArray[np.bool_] | None:
-    """Which passages in LEFT have an embedding that is this plan's too; None: nothing is there."""
+def left(work: Path, plan: Plan, exact_dtype: str) -> tuple[Note, NDArray[np.bool_]] | None:
+    """The note in LEFT, and which of its passages have an embedding that is this plan's too; None: nothing is there."""
     note = _note(work / LEFT)
-    if note is None or not note.plan.embeds_as(plan):
+    if not (note and note.serves(plan, exact_dtype) and all((work / LEFT / name).exists() for name in OF_LEFT)):
         return None
     rows = np.load(work / LEFT / ROWS)
     is_there = np.ones(len(np.load(work / LEFT / VECTORS, mmap_mode="r")), np.bool_)
     for step in note.steps_left(len(rows), max(1, len(rows))):
         is_there[rows[step.start : step.stop]] = False
-    return is_there
+    return note, is_there
 
 
 def _note(folder: Path) -> Note | None:

@@ -47,7 +47,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "image": images.image,
         "command": ["up", "--config", "/etc/openbook/openbook.yaml"],
         **GUARDED,
-        "tmpfs": ["/tmp", "/home/openbook:uid=10001,gid=10001"],
+        "tmpfs": ["/tmp:exec,mode=1777", "/home/openbook:uid=10001,gid=10001"],
         "shm_size": "1g",
         "volumes": ["./compose-openbook.yaml:/etc/openbook/openbook.yaml:ro", f"./secrets:{TLS}:ro"],
         "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],

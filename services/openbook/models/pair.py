@@ -1,6 +1,8 @@
 """A query encoder, and beside it the passage encoder of its space, loaded when the first passage comes."""
 
 from collections.abc import Sequence
+from math import inf
+from time import monotonic
 from typing import Self
 
 from openbook.config import ModelSettings, ServedEncoderSettings
@@ -9,6 +11,9 @@ from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models.embedded import EMBEDDED
 from openbook.models.encoder import TextEncoder
+
+TRY_AGAIN_S = 60.0
+"""After the passage encoder could not be loaded: the hub was away, or the GPU was full."""
 
 
 class EncoderPair:
@@ -24,6 +29,7 @@ class EncoderPair:
         self._settings = ModelSettings(model=self._name, device=settings.device, n_threads=settings.n_threads)
         self._passages: TextEncoder | None = None
         self._missing = ""
+        self._try_at = 0.0  # on time's own clock; what was missing then may be there now
 
     @classmethod
     def load(cls, settings: ServedEncoderSettings) -> Self:
@@ -44,7 +50,7 @@ class EncoderPair:
         Raises:
             InvalidRequest: `encoder.passage_model` is not the encoder of the index's passages.
         """
-        if self._passages is None and not self._missing:
+        if self._passages is None and monotonic() >= self._try_at:
             self._load_passages()
         if self._passages is None:
             raise InvalidRequest(f"passages of your own cannot be read here: {self._missing}")
@@ -54,11 +60,12 @@ class EncoderPair:
         try:
             found = TextEncoder.load(self._settings, role="passage")
         except InvalidModel as error:
-            self._missing = f"encoder.passage_model: {error}"
+            self._missing, self._try_at = f"encoder.passage_model: {error}", monotonic() + TRY_AGAIN_S
             return
         if found.space == self.space:
             self._passages = found
         else:
+            self._try_at = inf
             self._missing = (
                 f"encoder.passage_model must name the encoder of the index's passages, which is {self.space}, "
                 f"got {self._name!r}, which is {found.space}"

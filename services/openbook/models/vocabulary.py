@@ -47,10 +47,12 @@ class Vocabulary:
         if self._output is None or torch.is_grad_enabled() or states.is_cuda:
             return self._logits(states).to(self.dtype).log_softmax(-1)
         logits = self._room(states, self.size)
+        filled, self._scratch = self._scratch, torch.empty(0)  # a check may have this model compute something else
         weights, biases = torch.split(self._output.weight, _TILE[1]), torch.split(self._bias(self._output), _TILE[1])
         for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
             check()
             _into(part, states, weight, bias)
+        self._scratch = filled
         return torch.log_softmax(logits, -1, out=logits)
 
     def token_log_probs(self, states: Tensor, targets: Tensor, check: Check = go_on) -> Tensor:

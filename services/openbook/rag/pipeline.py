@@ -227,6 +227,7 @@ class Pipeline:
         best = answers[0]
         right = None
         if not settings.follow:  # nothing was fitted to such answers
+            self._check_reply(reply, settings)  # once more: another model may have come since
             right = confidence(self._generator.calibration, settings.formulation, generation, retrieved.passages)
         abstained = math.exp(generation.log_likelihood) < reply.min_probability or (
             right is not None and right < reply.min_confidence

@@ -194,7 +194,8 @@ class RagLoss(nn.Module):
     def labels(self, targets: Sequence[str]) -> Tensor:
         """(n, t) token ids as decoding would produce them, end-of-sequence included, padded with -100.
 
-        The words of a classification have one token each and no end, where all of them have one (section 3.4).
+        The words of a classification have one token each and no end, where all of them have one (section 3.4). A BOS
+        that the model forces stands before them, too: there they are read when a label is chosen.
 
         Raises:
             InvalidRequest: a target has more tokens than `task.max_target_tokens`.
@@ -203,7 +204,7 @@ class RagLoss(nn.Module):
         tokenized = [self._reads.tokenizer(target, add_special_tokens=False)["input_ids"] for target in targets]
         words = [self._reads.tokenizer(word, add_special_tokens=False)["input_ids"] for word in task.labels.values()]
         ends = [] if words and all(len(word) == 1 for word in words) else [special.eos[0]]
-        begins = [] if special.forced_bos is None or not ends else [special.forced_bos]
+        begins = [] if special.forced_bos is None else [special.forced_bos]
         rows = [[*begins, *tokens, *ends] for tokens in tokenized]
         for target, row in zip(targets, rows, strict=True):
             if not 1 <= len(row) <= task.max_target_tokens:

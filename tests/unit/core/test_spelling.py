@@ -32,6 +32,8 @@ def plain(text: str) -> str:
         ("man", "many Germans", "man"),
         ("us / canada", "(US/Canada)", "US/Canada"),
         ("new york", "New\nYork", "New\nYork"),
+        ("서가", "그 서각, 그 서가", "서가"),
+        ("서가", "그 서각", "서가"),
         ("a", "", "a"),
         ("", "A text.", ""),
         (" ", "A text.", " "),

@@ -25,6 +25,9 @@ PLAN = Plan(
 )
 
 
+FILES = ("passages.bin", "offsets.npy", "vectors.npy", "rows.npy", "failures.jsonl")
+
+
 @given(n_rows=st.integers(0, 40), n_together=st.integers(1, 9), data=st.data())
 def test_what_is_left_is_what_is_not_done(n_rows: int, n_together: int, data: st.DataObject) -> None:
     note = Note(plan=PLAN)
@@ -45,30 +48,31 @@ def test_what_is_left_is_what_is_not_done(n_rows: int, n_together: int, data: st
 
 
 def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
-    for name in ("vectors.npy", "failures.jsonl"):
+    for name in FILES:
         (tmp_path / name).touch()
-    assert resumed(tmp_path, PLAN) is None
+    assert resumed(tmp_path, PLAN, "float32") is None
     Note(plan=PLAN, n_encoded=3, ahead={5: 7}).write(tmp_path)
-    assert resumed(tmp_path, PLAN) == Note(plan=PLAN, n_encoded=3, ahead={5: 7})
+    assert resumed(tmp_path, PLAN, "float32") == Note(plan=PLAN, n_encoded=3, ahead={5: 7})
     for other in (Splitting(3), Splitting(2, "tokens"), Splitting(2, at="sentences"), Splitting(2, overlap=1)):
-        assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other})) is None
+        assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other}), "float32") is None
     (tmp_path / NOTE).write_text("{")
-    assert resumed(tmp_path, PLAN) is None
+    assert resumed(tmp_path, PLAN, "float32") is None
 
 
 def test_of_files_that_are_not_all_there_nothing_is_kept(tmp_path: Path) -> None:
     Note(plan=PLAN).write(tmp_path)
-    set_aside(tmp_path, PLAN)
-    assert left(tmp_path, PLAN) is None
+    set_aside(tmp_path, PLAN, "float32")
+    assert left(tmp_path, PLAN, "float32") is None
 
 
 def test_a_build_begins_anew_where_a_library_is_there_that_was_missing(tmp_path: Path) -> None:
-    (tmp_path / "vectors.npy").touch()
+    for name in FILES:
+        (tmp_path / name).touch()
     Note(plan=PLAN).write(tmp_path)
     for name, goes_on in (("pypdf.none_such", True), ("pypdf", False)):
         reasons = ("a link", reason(ModuleNotFoundError(name=name)))
         (tmp_path / FAILURES).write_text("".join(json.dumps({"path": "a", "reason": why}) + "\n" for why in reasons))
-        assert (resumed(tmp_path, PLAN) is not None) == goes_on
+        assert (resumed(tmp_path, PLAN, "float32") is not None) == goes_on
 
 
 def test_a_full_disk_is_one_line_however_it_is_said(tmp_path: Path) -> None:

@@ -178,9 +178,9 @@ def test_who_left_is_asked_no_more() -> None:
     router = Router(1.0)
     router.left("a")
     for _ in range(20):
-        assert router.race("kind", ["a", "b"], 9.0).start(0.0) == [Ask("b", 1.0)]
+        assert router.race("Search", "kind", ["a", "b"], 9.0).start(0.0) == [Ask("b", 1.0)]
     assert router.is_gone(["a"])
-    assert router.race("kind", ["a"], 9.0).start(0.0) == [GiveUp(late=False)]
+    assert router.race("Search", "kind", ["a"], 9.0).start(0.0) == [GiveUp(late=False)]
     assert router.lost("a") == router.suspect("a") == []
     router.spoke("a", 0.0)
     router.unanswered("a")
@@ -189,14 +189,14 @@ def test_who_left_is_asked_no_more() -> None:
 
 def test_who_leaves_during_a_call_may_answer_it_and_is_no_second_choice() -> None:
     router = Router(1.0)
-    race = router.race("kind", ["a", "b"], 9.0)
+    race = router.race("Search", "kind", ["a", "b"], 9.0)
     (ask,) = race.start(0.0)
     assert isinstance(ask, Ask)
     other = "b" if ask.address == "a" else "a"
     router.left(other)
     assert race.failed(ask.address, Failure.LOST, 0.1) == [Probe(ask.address), GiveUp(late=False)]
 
-    race = router.race("kind", ["c"], 9.0)
+    race = router.race("Search", "kind", ["c"], 9.0)
     race.start(0.0)
     router.left("c")
     assert race.answered("c", 0.1) == []

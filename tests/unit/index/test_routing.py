@@ -33,15 +33,17 @@ def router(hedge_budget: float = 1.0) -> Router:
     """One that knows calls of 10 ms, so that one of more than 20 ms is slow."""
     made = Router(TIMEOUT_S, hedge_budget, Random(0))
     for _ in range(2 * MIN_LATENCIES):
-        race = made.race("kind", ["elsewhere"], DUE)
+        race = made.race("Search", "kind", ["elsewhere"], DUE)
         race.start(0.0)
         race.answered("elsewhere", 0.01)
     return made
 
 
-def start(made: Router, *addresses: str, now: float = 0.0, due: float = DUE) -> tuple[Race, str]:
+def start(
+    made: Router, *addresses: str, now: float = 0.0, due: float = DUE, method: str = "Search"
+) -> tuple[Race, str]:
     """A race under way, and who was asked."""
-    race = made.race("kind", addresses, due)
+    race = made.race(method, "kind", addresses, due)
     (ask,) = race.start(now)
     assert isinstance(ask, Ask)
     return race, ask.address
@@ -110,14 +112,18 @@ def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
 
 
 def test_who_answers_with_errors_of_his_own_is_replaced_and_asked_ever_less_often() -> None:
-    made, now, asked = router(hedge_budget=0.0), 0.0, []
+    made, now, asked, fetched = router(hedge_budget=0.0), 0.0, list[float](), list[str]()
     while now < 4 * MAX_SHUN_S:
         race, first = start(made, "a", "b", now=now)
         if first == "a":
             asked.append(now)
             assert race.failed("a", Failure.BROKEN, now) == [Ask("b", TIMEOUT_S)]
         race.answered("b", now)
+        race, first = start(made, "a", "b", now=now, method="Fetch")
+        fetched.append(first)
+        race.answered(first, now)
         now += 0.05
+    assert 0.4 < fetched.count("a") / len(fetched) < 0.6, "whoever cannot search may have the texts"
     assert made.health("a") is Health.ALIVE
     waited = [later - before for before, later in pairwise(asked)]
     assert len(asked) < 11
@@ -151,7 +157,7 @@ def test_who_is_busy_and_has_no_replica_spends_nothing_of_the_budget() -> None:
 
 def test_silence_is_suspicious_and_a_suspect_gets_no_calls() -> None:
     made = router(hedge_budget=0.0)
-    races = [made.race("kind", ["a"], DUE) for _ in range(MAX_STRIKES)]
+    races = [made.race("Search", "kind", ["a"], DUE) for _ in range(MAX_STRIKES)]
     for race in races:
         race.start(0.0)
     assert [race.woke(0.02) for race in races] == [[]] * (MAX_STRIKES - 1) + [[Probe("a")]]
@@ -161,7 +167,7 @@ def test_silence_is_suspicious_and_a_suspect_gets_no_calls() -> None:
 
 def test_a_replica_that_answers_others_is_slow_and_not_silent() -> None:
     made = router(hedge_budget=0.0)
-    races = [made.race("kind", ["a"], DUE) for _ in range(MAX_STRIKES + 1)]
+    races = [made.race("Search", "kind", ["a"], DUE) for _ in range(MAX_STRIKES + 1)]
     for race in races:
         race.start(0.0)
     races.pop().answered("a", 0.015)
@@ -236,7 +242,10 @@ class World:
         return not any(isinstance(action, GiveUp) for action in actions)
 
     def begin(self) -> None:
-        race, asked = self.router.race("kind", "abcd", self.now + 5 * self.random.random() + 0.001), set[str]()
+        race, asked = (
+            self.router.race("Search", "kind", "abcd", self.now + 5 * self.random.random() + 0.001),
+            set[str](),
+        )
         assert self.follow(race, asked, race.start(self.now))
         self.running.append((race, asked))
 

@@ -10,7 +10,7 @@ import tiny_models as tiny
 
 from openbook.core.deadline import go_on
 from openbook.core.types import Decoding, Formulation, GenerationSettings
-from openbook.models import seq2seq
+from openbook.models import seq2seq, vocabulary
 from openbook.models.decoding import Seq2Seq, generate, score_answers, stream
 
 SEQUENCE, TOKEN = Formulation
@@ -89,6 +89,24 @@ def test_work_stops_before_the_next_portion(name: str, monkeypatch: pytest.Monke
 def test_a_check_that_does_not_stop_it_changes_nothing(name: str) -> None:
     reader = Watched().reader
     assert pickle.dumps(WORK[name](reader.stopped_by(go_on))) == pickle.dumps(WORK[name](reader))
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_what_is_computed_while_a_check_is_called_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short questions and the tokens of streams are answered there, by the same model."""
+    monkeypatch.setattr(vocabulary, "_TILE", (4, 4))
+    monkeypatch.setitem(seq2seq._AT_ONCE, "cpu", 16)
+    reader, within = Seq2Seq(tiny.bart()), list[str]()
+    wanted = pickle.dumps(WORK[name](reader))
+
+    def check() -> None:
+        if not within:
+            within.append(name)
+            WORK["token greedy"](reader)
+            WORK["labels"](reader)
+            within.clear()
+
+    assert pickle.dumps(WORK[name](reader.stopped_by(check))) == wanted
 
 
 def test_answers_of_many_tokens_are_scored_in_portions_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,8 @@ def test_labels_of_one_token_have_no_end(folder: Path) -> None:
         run(build(folder, task=task, models={"formulation": formulation}), claims)[0] for formulation in Formulation
     ]
     same(*losses)
+    objective.reader.special = type(objective.reader.special)(2, (2,), 1, forced_bos=0)
+    assert objective.labels(["y"]).tolist() == [[0, y]], "where it is read when labels are chosen"
     longer = build(folder, task={"kind": "classification", "labels": {"SUPPORTS": "y", "REFUTES": "no"}})
     assert longer.labels(["y"]).tolist() == [[y, 2]]
 

@@ -80,9 +80,8 @@ class Replicas:
         """
         deadline = context.deadline
         deadline.check(f"shard {shard.number} was asked")
-        race = self.router.race(
-            (method, shard.number, size.bit_length()), shard.addresses, monotonic() + deadline.remaining_s()
-        )
+        kind = method, shard.number, size.bit_length()
+        race = self.router.race(method, kind, shard.addresses, monotonic() + deadline.remaining_s())
         calls: dict[asyncio.Task[Result], str] = {}
         heard: list[OpenbookError] = []
         self._shards |= dict.fromkeys(shard.addresses, shard)

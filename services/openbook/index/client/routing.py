@@ -91,8 +91,14 @@ class _Replica:
     n_strikes: int = 0
     n_failed_probes: int = 0
     spoke_at: float = -inf
+
+
+@dataclass(slots=True)
+class _Shun:
+    """One method of one replica: who cannot search may still have the texts."""
+
     n_broken: int = 0  # answers in a row that were errors of its own
-    shunned_until: float = -inf
+    until: float = -inf
 
 
 class _Latencies:
@@ -123,10 +129,11 @@ class Router:
         self._random = random or Random()
         self._replicas: dict[str, _Replica] = {}
         self._latencies: dict[Hashable, _Latencies] = {}
+        self._shuns: dict[tuple[str, str], _Shun] = {}  # by address and method
 
-    def race(self, kind: Hashable, addresses: Sequence[str], due: float) -> "Race":
+    def race(self, method: str, kind: Hashable, addresses: Sequence[str], due: float) -> "Race":
         """One call to one shard. Calls of one kind take alike long; `addresses` are the shard's replicas."""
-        return Race(self, self._latencies.setdefault(kind, _Latencies()), tuple(addresses), due)
+        return Race(self, method, self._latencies.setdefault(kind, _Latencies()), tuple(addresses), due)
 
     def health(self, address: str) -> Health:
         return self.replica(address).health
@@ -143,7 +150,7 @@ class Router:
         """A server is listed, again perhaps: what is known of who was there before does not count."""
         replica = self.replica(address)
         replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, -inf
-        self.worked(address)
+        self._forgive(address)
 
     def left(self, address: str) -> None:
         """A server is listed no more. Calls that it has may end there."""
@@ -166,7 +173,7 @@ class Router:
         was_alive = replica.health is Health.ALIVE
         if replica.health < Health.DEAD:
             replica.health, replica.n_failed_probes = Health.DEAD, 1
-            self.worked(address)  # whoever comes back may be another process
+            self._forgive(address)  # whoever comes back may be another process
         return [Probe(address)] if was_alive else []
 
     def spoke(self, address: str, now: float) -> None:
@@ -175,17 +182,22 @@ class Router:
         if replica.health is not Health.LEFT:
             replica.health, replica.n_strikes, replica.n_failed_probes, replica.spoke_at = Health.ALIVE, 0, 0, now
 
-    def broke(self, address: str, now: float) -> None:
+    def broke(self, address: str, method: str, now: float) -> None:
         """A replica answered what another one can with an error: soon done, so it would have the least load of all."""
-        replica = self.replica(address)
-        if now >= replica.shunned_until:  # calls that ran at the same time broke for the same reason
-            replica.shunned_until = now + min(MAX_SHUN_S, FIRST_SHUN_S * 2.0 ** min(replica.n_broken, 10))
-            replica.n_broken += 1
+        shun = self._shuns.setdefault((address, method), _Shun())
+        if now >= shun.until:  # calls that ran at the same time broke for the same reason
+            shun.until = now + min(MAX_SHUN_S, FIRST_SHUN_S * 2.0 ** min(shun.n_broken, 10))
+            shun.n_broken += 1
 
-    def worked(self, address: str) -> None:
-        """A replica answered as it should, or nothing is known of it any more."""
-        replica = self.replica(address)
-        replica.n_broken, replica.shunned_until = 0, -inf
+    def worked(self, address: str, method: str) -> None:
+        """A replica answered as it should."""
+        self._shuns.pop((address, method), None)
+
+    def _forgive(self, address: str) -> None:
+        self._shuns = {key: shun for key, shun in self._shuns.items() if key[0] != address}
+
+    def _is_shunned(self, address: str, method: str, now: float) -> bool:
+        return (shun := self._shuns.get((address, method))) is not None and now < shun.until
 
     def unanswered(self, address: str) -> None:
         """A probe came to nothing."""
@@ -198,11 +210,11 @@ class Router:
         n_failed: int = self.replica(address).n_failed_probes
         return min(MAX_PROBE_S, FIRST_PROBE_S * 2.0 ** min(n_failed - 1, 10)) if n_failed else 0.0
 
-    def pick(self, addresses: Sequence[str], now: float) -> str:
+    def pick(self, addresses: Sequence[str], method: str, now: float) -> str:
         """The less loaded of two drawn at random among the healthiest that are not shunned."""
         best = min(self.health(address) for address in addresses)
         healthy = [address for address in addresses if self.health(address) == best]
-        sound = [address for address in healthy if self.replica(address).shunned_until <= now] or healthy
+        sound = [address for address in healthy if not self._is_shunned(address, method, now)] or healthy
         if len(sound) == 1:
             return sound[0]
         two = self._random.sample(sound, 2)
@@ -222,6 +234,7 @@ class Race:
     """One call to one shard, until one replica has answered. Every event gives the actions that must follow."""
 
     _router: Router
+    _method: str
     _latencies: _Latencies
     _addresses: tuple[str, ...]
     _due: float
@@ -244,15 +257,15 @@ class Race:
         if not (listed := self._listed(self._addresses)):
             return [GiveUp(late=False)]
         self._router.hedges.count_call()
-        return [self._ask(self._router.pick(listed, now), now)]
+        return [self._ask(self._router.pick(listed, self._method, now), now)]
 
     def answered(self, address: str, now: float) -> list[Action]:
         """A replica answered: the race is over."""
         self._end(address, now, measured=True)
         self._router.spoke(address, now)
-        self._router.worked(address)
+        self._router.worked(address, self._method)
         for broken in self._broken:
-            self._router.broke(broken, now)
+            self._router.broke(broken, self._method, now)
         return self.abandon(now)
 
     def failed(self, address: str, failure: Failure, now: float) -> list[Action]:
@@ -322,7 +335,7 @@ class Race:
         if not others or not self._router.hedges.take():
             return []
         self._hedged = True
-        return [self._ask(self._router.pick(others, now), now, is_hedge=True)]
+        return [self._ask(self._router.pick(others, self._method, now), now, is_hedge=True)]
 
     def _instead(self, now: float) -> list[Action]:
         """After an attempt that failed: another one still runs, or one more is made elsewhere, or that was all."""
@@ -332,7 +345,7 @@ class Race:
         if self._retried or not others or now >= self._due:
             return [GiveUp(late=now >= self._due)]
         self._retried = True
-        return [self._ask(self._router.pick(others, now), now)]
+        return [self._ask(self._router.pick(others, self._method, now), now)]
 
     def _others(self) -> list[str]:
         """Those that were not asked."""

@@ -40,7 +40,8 @@ TIMEOUT_S = 5.0
 
 def to_environment(tls: ServerTls, sockets: Path) -> dict[str, str]:
     """What HAProxy's program is to be told."""
-    files = {variable: str(path.absolute()) for name, variable in VARIABLES.items() if (path := getattr(tls, name))}
+    paths = {variable: getattr(tls, name) for name, variable in VARIABLES.items()}
+    files = {variable: str(path.expanduser().absolute()) for variable, path in paths.items() if path}
     return {**files, SOCKETS: str(sockets)}
 
 
@@ -109,15 +110,17 @@ def follow(tls: ServerTls, folder: Path, commands: Path, process: int) -> None:
         commands: HAProxy's socket for commands.
         process: HAProxy's id.
     """
-    files = Renewed("serving.tls", tls, _payloads)
+    files, is_told = Renewed("serving.tls", tls, _payloads), True
     while os.getppid() == process:
         time.sleep(POLL_S)
-        if files.changed():
+        if files.changed() or not is_told:
+            is_told = False
             try:
                 for kind, name, pem in files.current:
                     said = tell(commands, f"set ssl {kind} {folder / name} <<\n{pem}\n\n")
                     said += tell(commands, f"commit ssl {kind} {folder / name}\n")
                     log.warning("%s", said.strip())
+                is_told = True
             except OSError as error:
                 log.warning("HAProxy was not told of the renewed certificate: %s", error)
 

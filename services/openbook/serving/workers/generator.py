@@ -101,13 +101,19 @@ class LocalGenerator:
     ) -> Generation:
         return await self._batcher.submit(_Task(question, retrieved, settings), context)
 
-    def stream(
+    async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         task = _Task(question, retrieved, settings)
-        return self._batcher.stream(
+        if not settings.one_by_one or settings.n_answers > 1:  # one step: it would hold up whatever it ran between
+            yield await self._batcher.submit(task, context)
+            return
+        parts = self._batcher.stream(
             lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
         )
+        async with aclosing(parts):  # type: ignore[type-var]  # an async generator
+            async for part in parts:
+                yield part
 
     def warm_up(self) -> None:
         """Answer questions of the usual kind, for a few seconds, before any is asked: the first caller finds everything

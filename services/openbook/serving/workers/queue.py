@@ -12,6 +12,7 @@ from openbook.core.deadline import SPARE, Clock
 from openbook.core.turns import Turns
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.pace import Pace
+from openbook.serving.workers.worker import SHARE_BETWEEN
 
 SHORT = 8
 """What takes at most this part of what is left of a batch does not wait for its end."""
@@ -159,17 +160,22 @@ class Queue(Generic[W]):
             self._pace.learn(key, work, seconds, self._clock())
 
     def _check_in_time(self, newcomer: W) -> None:
-        """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before."""
+        """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
+
+        What runs beside the batch under way does not wait for its end, but has only a share of the time until then.
+        """
         n_of, work_of = Counter[Hashable](), Counter[Hashable]()
         for each in self.waiting():
             n_of[each.key] += 1
             work_of[each.key] += each.work
             if each is newcomer:
                 break
-        seconds = self._left_s() + sum(self._streams.values())
+        seconds = sum(self._streams.values())
         for key, n in n_of.items():
             n_batches = math.ceil(n / self._most_at_once(key, work_of[key] / n))
             seconds += self._pace.seconds(key, work_of[key], n_batches)
+        beside_s = seconds / SHARE_BETWEEN if self._runs_beside(newcomer) else math.inf
+        seconds = min(seconds + self._left_s(), beside_s)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
@@ -203,6 +209,14 @@ class Queue(Generic[W]):
 
     def _is_short(self, key: Hashable, seconds: float) -> bool:
         return key != self._running[0].key and 0 < seconds <= self._left_s() / SHORT
+
+    def _runs_beside(self, newcomer: W) -> bool:
+        """Whether it may begin while the batch under way is computed."""
+        if self._due is None or newcomer.is_stream:
+            return newcomer.is_stream
+        n_of = Counter(each.context.caller for each in (*self.waiting(), *self._running))
+        own_s = self._pace.seconds(newcomer.key, newcomer.work)
+        return self._is_short(newcomer.key, own_s) or self._asks_little(newcomer, n_of)
 
     def _asks_little(self, waiting: W, n_of: Counter[str]) -> bool:
         """Whether its caller has few of those here, beside another who has many."""

@@ -60,7 +60,6 @@ class Replicas(Generic[A]):
     def __init__(self, name: str, handle: "DeploymentHandle", hedges: HedgeBudget | None, about: A) -> None:
         self.about = about
         self._name, self._handle, self._hedges = name, handle, hedges
-        self._former: set[str] = set()
 
     @classmethod
     async def connect(cls, name: str, handle: "DeploymentHandle", settings: ModelSettings) -> Self:
@@ -83,7 +82,7 @@ class Replicas(Generic[A]):
                 result = await call(self._name, context, partial(send, made_by), self._hedges)
                 if isinstance(result, OtherModel):
                     await self._passed_by(i)
-                elif self._is_told_apart(made_by):
+                elif self.about.made_by == made_by:  # or whoever asks would take it for what another model made
                     return result
                 if self.about.made_by != made_by:  # adopted meanwhile
                     break
@@ -110,12 +109,6 @@ class Replicas(Generic[A]):
         hop_errors(self._name, OtherModel.__name__).inc()
         await asyncio.sleep(PAUSE_S if i >= N_TRIES // 2 else 0)
 
-    def _is_told_apart(self, made_by: str) -> bool:
-        """Whether who looks at `about` before and after the call learns whose result it is; not where that which made
-        it came and went in between.
-        """
-        return self.about.made_by == made_by or self.about.made_by not in self._former
-
     async def _adopt(self, made_by: str, context: Context) -> None:
         """Go on with the model that replicas have now, if another call has not done so already."""
         found: A = await call(self._name, context, self._handle.describe.remote, self._hedges)
@@ -126,7 +119,6 @@ class Replicas(Generic[A]):
                 f"no replica of the {self._name} has {made_by} any more, and {found.made_by} cannot take its place"
             )
         log.info("the %s's replicas have %s now, no longer %s", self._name, found.made_by, made_by)
-        self._former.add(made_by)
         self.about = found
 
 
