@@ -163,12 +163,16 @@ def _all_subclasses(root: type[OpenbookError]) -> list[type[OpenbookError]]:
     return [c for child in root.__subclasses__() for c in (child, *_all_subclasses(child))]
 
 
-def from_grpc_code(code: str, message: str) -> OpenbookError:
-    """The error that a peer of ours sent as this code; OpenbookError for codes that none of ours has.
+def from_grpc_code(code: str, message: str, name: str = "") -> OpenbookError:
+    """The error that a peer of ours sent as this code, and by this name if it said any; OpenbookError for codes that
+    none of ours has.
 
-    FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing. UNAVAILABLE comes
-    back as ShardUnavailable, whatever did not answer.
+    Without a name FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing; and
+    UNAVAILABLE as ShardUnavailable, whatever did not answer.
     """
+    for error in _all_subclasses(OpenbookError):
+        if (error.grpc_code, error.__name__) == (code, name) and error.__module__ == __name__:
+            return error(message)
     for error in _all_subclasses(OpenbookError):
         if error.grpc_code == code and error.__module__ == __name__:  # those of training cross no wire
             return error(message)

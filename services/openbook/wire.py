@@ -19,6 +19,8 @@ from openbook.v1 import common_pb2, index_pb2
 FLOAT32 = np.dtype("<f4")
 INT64 = np.dtype("<i8")
 LENGTH_DELIMITED = 2  # protobuf's wire type
+ERROR_HEADER = "openbook-error"
+"""Trailing metadata: the name of the error that a call ended with."""
 
 
 def matrix_to_wire(array: Float32) -> common_pb2.Matrix:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import grpc
 
+from openbook import wire
 from openbook.client import messages
 from openbook.errors import InvalidConfig
 from openbook.v1 import answer_pb2
@@ -113,8 +114,8 @@ def errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        trailing: Any = error.trailing_metadata()
-        retry_after = dict(trailing or ()).get("retry-after")
-        raise messages.error(
-            error.code().name, error.details() or "", None if retry_after is None else float(retry_after)
-        ) from None
+        metadata: Any = error.trailing_metadata()
+        trailing = dict(metadata or ())
+        retry_after_s = float(trailing["retry-after"]) if "retry-after" in trailing else None
+        name = trailing.get(wire.ERROR_HEADER, "")
+        raise messages.error(error.code().name, error.details() or "", retry_after_s, name) from None

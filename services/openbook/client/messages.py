@@ -99,9 +99,9 @@ def one_by_one(options: AnswerOptions) -> AnswerOptions:
     return {"formulation": Formulation.TOKEN, "n_beams": 1, **options}
 
 
-def error(code: str, message: str, retry_after_s: float | None) -> OpenbookError:
+def error(code: str, message: str, retry_after_s: float | None, name: str = "") -> OpenbookError:
     """The one that the server raised."""
-    found = from_grpc_code(code, message)
+    found = from_grpc_code(code, message, name)
     if isinstance(found, Overloaded) and retry_after_s is not None:
         found.retry_after_s = retry_after_s
     return found

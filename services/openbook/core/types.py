@@ -279,11 +279,15 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name} must be {low}..{high}, got {value}")
 
 
+def shown(labels: Sequence[str]) -> str:
+    """Some of them, for a message."""
+    return f"{len(labels)}: {[label[:50] for label in labels[:5]]}{' ...' if len(labels) > 5 else ''}"
+
+
 def check_labels(labels: Sequence[str]) -> None:
     """Raises InvalidRequest for texts among which no answer could be chosen."""
     if not 1 <= len(labels) <= MAX_LABELS or len(set(labels)) < len(labels) or not all(map(str.strip, labels)):
-        shown = f"{list(labels[:5])}{' ...' if len(labels) > 5 else ''}"
-        raise InvalidRequest(f"labels must be 1..{MAX_LABELS} different texts, none empty, got {len(labels)}: {shown}")
+        raise InvalidRequest(f"labels must be 1..{MAX_LABELS} different texts, none empty, got {shown(labels)}")
     try:
         "".join(labels).encode()
     except UnicodeEncodeError as error:

@@ -69,6 +69,8 @@ def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str
         settings["access"]["url"] = f"redis://openbook-keys.{cluster.namespace}.svc:{ports.keys}/0"
     config = {
         "proxy_location": "EveryNode",
+        # At INFO Serve writes `args` into its log, passwords and all, for every user of the machine to read.
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "http_options": {"host": "0.0.0.0", "port": ports.http},
         "grpc_options": {
             "port": ports.grpc,

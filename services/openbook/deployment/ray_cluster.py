@@ -29,6 +29,8 @@ def serve(topology: Topology, has_gpus: bool) -> str:
     index = {"tls": {"ca": f"~/{SECRETS}/ca.pem"}, "server_name": topology.secrets.server_name}
     config = {
         "proxy_location": "EveryNode",
+        # At INFO Serve writes `args` into its log, passwords and all, for every user of the machine to read.
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "http_options": {"host": "0.0.0.0", "port": topology.ports.http},
         "grpc_options": {
             "port": topology.ports.grpc,

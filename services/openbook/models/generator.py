@@ -23,6 +23,7 @@ from openbook.core.types import (
     Retrieved,
     Token,
     check_labels,
+    shown,
 )
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
@@ -170,7 +171,7 @@ class RagGenerator:
         check_labels(labels)
         answers = [list(self._checkpoint.tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
         if not all(answers) or len(set(map(tuple, answers))) < len(labels):
-            raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {list(labels)}")
+            raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {shown(labels)}")
         if max(map(len, answers)) > 1:
             answers = [[*answer, self._model.special.eos[0]] for answer in answers]
         return answers

@@ -36,7 +36,7 @@ def topology(found: Plan) -> Topology:
             "settings": {
                 "serving": {"topology": "split", "n_replicas": endpoint.machines},
                 "encoder": {"n_replicas": endpoint.machines},
-                "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus)},
+                "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus), "n_threads": endpoint.machine.cores},
                 "answer": {"timeout_s": found.demand.p99_s},
             },
             "min_workers": endpoint.machines,

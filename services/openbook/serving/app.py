@@ -79,7 +79,21 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         raise InvalidConfig(
             "serving.tls is for `openbook up`; on a cluster HAProxy is told otherwise: docs/keys.md#tls"
         )
-    return assemble(settings, make_encoder, make_generator)
+    return assemble(_with_threads(settings), make_encoder, make_generator)
+
+
+def _with_threads(settings: Settings) -> Settings:
+    """With as many threads as a model's replica has CPUs, where they are left open: Serve calls us in a task of its
+    own, whose cores and OMP_NUM_THREADS say nothing of those of replicas.
+    """
+
+    def threaded(model: SomeModel) -> SomeModel:
+        of = model if settings.serving.topology == "split" else settings.serving
+        return model.model_copy(update={"n_threads": model.n_threads or max(1, int(of.num_cpus))})
+
+    return settings.model_copy(
+        update={"encoder": threaded(settings.encoder), "generator": threaded(settings.generator)}
+    )
 
 
 def make_encoder(settings: ServedEncoderSettings) -> EncoderModel:

@@ -55,6 +55,7 @@ class BufferedBodies:
         self._n_bytes_held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = _with_one_request_id(send)
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -141,6 +142,19 @@ class BufferedBodies:
             yield
         finally:
             self._n_bytes_held -= n_bytes
+
+
+def _with_one_request_id(send: Send) -> Send:
+    """Of a reply with an id of its own Serve, which stands between, does not know, and adds another one."""
+
+    async def send_one(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            ids = [each for each in headers if each[0].lower() == b"x-request-id"]
+            message = {**message, "headers": [each for each in headers if each not in ids[1:]]}
+        await send(message)
+
+    return send_one
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

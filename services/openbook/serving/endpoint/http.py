@@ -16,12 +16,13 @@ from openbook import __version__
 from openbook.core.passages import MAX_AROUND
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
+from openbook.processes import is_loopback
 from openbook.rag.answer import Event
 from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_batch, batch_to_json
 from openbook.serving.endpoint.bodies import BufferedBodies
-from openbook.serving.endpoint.guard import Guarded
+from openbook.serving.endpoint.guard import Guarded, OfThisMachine
 from openbook.serving.endpoint.openai.routes import add_openai
 from openbook.serving.endpoint.openapi import ASKED, BATCH, HEALTH, OURS, PROBLEM, RETRIEVED, streamed, take_keys
 from openbook.serving.endpoint.page import mount_page
@@ -65,6 +66,8 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     app.add_middleware(BufferedBodies)
     if gate:
         app.add_middleware(Guarded, gate=gate)  # in front of it: who may not ask needs not send
+    elif is_loopback(service.settings.serving.host):
+        app.add_middleware(OfThisMachine, domains=service.settings.serving.domains)
     add_docs(app)
     if origins := service.settings.serving.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)  # outermost: browsers ask it before all else

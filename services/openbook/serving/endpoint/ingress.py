@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2
 
+from openbook import wire
 from openbook.core.context import Context
 from openbook.core.deadline import SPARE
 from openbook.errors import OpenbookError, Overloaded, QuotaExceeded
@@ -32,6 +33,7 @@ from openbook.serving.endpoint.messages import (
     request_from_proto,
     retrieval_to_proto,
 )
+from openbook.serving.endpoint.problems import name_of
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.reflection import add_reflection
 from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 ANSWER_SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+MAX_MESSAGE_BYTES = 4 << 20
+"""Of a request: what gRPC itself takes."""
 M = TypeVar(
     "M",
     answer_pb2.AnswerRequest,
@@ -82,7 +86,7 @@ class AnswerIngress:
         self._gate = gate
         self._streams_raise = not _is_behind_haproxy()
         quieten()
-        _share_no_ports()
+        _mend_grpc()
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
         return build_app(self._service, self._gate)
@@ -137,14 +141,18 @@ class AnswerIngress:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
-def _share_no_ports() -> None:
-    """Serve asks gRPC for that in a text, which gRPC passes by: two replicas, of nodes that are one machine, would each
-    hear half of what is asked of either. Who is refused a port takes the next.
+def _mend_grpc() -> None:
+    """What Serve gets wrong of gRPC's servers.
+
+    It asks for ports of their own in a text, which gRPC passes by: two replicas, of nodes that are one machine, would
+    each hear half of what is asked of either. Who is refused a port takes the next. And it takes messages of 2 GB,
+    which are read in full before anybody asks for the key of who sends them.
     """
     from ray.serve._private import grpc_util
 
-    if (unshared := ("grpc.so_reuseport", 0)) not in grpc_util.DEFAULT_GRPC_SERVER_OPTIONS:
-        grpc_util.DEFAULT_GRPC_SERVER_OPTIONS.append(unshared)
+    ours = {"grpc.so_reuseport": 0, "grpc.max_receive_message_length": MAX_MESSAGE_BYTES}
+    options = grpc_util.DEFAULT_GRPC_SERVER_OPTIONS
+    options[:] = [*(each for each in options if each[0] not in ours), *ours.items()]
 
 
 def _is_behind_haproxy() -> bool:
@@ -203,10 +211,11 @@ class _Call:
             return False  # it ended well, or was cancelled
         ours = as_ours(error, self._request_id)
         self._call.set_code(grpc.StatusCode[ours.grpc_code])
-        self._call.set_details(str(ours))
+        self._call.set_details(status.cut(str(ours)))
         if isinstance(ours, Overloaded):
             trailing.append(("retry-after", str(ours.retry_after_whole_s)))
             trailing.append(("grpc-retry-pushback-ms", str(self._pushback_ms(ours))))
+        trailing.append((wire.ERROR_HEADER, name_of(ours)))
         trailing.append((status.KEY, status.status_of(ours, self._request_id).SerializeToString()))
         self._call.set_trailing_metadata(trailing)
         if self._raises:

@@ -4,10 +4,10 @@ A request of either protocol becomes one of the models here, so both are checked
 repeated here: the pipeline and `GenerationSettings` know them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
@@ -15,6 +15,10 @@ from openbook.rag.answer import Answer, Event, Retrieval
 # What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
 Whole32 = Annotated[int, Field(strict=True, ge=-(1 << 32), lt=1 << 32)]
 Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
+
+
+MAX_TOLD = 10
+"""Problems of one request: a body of 1 MB may have half a million."""
 
 
 class _Request(BaseModel):
@@ -50,11 +54,11 @@ class RetrieveRequest(_Request):
         Field(description="Hybrid: the score is dense + so much of BM25's; left out, the ranks of both decide."),
     ] = None
     without: Annotated[
-        tuple[Whole64, ...] | None,
+        Annotated[tuple[Whole64, ...], FailFast()] | None,
         Field(description="Ids of passages that are no evidence, as if there were none such."),
     ] = None
     passages: Annotated[
-        tuple[OwnPassageIn, ...] | None,
+        Annotated[tuple[OwnPassageIn, ...], FailFast()] | None,
         Field(description="Your own, read together with the k that are found; alone where k is 0."),
     ] = None
 
@@ -72,7 +76,9 @@ class AnswerRequest(RetrieveRequest):
     temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
     top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
-    labels: Annotated[tuple[str, ...] | None, Field(description="The answer is the most probable of these.")] = None
+    labels: Annotated[
+        Annotated[tuple[str, ...], FailFast()] | None, Field(description="The answer is the most probable of these.")
+    ] = None
     n_answers: Annotated[Whole32 | None, Field(description="At most n_beams, or so many samples.")] = None
     follow: Annotated[
         Whole32 | None, Field(description="RAG-Token, one by one: look for passages again after so many tokens.")
@@ -231,9 +237,10 @@ class AnswerResponse(_Response):
     confidence: Annotated[float | None, Field(description="p(right), where something was fitted to tell it.")]
 
 
-def describe(problems: Any) -> str:
-    """Pydantic's problems as one line that names field, value and what was expected."""
-    return "; ".join(map(_describe_one, problems))
+def describe(problems: Sequence[Any]) -> str:
+    """Pydantic's problems, the first of them, as one line that names field, value and what was expected."""
+    told = "; ".join(map(_describe_one, problems[:MAX_TOLD]))
+    return told if len(problems) <= MAX_TOLD else f"{told}; and {len(problems) - MAX_TOLD} more"
 
 
 def _describe_one(problem: Mapping[str, Any]) -> str:

@@ -95,7 +95,9 @@ def complete(
     settings = config.parse({"index": index}).index
     if source_on_ray(settings):
         settings = settings.at(tuple(combined(hosts_with(nodes, INDEX_RESOURCE), of_shards)))
-    return {**values, "applications": [{**application, "args": filled}]}, settings
+    # At INFO Serve would write `args` into its log, passwords and all, for every user of the machine to read.
+    quiet = {"log_level": "WARNING", "enable_access_log": False, **(values.get("logging_config") or {})}
+    return {**values, "logging_config": quiet, "applications": [{**application, "args": filled}]}, settings
 
 
 def password() -> str:

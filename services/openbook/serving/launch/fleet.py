@@ -44,6 +44,11 @@ class Wanted:
     keys_folder: str  # on the head; "" for no Redis for keys
     password: str  # of both Redis; "" for none
 
+    @property
+    def index(self) -> tuple[str, int, int]:
+        """All that index servers are started by."""
+        return self.snapshot, self.n_shards, self.ports.index
+
 
 def lacking(nodes: Iterable[Mapping[str, Any]], served: Collection[str]) -> tuple[list[str], list[str]]:
     """Ids of the nodes whose index servers are to be started, and of those that are gone.
@@ -94,7 +99,8 @@ class Keeper:
         self._wanted = wanted
         self._redis = self._start_redis()
         self._nodes: dict[str, Any] = {}
-        self._starting: dict[Any, str] = {}
+        self._asked: dict[Any, str] = {}
+        self._serving: set[str] = set()
         threading.Thread(target=self._go_on, daemon=True).start()
 
     def wanted(self) -> Wanted:
@@ -106,12 +112,13 @@ class Keeper:
         for redis in self._redis:
             redis.address()
 
-    def stop(self) -> None:
-        """End all of it."""
+    def stop(self, successor: Wanted | None = None) -> None:
+        """End all of it, but for index servers that the successor wants too: its keeper finds them by their name."""
         for redis in self._redis:
             redis.stop()
-        for node in self._nodes.values():
-            ray.kill(node)
+        if successor is None or successor.index != self._wanted.index:
+            for node in self._nodes.values():
+                ray.kill(node)
 
     def _start_redis(self) -> list[Supervised]:
         redis = partial(RedisServer, host=EVERYWHERE, password=self._wanted.password)
@@ -134,21 +141,27 @@ class Keeper:
             pause.wait(LOOK_EVERY_S)
 
     def _look(self) -> None:
-        for ref in _done(list(self._starting)):
-            node = self._starting.pop(ref)
+        for ref in _done(list(self._asked)):
+            node = self._asked.pop(ref)
             try:
                 ray.get(ref)
-                log.info("node %s serves its index", node)
+                if node not in self._serving:
+                    log.info("node %s serves its index", node)
+                    self._serving.add(node)
             except ray.exceptions.RayError as error:
                 log.warning("node %s does not serve its index, and is asked again: %s", node, error)
-                if actor := self._nodes.pop(node, None):
+                self._serving.discard(node)
+                actor = self._nodes.pop(node, None)
+                # Whoever cannot be asked may serve all the same, and is found by its name.
+                if actor and isinstance(error, ray.exceptions.RayTaskError):
                     ray.kill(actor)
         missing, gone = lacking(ray.nodes(), self._nodes)
         for node in gone:
             del self._nodes[node]
+            self._serving.discard(node)
             log.warning("index node %s is gone", node)
         for node in missing:
-            actor = self._nodes[node] = (
+            self._nodes[node] = (
                 ray.remote(IndexNode)
                 .options(
                     name=f"index-{node}",
@@ -162,7 +175,9 @@ class Keeper:
                 )
                 .remote(self._wanted)
             )
-            self._starting[actor.serve.remote()] = node
+        # All of them, again and again: an actor that Ray has started anew may have found no snapshot.
+        for node in self._nodes.keys() - self._asked.values():
+            self._asked[self._nodes[node].serve.remote()] = node
 
 
 def _done(refs: list[Any]) -> list[Any]:
@@ -183,7 +198,7 @@ def keep(wanted: Wanted, timeout_s: float) -> None:
                 return
             except ray.exceptions.RayTaskError as error:
                 log.warning("what did not start is started anew: %s", error.cause)
-        ray.get(keeper.stop.remote(), timeout=timeout_s)
+        ray.get(keeper.stop.remote(wanted), timeout=timeout_s)
         ray.kill(keeper)
     except ValueError:  # there is none
         pass

@@ -108,17 +108,31 @@ def deploy(application: Any, serving: ServingSettings) -> None:
 
 
 def _stop_serve() -> None:
-    """End Serve. The controller ends itself, and never answers the call that asks it to: by itself, Serve's would be
-    repeated for ever, and Ray says so on the terminal.
+    """End the application, then Serve. The controller ends itself, and never answers the call that asks it to: by
+    itself, Serve's would be repeated for ever, and Ray says so on the terminal.
     """
     import ray
     from ray import serve
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+    with suppress(ray.exceptions.RayError):
+        _end_application()
     with suppress(ValueError, ray.exceptions.RayError):  # it is gone, now or already; or it takes too long
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
         ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=STOP_TIMEOUT_S)
     serve.shutdown()
+
+
+def _end_application() -> None:
+    """Let replicas finish what they were asked, as long as that may take. Serve's end would kill its proxies at once,
+    and cut off every answer under way.
+    """
+    from ray import serve
+
+    serve.delete(APPLICATION, _blocking=False)
+    give_up = time.monotonic() + LONGEST_S
+    while APPLICATION in serve.status().applications and time.monotonic() < give_up:
+        time.sleep(0.05)
 
 
 @contextmanager
