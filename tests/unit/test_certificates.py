@@ -92,3 +92,22 @@ def test_it_does_not_begin_with_what_cannot_be_used(tls: ServerTls) -> None:
         Renewed("serving.tls", tls, lambda pem: pem)
     with pytest.raises(InvalidConfig, match=rf"^index\.tls: {tls.key}x: cannot be read: No such file"):
         read("index.tls", ClientTls(ca=tls.key.with_name("key.pemx")))
+
+
+def test_what_could_not_be_read_is_once_its_rights_are_put_right(
+    tls: ServerTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root, who runs these tests, may read everything: so that it cannot be read is only said."""
+    renewed = Renewed("serving.tls", tls, lambda pem: pem)
+    replace(tls, trustme.CA().issue_cert("later"))
+
+    def forbidden(section: str, files: ServerTls | ClientTls) -> Pem:
+        raise InvalidConfig("cannot be read: Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("openbook.certificates.read", forbidden)
+        assert not renewed.changed()
+    assert not renewed.changed()
+    tls.key.chmod(0o640)
+    assert renewed.changed()
+    assert renewed.current == content(tls)

@@ -442,6 +442,20 @@ def test_an_answer_less_surely_right_than_asked_for_is_held_back_where_that_is_k
             told(generator, formulation, labels=labels, min_confidence=0.5)
 
 
+def test_a_generator_without_calibration_that_comes_meanwhile_says_so() -> None:
+    class Replaced(Judged):
+        def generate(self, *asked_for: Any) -> Any:
+            Replaced.calibration = {}
+            return super().generate(*asked_for)
+
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    rag = Pipeline(encoder, index, index, Replaced(), MemoryCache(9), AnswerDefaults(), ManualClock())
+    how = GenerationSettings(Formulation.SEQUENCE)
+    with pytest.raises(InvalidRequest, match=r"min_confidence must be 0 .*, got 0\.5"):
+        asyncio.run(rag.answer("telephone", asked(2), how, Context(), ReplySettings(min_confidence=0.5)))
+
+
 @pytest.mark.parametrize("min_probability", [0.0, 0.4, 0.6])
 @pytest.mark.parametrize("how", [GREEDY_TOKEN, GenerationSettings()])
 def test_a_stream_tells_the_tokens_of_every_answer_but_of_none_that_is_held_back(

@@ -192,6 +192,25 @@ def test_nothing_is_left_of_those_who_leave() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_reply_has_one_request_id_though_serve_adds_its_own(method: str) -> None:
+    ours, serves = (b"x-request-id", b"chat-1"), (b"X-Request-ID", b"another")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [ours, (b"a", b"b"), serves, (b"a", b"b")]}
+        )
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(app), method)
+        caller.sends(b"")
+        await caller.hears()
+        assert caller._told[0]["headers"] == [ours, (b"a", b"b"), (b"a", b"b")]
+
+    run(scenario)
+
+
 def test_requests_without_a_body_are_not_kept() -> None:
     async def scenario() -> None:
         caller = Caller(BufferedBodies(echo), method="GET")

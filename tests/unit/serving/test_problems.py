@@ -11,7 +11,7 @@ from openbook import errors
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded, ShardUnavailable
 from openbook.serving.endpoint.openai_errors import Refused
 from openbook.serving.endpoint.problems import problem_of
-from openbook.serving.endpoint.status import MAX_CHARS, field_of, status_of
+from openbook.serving.endpoint.status import MAX_BYTES, cut, field_of, status_of
 
 ALL = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OpenbookError)]
 
@@ -73,7 +73,12 @@ def test_over_grpc_errors_have_their_name_and_what_is_theirs() -> None:
     assert (violation.field, violation.description) == ("k", "k must be 1..100, got 0")
     assert details(Overloaded("later", 2.2))["RetryInfo"].retry_delay.seconds == 3
     assert details(ShardUnavailable("gone")).keys() == {"ErrorInfo", "RequestInfo"}
-    assert len(status_of(InvalidRequest("x" * 10_000), "mine").SerializeToString()) < 3 * MAX_CHARS
+    assert len(status_of(InvalidRequest("x" * 10_000), "mine").SerializeToString()) < 3 * MAX_BYTES
+    for letter in "x", "é", "苏", "\ud800":
+        told = cut(letter * 10_000)
+        assert MAX_BYTES - 8 < len(told.encode()) <= MAX_BYTES
+        assert told.endswith(" ...")
+    assert cut("k must be 1") == "k must be 1"
 
 
 @pytest.mark.parametrize(

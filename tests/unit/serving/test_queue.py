@@ -188,6 +188,23 @@ def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
     assert desk.queue.take(is_short=True)[0] == []
 
 
+def test_what_runs_beside_a_long_batch_is_not_refused_for_the_time_that_it_takes() -> None:
+    desk = Desk()
+    desk.enter(work=320, key="long", caller="much")
+    desk.queue.begin(desk.queue.take()[0])
+    for _ in range(3):
+        desk.enter(work=1, key="long", caller="much")
+    with pytest.raises(Overloaded):
+        desk.enter(timeout_s=50, work=1, key="long", caller="much")
+    little = desk.enter(timeout_s=50, work=16, caller="little")
+    assert desk.queue.take(is_short=True)[0] == [little]
+    short = desk.enter(timeout_s=50, work=8, caller="much")
+    assert desk.queue.take(is_short=True)[0] == [short]
+    stream = desk.question(timeout_s=50, caller="much", stream=True)
+    desk.queue.enter(stream)
+    assert desk.queue.streams() == [stream]
+
+
 def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_shares_it() -> None:
     desk = Desk(start_s=100, max_batch=10)
     for _ in range(18):

@@ -144,3 +144,23 @@ def test_where_there_is_no_driver_torch_is_not_asked_for_gpus(monkeypatch: pytes
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert fitting.n_gpus() == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "encoder", "generator"),
+    [
+        ({"serving": {"topology": "split"}, "generator": {"num_cpus": 4.5}}, 1, 4),
+        ({"serving": {"topology": "split"}, "encoder": {"num_cpus": 2, "n_threads": 0}}, 2, 1),
+        ({"serving": {"num_cpus": 8}}, 1, 8),
+        ({"serving": {"num_cpus": 8}, "generator": {"n_threads": 3}}, 1, 3),
+        ({"serving": {"num_cpus": 0.1}}, 1, 1),
+    ],
+)
+def test_on_a_cluster_models_have_the_threads_of_their_replicas_cpus(
+    values: dict[str, Any], encoder: int, generator: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in Serve's task that builds the application
+    there = {"index": {"addresses": ["127.0.0.1:7000"]}, "cache": {"url": "redis://127.0.0.1"}}
+    application = app.build({**there, **values, "access": {"allow_anonymous": True}})
+    settings = application._bound_deployment.init_args[0]
+    assert (settings.encoder.n_threads, settings.generator.n_threads) == (encoder, generator)
