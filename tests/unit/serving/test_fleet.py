@@ -1,15 +1,19 @@
 """What a keeper does about the nodes that it sees, and what it is told."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openbook.errors import InvalidConfig
-from openbook.serving.launch import cluster
-from openbook.serving.launch.fleet import lacking
+from openbook.errors import InvalidConfig, StartupError
+from openbook.serving.launch import cluster, fleet
+from openbook.serving.launch.fleet import Keeper, Wanted, lacking
+from openbook.serving.launch.ports import ClusterPorts
 
 NODE = st.tuples(st.sampled_from("abcdef"), st.booleans(), st.booleans())
 
@@ -59,3 +63,85 @@ def test_the_password_follows_from_the_token(tmp_path: Path, monkeypatch: pytest
 def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache: bool, needs_keys: bool) -> None:
     values = {"applications": [{"args": args}]}
     assert (cluster.needs_cache(values), cluster.needs_keys(values)) == (needs_cache, needs_keys)
+
+
+WANTED = Wanted("~/snapshot", 2, ClusterPorts(), has_cache=True, keys_folder="~/keys", password="word")
+
+
+class FakeRay:
+    """A cluster of one index node, whose actor can be asked. What it says is what the test says."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self) -> None:
+        self.n_started, self.n_asked = 0, 0
+        self.killed: list[Any] = []
+        self.says: Exception | None = None
+        self.serve = SimpleNamespace(remote=self._asked)
+
+    def _asked(self) -> int:
+        self.n_asked += 1
+        return self.n_asked
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [as_ray_tells(("a", True, True))]
+
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return refs, []
+
+    def get(self, ref: Any) -> None:
+        if self.says:
+            raise self.says
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+    def remote(self, *_: Any) -> Any:
+        if not _ or isinstance(_[0], type):
+            return self
+        self.n_started += 1
+        return self
+
+    def options(self, **_: Any) -> Any:
+        return self
+
+
+@pytest.fixture
+def cluster_of_one(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    found = FakeRay()
+    monkeypatch.setattr(fleet, "ray", found)
+    return found
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay) -> Keeper:
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(Keeper, "_start_redis", lambda self: [])
+    monkeypatch.setattr(Keeper, "_go_on", lambda self: None)
+    return Keeper(WANTED)
+
+
+def test_index_servers_stay_where_only_what_others_need_changes(keeper: Keeper, cluster_of_one: FakeRay) -> None:
+    keeper._look()
+    keeper.stop(replace(WANTED, has_cache=False, keys_folder="", password="other"))
+    assert not cluster_of_one.killed
+    for successor in (replace(WANTED, n_shards=3), replace(WANTED, snapshot="other"), None):
+        keeper.stop(successor)
+        assert cluster_of_one.killed.pop() is cluster_of_one
+
+
+def test_index_servers_are_asked_again_and_again_and_started_anew_where_they_do_not_serve(
+    keeper: Keeper, cluster_of_one: FakeRay
+) -> None:
+    for n in range(1, 4):
+        keeper._look()
+        assert (cluster_of_one.n_asked, cluster_of_one.n_started) == (n, 1)
+    cluster_of_one.says = ray.exceptions.ActorUnavailableError("the network", None)
+    keeper._look()
+    assert (cluster_of_one.killed, cluster_of_one.n_started) == ([], 2), "by its name the same one is found"
+    cluster_of_one.says = ray.exceptions.RayTaskError("serve", "", StartupError("no snapshot"))
+    keeper._look()
+    assert len(cluster_of_one.killed) == 1
+    cluster_of_one.says = None
+    keeper._look()
+    assert keeper._serving == {"a"}
