@@ -23,6 +23,11 @@ def test_arguments_are_checked_before_anything_is_deployed() -> None:
         build({"index": {"addresses": ["127.0.0.1:7000"]}, "access": {"allow_anonymous": True}})
 
 
+def test_an_address_of_ipv6_is_refused_by_name() -> None:
+    with pytest.raises(InvalidConfig, match=r"serving\.host must be a name or an IPv4 address, got ::1"):
+        run.local_serve(ServingSettings(host="::1"), num_cpus=1).__enter__()
+
+
 @pytest.mark.parametrize("name", ["http_port", "grpc_port"])
 def test_a_used_port_is_named_before_anything_starts(name: str) -> None:
     before = dict(os.environ)

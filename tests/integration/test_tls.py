@@ -237,6 +237,13 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
         until(lambda: refused(served, context))
 
 
+def test_paths_in_ones_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = tls.to_environment(ServerTls(certificate=Path("~/a.pem"), key=Path("key.pem")), tmp_path)
+    assert told[tls.VARIABLES["certificate"]] == str(tmp_path / "a.pem")
+    assert told[tls.VARIABLES["key"]] == str(Path.cwd() / "key.pem")
+
+
 def test_files_that_will_not_do_stop_the_start(ca: trustme.CA, tmp_path: Path) -> None:
     one, other = ca.issue_cert("a"), ca.issue_cert("b")
     one.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")

@@ -136,7 +136,8 @@ def set_aside(work: Path, plan: Plan, exact_dtype: str) -> None:
         return
     if _note(work / LEFT):  # he has taken what he can use
         shutil.rmtree(work / LEFT)
-    sizes = [path.stat().st_size for name in OF_LEFT for path in work.glob(f"**/{name}") if path.is_file()]
+    places = [folder / name for folder in (work, work / LEFT) for name in OF_LEFT]
+    sizes = [path.stat().st_size for path in places if path.exists()]
     if not note.serves(plan, exact_dtype) or shutil.disk_usage(work).free < sum(sizes):
         shutil.rmtree(work / LEFT, ignore_errors=True)
         return

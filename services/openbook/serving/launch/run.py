@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from openbook import certificates, errors, local_ray
 from openbook.config import ServingSettings, Settings
-from openbook.errors import PortInUse, StartupError
+from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback
 from openbook.serving.launch import tls
@@ -62,11 +62,13 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
 
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
-        InvalidConfig: the files of `tls` cannot be used.
+        InvalidConfig: the files of `tls` cannot be used, or `host` is an address of IPv6.
         StartupError: Ray does not start.
     """
     if serving.tls:
         certificates.read("serving.tls", serving.tls)
+    if ":" in serving.host:
+        raise InvalidConfig(f"serving.host must be a name or an IPv4 address, got {serving.host}")
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
