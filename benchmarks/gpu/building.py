@@ -50,9 +50,9 @@ def row(part: Part, shape: str, folder: Path, passages: list[Passage]) -> None:
     write_passages(folder, passages)
     encode.plan_rows(folder, np.zeros(n, np.bool_), at_once)
     vectors = encode.new_array(folder / encode.VECTORS, np.float32, (n, encoder.dimension))
-    clock = Clock(max(1, min(len(encode.everyone(settings)), n // encode.GPU_ROWS_PER_PROCESS)))
-    begun = time.perf_counter()
     steps = [range(i, min(i + at_once, n)) for i in range(0, n, at_once)]
+    clock = Clock(max(1, min(len(encode.everyone(settings)), n // encode.GPU_ROWS_PER_PROCESS)), len(steps))
+    begun = time.perf_counter()
     encode.encode(folder, steps, settings, encoder, clock.written, clock.wait)
     seconds = time.perf_counter() - begun
     some = np.linspace(0, n - 1, min(COMPARED, n)).astype(int).tolist()
@@ -66,8 +66,8 @@ def row(part: Part, shape: str, folder: Path, passages: list[Passage]) -> None:
 class Clock:
     """When each process has written what: their threads tell of it."""
 
-    def __init__(self, n_processes: int) -> None:
-        self.n_processes = n_processes
+    def __init__(self, n_processes: int, n_steps: int) -> None:
+        self.n_processes, self._n_steps = n_processes, n_steps
         self._written: dict[int, list[tuple[float, int]]] = {}
         self._others_at_work = threading.Event()
 
@@ -75,7 +75,8 @@ class Clock:
         """One step."""
         mine = self._written.setdefault(threading.get_ident(), [])
         mine.append((time.perf_counter(), len(step)))
-        if len(self._written) >= self.n_processes - 1:
+        all_done = sum(map(len, self._written.values())) == self._n_steps  # some began too late for any
+        if len(self._written) >= self.n_processes - 1 or all_done:
             self._others_at_work.set()
 
     def wait(self, check: Callable[[], None]) -> None:

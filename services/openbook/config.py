@@ -263,7 +263,7 @@ class ServingSettings(Section):
     # on a cluster, of the ingress and of each model: 1 keeps replicas apart, so that a lost node takes one of each
     max_replicas_per_node: Annotated[int, Field(ge=1, le=100)] | None = None
     # names of domains by which it may be asked where it listens on loopback and asks for no keys, such as those of a
-    # proxy in front of it; addresses and names of this network always may
+    # proxy in front of it; addresses, names without a dot and those that nobody can register always may
     domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = ()
     # whose pages may ask from a browser, such as https://example.org; * for all
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()

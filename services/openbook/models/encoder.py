@@ -21,7 +21,7 @@ from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
 from openbook.models.packing import STEP, Packing
-from openbook.models.source import Declaration, Source, tokenizer_digest, weights_digest
+from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
 Role = Literal["query", "passage"]
@@ -131,7 +131,10 @@ class TextEncoder:
         dtype = str(self._model.dtype).removeprefix("torch.")
         self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
-        self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
+        try:
+            self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
+        except torch.OutOfMemoryError as error:  # the weights had room on the GPU, and nothing else has
+            raise InvalidModel(f"device {settings.device!r} cannot be used: {first_line(error)}") from None
         """d"""
         limits = self.pooling.max_tokens, self._model.config.vocab_size
         self._batches = Batches(self._embed, *limits)

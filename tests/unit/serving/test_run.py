@@ -110,6 +110,7 @@ def test_as_many_replicas_as_the_machine_has_use_for(
     [
         ({}, 8),
         ({"serving": {"n_replicas": 3}}, 3),
+        ({"generator": {"device": "cuda"}}, 8),
         ({"generator": {"device": "cpu"}}, 4),
         ({"generator": {"num_gpus": 1}}, 1),
         ({"generator": {"device": "cuda:1"}}, 1),
@@ -117,6 +118,7 @@ def test_as_many_replicas_as_the_machine_has_use_for(
 )
 def test_each_gpu_has_a_replica(values: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "threads", lambda: 96)
+    monkeypatch.setattr(fitting, "memory_bytes", lambda: 64 << 30)
     monkeypatch.setattr(fitting, "n_gpus", lambda: 8)
     settings = fitting.fitted(parse(values))
     assert settings.serving.n_replicas == expected
@@ -131,10 +133,11 @@ def test_each_gpu_has_a_replica(values: dict[str, Any], expected: int, monkeypat
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    asked = values.get("generator", {}).get("device")
-    assert [device(rank) for rank in range(10)] == ([asked] * 10 if asked else [f"cuda:{i % 8}" for i in range(10)])
+    asked = settings.generator.device
+    of_all = asked in ("auto", "cuda")
+    assert [device(rank) for rank in range(10)] == ([f"cuda:{i % 8}" for i in range(10)] if of_all else [asked] * 10)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert device(3) == (asked or "auto")
+    assert device(3) == asked
 
 
 def test_where_there_is_no_driver_torch_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,8 @@ def _with_one_request_id(send: Send) -> Send:
     async def send_one(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
-            ids = [each for each in headers if each[0].lower() == b"x-request-id"]
-            message = {**message, "headers": [each for each in headers if each not in ids[1:]]}
+            ids = [i for i, (name, _) in enumerate(headers) if name.lower() == b"x-request-id"]
+            message = {**message, "headers": [each for i, each in enumerate(headers) if i not in ids[1:]]}
         await send(message)
 
     return send_one

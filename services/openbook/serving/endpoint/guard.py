@@ -18,6 +18,8 @@ from openbook.serving.endpoint.replies import error_reply, request_id_of
 
 POLICY_VIOLATION = 1008
 PORT = re.compile(r":\d*$")
+NOBODYS = (".localhost", ".localdomain", ".local", ".internal", ".home.arpa")
+"""Endings of names that nobody can register."""
 ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]*\]")
 
 
@@ -77,7 +79,7 @@ class OfThisMachine:
     def _is_known(self, host: str) -> bool:
         name = host.rpartition(":")[0] if PORT.search(host) else host
         name = name.rstrip(".").lower()
-        is_domain = "." in name and not name.endswith(".localhost") and not ADDRESS.fullmatch(name)
+        is_domain = "." in name and not name.endswith(NOBODYS) and not ADDRESS.fullmatch(name)
         return not is_domain or name in self._domains
 
 

@@ -198,7 +198,10 @@ def keep(wanted: Wanted, timeout_s: float) -> None:
                 return
             except ray.exceptions.RayTaskError as error:
                 log.warning("what did not start is started anew: %s", error.cause)
-        ray.get(keeper.stop.remote(wanted), timeout=timeout_s)
+        try:
+            ray.get(keeper.stop.remote(wanted), timeout=timeout_s)
+        except ray.exceptions.RayTaskError as error:  # perhaps it is of a version that knows of no successor
+            log.warning("the former keeper does not stop, and is ended: %s", error.cause)
         ray.kill(keeper)
     except ValueError:  # there is none
         pass

@@ -28,6 +28,8 @@ from openbook.serving.launch.fitting import fitted
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
+REPLICA = f"SERVE_REPLICA::{APPLICATION}#"
+"""How the names of its replicas begin."""
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 LONGEST_S = 330
@@ -117,23 +119,24 @@ def _stop_serve() -> None:
     from ray import serve
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-    with suppress(ray.exceptions.RayError):
-        _end_application()
     with suppress(ValueError, ray.exceptions.RayError):  # it is gone, now or already; or it takes too long
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
+        _end_application(controller)
         ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=STOP_TIMEOUT_S)
     serve.shutdown()
 
 
-def _end_application() -> None:
+def _end_application(controller: Any) -> None:
     """Let replicas finish what they were asked, as long as that may take. Serve's end would kill its proxies at once,
-    and cut off every answer under way.
+    and cut off every answer under way. Raises RayError: the controller does not answer.
     """
-    from ray import serve
+    import ray
 
-    serve.delete(APPLICATION, _blocking=False)
+    ray.get(controller.delete_apps.remote([APPLICATION]), timeout=STOP_TIMEOUT_S)
     give_up = time.monotonic() + LONGEST_S
-    while APPLICATION in serve.status().applications and time.monotonic() < give_up:
+    while any(REPLICA in each["name"] for each in ray.util.list_named_actors(all_namespaces=True)):
+        if time.monotonic() > give_up:
+            return
         time.sleep(0.05)
 
 
