@@ -31,6 +31,7 @@ def client() -> TestClient:
         ("/v1/retrieve", {"question": "q", "passages": [0] * WIDE}),
         ("/v1/retrieve", {"question": "q", **{f"{i}": 0 for i in range(WIDE // 8)}}),
         ("/v1/chat/completions", {"model": "openbook", "messages": [0] * (WIDE - 99)}),
+        ("/v1/chat/completions", {"model": "openbook", "messages": [{"role": "user", "content": [0] * (WIDE - 99)}]}),
         ("/v1/embeddings", {"model": "openbook", "input": [0] * (WIDE - 99)}),
     ],
 )

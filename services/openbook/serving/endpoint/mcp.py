@@ -24,7 +24,7 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
@@ -74,7 +74,9 @@ class Ask(_Arguments):
 
     question: str
     k: Annotated[Whole32 | None, Field(description="Passages to read.")] = None
-    labels: Annotated[list[str] | None, Field(description="The answer is the most probable of these.")] = None
+    labels: Annotated[
+        Annotated[list[str], FailFast()] | None, Field(description="The answer is the most probable of these.")
+    ] = None
     min_probability: Annotated[
         float | None, Field(description="0 to 1: rather no answer than one less probable than this.")
     ] = None

@@ -44,11 +44,8 @@ def n_gpus() -> int:
 
 def _replicas(settings: Settings) -> int:
     models = settings.encoder, settings.generator
-    if (
-        not any(model.num_gpus for model in models)
-        and settings.generator.device in ("auto", "cuda")
-        and (n := n_gpus())
-    ):
+    is_open = settings.generator.device in ("auto", "cuda") and not any(model.num_gpus for model in models)
+    if is_open and (n := n_gpus()):
         return n
     if any(model.num_gpus or model.device not in ("auto", "cpu") for model in models):
         return 1
