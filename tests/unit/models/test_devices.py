@@ -130,7 +130,7 @@ def test_vectors_are_those_of_the_cpu(device: torch.device, mode: Any) -> None:
         checkpoint = EncoderCheckpoint(tiny_encoders.bert_model(), tokenizer, pooling)
         encoder = TextEncoder(checkpoint, ModelSettings(device=name))
         vectors.append(np.concatenate([encoder.encode_passages(passages), encoder.encode_questions(["who", "when ?"])]))
-    np.testing.assert_allclose(*vectors, rtol=1e-6)
+    np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-7)  # in batches of another shape
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -68,6 +68,9 @@ def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache
 WANTED = Wanted("~/snapshot", 2, ClusterPorts(), has_cache=True, keys_folder="~/keys", password="word")
 
 
+NODE_ID = "ab" * 28
+
+
 class FakeRay:
     """A cluster of one index node, whose actor can be asked. What it says is what the test says."""
 
@@ -84,7 +87,7 @@ class FakeRay:
         return self.n_asked
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [as_ray_tells(("a", True, True))]
+        return [as_ray_tells((NODE_ID, True, True))]
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         return refs, []
@@ -144,4 +147,4 @@ def test_index_servers_are_asked_again_and_again_and_started_anew_where_they_do_
     assert len(cluster_of_one.killed) == 1
     cluster_of_one.says = None
     keeper._look()
-    assert keeper._serving == {"a"}
+    assert keeper._serving == {NODE_ID}

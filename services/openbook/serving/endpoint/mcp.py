@@ -24,7 +24,7 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
@@ -75,7 +75,8 @@ class Ask(_Arguments):
     question: str
     k: Annotated[Whole32 | None, Field(description="Passages to read.")] = None
     labels: Annotated[
-        Annotated[list[str], FailFast()] | None, Field(description="The answer is the most probable of these.")
+        Annotated[list[str], Field(fail_fast=True)] | None,
+        Field(description="The answer is the most probable of these."),
     ] = None
     min_probability: Annotated[
         float | None, Field(description="0 to 1: rather no answer than one less probable than this.")

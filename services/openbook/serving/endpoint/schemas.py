@@ -7,7 +7,7 @@ repeated here: the pipeline and `GenerationSettings` know them.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
@@ -54,11 +54,11 @@ class RetrieveRequest(_Request):
         Field(description="Hybrid: the score is dense + so much of BM25's; left out, the ranks of both decide."),
     ] = None
     without: Annotated[
-        Annotated[tuple[Whole64, ...], FailFast()] | None,
+        Annotated[tuple[Whole64, ...], Field(fail_fast=True)] | None,
         Field(description="Ids of passages that are no evidence, as if there were none such."),
     ] = None
     passages: Annotated[
-        Annotated[tuple[OwnPassageIn, ...], FailFast()] | None,
+        Annotated[tuple[OwnPassageIn, ...], Field(fail_fast=True)] | None,
         Field(description="Your own, read together with the k that are found; alone where k is 0."),
     ] = None
 
@@ -77,7 +77,8 @@ class AnswerRequest(RetrieveRequest):
     top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
     labels: Annotated[
-        Annotated[tuple[str, ...], FailFast()] | None, Field(description="The answer is the most probable of these.")
+        Annotated[tuple[str, ...], Field(fail_fast=True)] | None,
+        Field(description="The answer is the most probable of these."),
     ] = None
     n_answers: Annotated[Whole32 | None, Field(description="At most n_beams, or so many samples.")] = None
     follow: Annotated[

@@ -28,8 +28,6 @@ from openbook.serving.launch.fitting import fitted
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
-REPLICA = f"SERVE_REPLICA::{APPLICATION}#"
-"""How the names of its replicas begin."""
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 LONGEST_S = 330
@@ -133,10 +131,8 @@ def _end_application(controller: Any) -> None:
     import ray
 
     ray.get(controller.delete_apps.remote([APPLICATION]), timeout=STOP_TIMEOUT_S)
-    give_up = time.monotonic() + LONGEST_S
-    while any(REPLICA in each["name"] for each in ray.util.list_named_actors(all_namespaces=True)):
-        if time.monotonic() > give_up:
-            return
+    give_up, ours = time.monotonic() + LONGEST_S, f"SERVE_REPLICA::{APPLICATION}#"
+    while time.monotonic() < give_up and any(ours in each["name"] for each in ray.util.list_named_actors(True)):
         time.sleep(0.05)
 
 

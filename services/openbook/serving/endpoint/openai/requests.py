@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
@@ -64,7 +64,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], FailFast()] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -83,7 +83,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: Annotated[str, Field(description="`openbook`, or the generator's name, as `/v1/models` lists them.")]
-    messages: Annotated[list[Message], FailFast(), Field(description="The last one of the user's is the question.")]
+    messages: Annotated[list[Message], Field(fail_fast=True, description="The last one of the user's is the question.")]
     max_completion_tokens: Annotated[Whole32 | None, Field(description="`max_new_tokens`.")] = None
     max_tokens: Annotated[Whole32 | None, Field(description="As max_completion_tokens, which wins.")] = None
     temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
@@ -145,7 +145,7 @@ class EmbeddingsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(description="`openbook`, or the encoder's name, as `/v1/models` lists them.")]
-    input: Annotated[str | Annotated[list[str], FailFast()], Field(description="A text, or several.")]
+    input: Annotated[str | Annotated[list[str], Field(fail_fast=True)], Field(description="A text, or several.")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[Whole32 | None, Field(description="None but the encoder's own can be had.")] = None
     user: str | None = None
