@@ -165,7 +165,7 @@ def test_it_takes_what_a_former_snapshot_has_and_what_an_interrupted_build_has(
 
 
 @pytest.mark.usefixtures("one_by_one")
-@pytest.mark.parametrize("at", [("encode", 2), ("words", 1)])
+@pytest.mark.parametrize("at", [("encode", 0), ("encode", 1)])
 def test_vectors_that_were_rounded_get_into_no_others(
     encoder: EncoderSettings, tmp_path: Path, at: tuple[str, int]
 ) -> None:
