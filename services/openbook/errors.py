@@ -170,10 +170,7 @@ def from_grpc_code(code: str, message: str, name: str = "") -> OpenbookError:
     Without a name FAILED_PRECONDITION comes back as SnapshotMismatch: a server that failed to start sends nothing; and
     UNAVAILABLE as ShardUnavailable, whatever did not answer.
     """
-    for error in _all_subclasses(OpenbookError):
-        if (error.grpc_code, error.__name__) == (code, name) and error.__module__ == __name__:
-            return error(message)
-    for error in _all_subclasses(OpenbookError):
-        if error.grpc_code == code and error.__module__ == __name__:  # those of training cross no wire
-            return error(message)
-    return OpenbookError(f"{code}: {message}")
+    ours = [each for each in _all_subclasses(OpenbookError) if each.__module__ == __name__]  # training's cross no wire
+    of_code = [each for each in ours if each.grpc_code == code]
+    kind = next((each for each in of_code if each.__name__ == name), next(iter(of_code), None))
+    return kind(message) if kind else OpenbookError(f"{code}: {message}")

@@ -19,6 +19,7 @@ from openbook.deployment.kubernetes_common import (
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
 from openbook.deployment.topology import Kubernetes, Topology
+from openbook.serving.launch.ports import SERVE_LOGGING
 from openbook.serving.launch.run import GUARDS
 
 BASE, OVERLAYS = "deploy/kubernetes/base", "deploy/kubernetes/overlays"
@@ -69,8 +70,7 @@ def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str
         settings["access"]["url"] = f"redis://openbook-keys.{cluster.namespace}.svc:{ports.keys}/0"
     config = {
         "proxy_location": "EveryNode",
-        # At INFO Serve writes `args` into its log, passwords and all, for every user of the machine to read.
-        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "logging_config": SERVE_LOGGING,
         "http_options": {"host": "0.0.0.0", "port": ports.http},
         "grpc_options": {
             "port": ports.grpc,

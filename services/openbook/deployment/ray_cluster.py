@@ -9,7 +9,7 @@ from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
-from openbook.serving.launch.ports import INDEX_RESOURCE
+from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING
 from openbook.serving.launch.run import GUARDS, haproxy_files
 
 SECRETS = "openbook/secrets"
@@ -29,8 +29,7 @@ def serve(topology: Topology, has_gpus: bool) -> str:
     index = {"tls": {"ca": f"~/{SECRETS}/ca.pem"}, "server_name": topology.secrets.server_name}
     config = {
         "proxy_location": "EveryNode",
-        # At INFO Serve writes `args` into its log, passwords and all, for every user of the machine to read.
-        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "logging_config": SERVE_LOGGING,
         "http_options": {"host": "0.0.0.0", "port": topology.ports.http},
         "grpc_options": {
             "port": topology.ports.grpc,

@@ -21,7 +21,7 @@ from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
 from openbook.serving.access.exposure import check_exposure
-from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
+from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING, ClusterPorts
 from openbook.serving.nodes import hosts_with, source_on_ray
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,7 @@ def complete(
     settings = config.parse({"index": index}).index
     if source_on_ray(settings):
         settings = settings.at(tuple(combined(hosts_with(nodes, INDEX_RESOURCE), of_shards)))
-    # At INFO Serve would write `args` into its log, passwords and all, for every user of the machine to read.
-    quiet = {"log_level": "WARNING", "enable_access_log": False, **(values.get("logging_config") or {})}
+    quiet = {**SERVE_LOGGING, **(values.get("logging_config") or {})}
     return {**values, "logging_config": quiet, "applications": [{**application, "args": filled}]}, settings
 
 

@@ -1,12 +1,17 @@
-"""Where the processes of a cluster listen, unless somebody says otherwise, and what its index nodes are known by."""
+"""What all who start Serve agree on: where the processes of a cluster listen, unless somebody says otherwise, what its
+index nodes are known by, how much Serve logs.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 INDEX_RESOURCE = "index"
 RAY_PORT = 6379
 HTTP_PORT = 8000
 GRPC_PORT = 9000
 METRICS_PORT = 9110  # 9101 is HAProxy's
+SERVE_LOGGING: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+"""At INFO Serve writes the `args` of an application into its log, passwords and all, for every user of the machine."""
 
 
 @dataclass(frozen=True)

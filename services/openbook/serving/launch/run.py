@@ -24,6 +24,7 @@ from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback
 from openbook.serving.launch import tls
 from openbook.serving.launch.fitting import fitted
+from openbook.serving.launch.ports import SERVE_LOGGING
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
             grpc_options=gRPCOptions(
                 port=serving.grpc_port, grpc_servicer_functions=["openbook.serving.endpoint.ingress.add_services"]
             ),
-            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+            logging_config=LoggingConfig(**SERVE_LOGGING),
         )
         yield
 
