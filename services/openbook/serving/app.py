@@ -25,7 +25,6 @@ from openbook.serving.access.exposure import check_exposure
 from openbook.serving.access.gate import open_gate
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.service import AnswerService
-from openbook.serving.launch.ports import SERVE_LOGGING
 from openbook.serving.nodes import source_on_ray
 from openbook.serving.workers.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
 from openbook.serving.workers.generator import (
@@ -227,7 +226,7 @@ def _deployment(
         max_constructor_retry_count=1,  # a wrong path stays wrong: say so at once, not after 20 loads
         graceful_shutdown_timeout_s=grace_s,
         max_surge_percent=100,  # in an update the new replicas answer before the old ones stop
-        logging_config=LoggingConfig(**SERVE_LOGGING),
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         ray_actor_options={
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
