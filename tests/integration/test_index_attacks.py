@@ -29,10 +29,11 @@ from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.types import Passage, RetrievalSettings
+from openbook.index.building.build import build_snapshot
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.server import frames
 from openbook.index.server.server import IndexServer
-from openbook.index.server.threads import CallThreads
+from openbook.index.server.threads import PART_IDS, CallThreads
 from openbook.index.shard import engine
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -261,7 +262,7 @@ def test_a_thread_that_cannot_be_started_costs_one_connection(
 
 
 def test_idle_connections_make_room_and_busy_ones_do_not(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openbook.index.server.service.IDLE_S", 0.0, raising=False)
+    monkeypatch.setattr("openbook.index.server.streams.IDLE_S", 0.0, raising=False)
     server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2))
     with server, connected(server) as first, connected(server) as second:
         assert first.reply() is not None
@@ -289,7 +290,7 @@ def test_idle_connections_make_room_and_busy_ones_do_not(snapshot: Path, monkeyp
 def test_a_client_whose_stream_made_room_sees_no_failure(
     snapshot: Path, monkeypatch: pytest.MonkeyPatch, frame_port: int | None
 ) -> None:
-    monkeypatch.setattr("openbook.index.server.service.IDLE_S", 0.0, raising=False)
+    monkeypatch.setattr("openbook.index.server.streams.IDLE_S", 0.0, raising=False)
 
     async def scenario(server: IndexServer) -> None:
         clients = [IndexClient(server.address) for _ in range(5)]
@@ -425,7 +426,7 @@ def test_who_does_not_read_large_replies_is_read_no_more(snapshot: Path) -> None
 def test_who_does_not_read_holds_his_place_only_for_a_while(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """His threads go with it: they do not add up."""
     monkeypatch.setattr(frames, "SEND_S", 3.0)
-    monkeypatch.setattr("openbook.index.server.service.IDLE_S", 0.0)
+    monkeypatch.setattr("openbook.index.server.streams.IDLE_S", 0.0)
     call = index_pb2.Call(search=index_pb2.SearchRequest(queries={"rows": 1024, "columns": D}, k=N))
     data = VECTORS[np.zeros(1024, int)].tobytes()
     server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2))
@@ -442,6 +443,42 @@ def test_who_does_not_read_holds_his_place_only_for_a_while(snapshot: Path, monk
             assert reply.failure.code == "RESOURCE_EXHAUSTED", "nobody's place is given away while he holds threads"
         wait_until(lambda: not server._service._streams)
         wait_until(lambda: not any(thread.name in ("frames", "exchange") for thread in threading.enumerate()))
+        assert is_served(server)
+
+
+@contextmanager
+def unread_exchanges(server: IndexServer, n: int) -> Iterator[None]:
+    """Streams of one connection of gRPC's, whose replies fill all buffers and are not read."""
+    request = index_pb2.SearchRequest(queries=wire.matrix_to_wire(VECTORS[np.zeros(1024, int)]), k=N)
+    queues = [SimpleQueue[index_pb2.Call | None]() for _ in range(n)]
+    with channel_to(server, None) as channel:
+        replies = [index_pb2_grpc.IndexServiceStub(channel).Exchange(iter(calls.get, None)) for calls in queues]
+        for calls in queues:
+            for number in range(1, 20):
+                calls.put(index_pb2.Call(number=number, search=request))
+        yield
+        del replies
+    for calls in queues:
+        calls.put(None)
+
+
+def test_who_does_not_read_over_grpc_holds_his_place_only_for_a_while(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.server.server.SEND_S", 0.5, raising=False)
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2, max_queued_rows=1 << 20))
+    with server, unread_exchanges(server, 2):
+        wait_until(lambda: len(server._service._streams) == 2)
+        wait_until(lambda: not server._service._streams)
+        wait_until(lambda: not any(thread.name == "exchange" for thread in threading.enumerate()))
+        assert is_served(server)
+
+
+def test_who_does_not_read_over_grpc_leaves_a_place_to_others(snapshot: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=2, max_queued_rows=1 << 20))
+    with server, unread_exchanges(server, 2):
+        wait_until(lambda: len(server._service._streams) == 2)
+        wait_until(lambda: all(math.isinf(stream.idle_since) for stream in list(server._service._streams)))
         assert is_served(server)
 
 
@@ -470,6 +507,36 @@ def test_fetches_of_one_who_asks_for_many_keep_nobody_waiting(snapshot: Path, mo
         assert other.reply() is not None
         wait_until(lambda: len(fetched) == 101)
     assert fetched.index(1) <= 8  # as many as are under way, and those that they may overtake
+
+
+def test_a_fetch_by_lasting_ids_is_done_in_parts(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    with IndexServer(IndexServerSettings(snapshot=snapshot)) as server, channel_to(server, None) as channel:
+
+        def find(lasting_ids: list[str]) -> list[Passage]:
+            sizes.append(len(lasting_ids))
+            return []
+
+        monkeypatch.setattr(server.shard, "find", find)
+        asked = index_pb2.FetchRequest(lasting_ids=["0" * 32] * 500, ids=range(N), with_vectors=True)
+        found = index_pb2_grpc.IndexServiceStub(channel).Fetch(asked, timeout=SOON_S)
+    assert (sum(sizes), max(sizes)) == (500, PART_IDS)
+    assert [passage.id for passage in found.passages] == list(range(N))
+    np.testing.assert_array_equal(wire.matrix_from_wire(found.vectors), VECTORS)
+    assert found.snapshot_id == server.shard.manifest.snapshot_id
+
+
+def test_nobody_searches_more_widely_than_the_server_allows(tmp_path: Path) -> None:
+    passages = [Passage(i, "", "", "") for i in range(N)]
+    build_snapshot(passages, VECTORS, tmp_path / "s", 1, "SQ8", "encoder", "fingerprint")
+    with IndexServer(IndexServerSettings(snapshot=tmp_path / "s")) as server, channel_to(server, None) as channel:
+        stub = index_pb2_grpc.IndexServiceStub(channel)
+        request = index_pb2.SearchRequest(queries=wire.matrix_to_wire(VECTORS[:1]), k=1)
+        request.parameters.rerank_factor = 256
+        assert stub.Search(request, timeout=SOON_S).rows == 1
+        request.parameters.rerank_factor = 257
+        with pytest.raises(grpc.RpcError, match="rerank_factor must be at most 256, 64 times as built"):
+            stub.Search(request, timeout=SOON_S)
 
 
 def test_who_calls_without_end_leaves_threads_to_others(snapshot: Path) -> None:

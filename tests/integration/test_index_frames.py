@@ -154,7 +154,7 @@ def check_slow_reader(server: IndexServer) -> None:
 
 
 def test_one_connection_too_many_is_told_so(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openbook.index.server.service.IDLE_S", math.inf)
+    monkeypatch.setattr("openbook.index.server.streams.IDLE_S", math.inf)
     settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
     with IndexServer(settings) as server, connected(server) as first:
         assert first.reply() == index_pb2.Reply()

@@ -195,7 +195,7 @@ def admitted(server: IndexServer) -> Stream:
 
 
 def test_too_many_streams_are_refused(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openbook.index.server.service.IDLE_S", math.inf)
+    monkeypatch.setattr("openbook.index.server.streams.IDLE_S", math.inf)
     settings = IndexServerSettings(snapshot=snapshot, max_streams=1)
     with IndexServer(settings) as server, Stream(server) as stream:
         stream.search(1, QUERIES[:1])

@@ -5,6 +5,8 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import bm25s
 import grpc
@@ -18,14 +20,19 @@ from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.fusion import fuse
-from openbook.core.types import Float32, Hits, Passage, RetrievalSettings, RetrieverKind
+from openbook.core.types import Candidates, Float32, Hits, Passage, RetrievalSettings, RetrieverKind
 from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, ShardUnavailable
 from openbook.index.building.build import add_bm25, build_snapshot
 from openbook.index.client.publish import publish
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk import bm25
 from openbook.index.disk.snapshot import Snapshot
+from openbook.index.server.failed import Failed
+from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.server import IndexServer
+from openbook.index.server.threads import PART_IDS
+from openbook.index.server.waiting import Outcome, Ticket
+from openbook.index.server.words import PART_WORDS, WordSearches
 from openbook.rag.retrieving import find
 from openbook.testing import ExactIndex, served
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -166,9 +173,105 @@ def test_damage_is_found(tmp_path: Path) -> None:
     data.write_bytes(content[:-1])
     with pytest.raises(InvalidSnapshot, match=f"must have {len(content)} bytes, found {len(content) - 1}"):
         bm25.Bm25Index(snapshot, held.manifest.snapshot_id, 0, N)
+    data.write_bytes(content)
+    for name, problem in ((bm25.INDPTR, "is no array"), (bm25.VOCABULARY, "is no vocabulary")):
+        path = snapshot / bm25.FOLDER / name
+        good = path.read_bytes()
+        path.write_bytes(b"?" * len(good))
+        with pytest.raises(InvalidSnapshot, match=f"{name}: {problem}"):
+            bm25.Bm25Index(snapshot, held.manifest.snapshot_id, 0, N)
+        path.write_bytes(good)
     about.write_text(json.dumps({**json.loads(right), "format_version": 2}))
     with pytest.raises(InvalidSnapshot, match=r"about.json: format_version: Input should be 1"):
         held.verify(0)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 16])
+@pytest.mark.parametrize("n_words", [0, 1, 400])
+def test_a_vocabulary_read_in_pieces_is_whole(
+    n_words: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {f"wörd{i}": i for i in range(n_words)} | {"": n_words}
+    monkeypatch.setattr(bm25, "PIECE_CHARS", at_once)
+    for separators in ((", ", ": "), (",", ":")):
+        (tmp_path / "v").write_text(json.dumps(numbers, ensure_ascii=not at_once % 2, separators=separators), "utf-8")
+        assert bm25._read_vocabulary(tmp_path / "v") == numbers
+
+
+def test_words_are_ready_when_a_snapshot_is_prepared_if_those_before_were_asked_for(tmp_path: Path) -> None:
+    folders = [built(tmp_path / name, seed, n_shards=1, words=name != "c") for seed, name in enumerate("abc")]
+    with served(folders[0]) as (server,), grpc.insecure_channel(server.address) as channel:
+
+        def words_of_prepared(folder: Path) -> bool:
+            snapshot_id = Snapshot.open(folder).manifest.snapshot_id
+            server._publishing.prepare(folder, snapshot_id, Deadline.never())
+            prepared = server.held.find(snapshot_id)
+            assert prepared is not None
+            return prepared.words._words is not None
+
+        assert not words_of_prepared(folders[1])
+        server._publishing.discard(Snapshot.open(folders[1]).manifest.snapshot_id, Deadline.never())
+        index_pb2_grpc.IndexServiceStub(channel).Search(index_pb2.SearchRequest(questions=["word1"], k=1))
+        assert words_of_prepared(folders[1])
+        assert not words_of_prepared(folders[2])
+
+
+class Slow:
+    """Words of a shard of one passage: a question's words are told as they are added up."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def adding_up(self, question: str) -> Iterator[Float32]:
+        yield np.zeros(1, np.float32)
+        for word in question.split():
+            self.told.append(word)
+            yield np.zeros(1, np.float32)
+
+    def candidates(self, scores: Float32, *_: object) -> Candidates:
+        return Candidates(np.zeros((1, 1), np.int64), scores[None], scores[None], "s")
+
+
+class Asked:
+    """What becomes of questions, by parts as they are taken."""
+
+    def __init__(self, *questions: str, deadline: Deadline) -> None:
+        self.words, self.ticket, self.outcomes = Slow(), Ticket("caller"), list[Outcome]()
+        shard: Any = SimpleNamespace(words=self.words, max_k=9, max_rows=9)
+        request = index_pb2.SearchRequest(questions=questions, k=1)
+        searches = WordSearches(HeldSnapshots("s", shard, 1, 0.0), self)  # type: ignore[arg-type]
+        searches.begin(request, b"", Context(deadline), self.ticket, self.outcomes.append)
+
+    def submit(self, caller: object, n_ids: int, parts: Iterator[None], refuse: object) -> None:
+        self.n_parts, self.parts = n_ids // PART_IDS, parts
+
+
+def test_a_long_question_is_done_in_parts_that_were_counted_before() -> None:
+    asked = Asked("aa " * 1000, "bb", "cc " * 100, deadline=Deadline.never())
+    n_taken, n_words = 0, [0]
+    for _ in asked.parts:
+        n_taken += 1
+        n_words.append(len(asked.words.told))
+    assert asked.words.told == ["aa"] * 1000 + ["bb"] + ["cc"] * 100
+    assert 25 < n_taken <= asked.n_parts
+    assert max(np.diff(n_words)) <= PART_WORDS
+    (found,) = asked.outcomes
+    assert isinstance(found, Candidates)
+    assert found.ids.shape == (3, 1)
+
+
+def test_a_long_question_stops_at_its_deadline_and_when_nobody_waits() -> None:
+    now = 0.0
+    late, left = (Asked("aa " * 1000, deadline=Deadline(1.0, lambda: now)) for _ in range(2))
+    for asked in (late, left):
+        next(asked.parts)
+    left.ticket.cancelled = True
+    assert list(left.parts) == []
+    now = 2.0
+    assert list(late.parts) == []
+    codes = [outcome.code for asked in (late, left) for outcome in asked.outcomes if isinstance(outcome, Failed)]
+    assert codes == ["DEADLINE_EXCEEDED", "CANCELLED"]
+    assert len(late.words.told) <= PART_WORDS + 1
 
 
 @pytest.fixture(scope="module")

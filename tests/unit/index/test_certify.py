@@ -10,6 +10,7 @@ from openbook.index.building.build import build_snapshot
 from openbook.index.disk.snapshot import Manifest, Recall
 from openbook.index.shard import shard as shard_module
 from openbook.index.shard.shard import Shard
+from openbook.index.shard.width import MAX_FACTOR
 
 N, D = 3000, 16
 RNG = np.random.default_rng(0)
@@ -71,7 +72,7 @@ def test_the_search_is_widened_until_the_target_is_reached(factory: str, tmp_pat
 def test_a_target_out_of_reach_ends_all_the_same(tmp_path: Path) -> None:
     manifest = build(tmp_path / "s", "PQ1x4fs", vectors=np.repeat(VECTORS, 3, axis=0), recall_target=1.0)
     assert manifest.search is not None
-    assert manifest.search.rerank_factor == shard_module.MAX_FACTOR
+    assert manifest.search.rerank_factor == MAX_FACTOR
     assert recall_of(manifest).at_10 < 1
 
 

@@ -27,12 +27,18 @@ HERE, THERE = object(), object()
 
 
 def search(
-    n: int = 1, k: int = 5, shard: Any = HERE, due: float = 100.0, wide: bool = False, caller: str = ""
+    n: int = 1,
+    k: int = 5,
+    shard: Any = HERE,
+    due: float = 100.0,
+    wide: bool = False,
+    caller: str = "",
+    width: float = 1.0,
 ) -> PendingSearch:
     parameters = SearchParameters(nprobe=9) if wide else AS_BUILT
     context = Context(Deadline(due))
     queries = np.zeros((n, 2), np.float32)
-    return PendingSearch(shard, queries, k, parameters, context, lambda outcome: None, Ticket(caller))
+    return PendingSearch(shard, queries, k, parameters, context, lambda outcome: None, Ticket(caller), width)
 
 
 def queue(*searches: PendingSearch, max_rows: int = 100, max_batch: int = 64) -> SearchQueue:
@@ -172,6 +178,21 @@ def test_who_is_alone_is_not_cut_unless_one_who_asks_for_less_comes_between() ->
     assert cut("a", 0) == cut("a", SHARED_S - 1) == 5
     assert cut("a", SHARED_S) == 200
     assert cut("b", SHARED_S) == cut("a", SHARED_S) == 200  # who asks for no less is no reason
+
+
+def test_a_row_of_a_wide_search_counts_as_several() -> None:
+    alone = search(60, wide=True, width=8)
+    waiting = queue(alone, search(60, wide=True, width=8), max_rows=4096)
+    assert waiting.take(0) == ([alone], [])
+    assert alone.end == 64 // 8
+    for others, n_rows in ((1, 1), (60, 60 // 8)):
+        wide = search(64, wide=True, width=8, caller="wide")
+        waiting = queue(search(others, caller="other"), wide, max_rows=4096)
+        waiting.take(0)
+        waiting.put(search(others, caller="other"))
+        while wide.end is None:
+            waiting.take(0)
+        assert wide.end == n_rows
 
 
 def test_a_full_queue_refuses_who_has_most_in_it() -> None:

@@ -176,7 +176,8 @@ def test_a_snapshot_of_format_2_is_still_read(tmp_path: Path) -> None:
     )
     assert second.fetch([4]) == [Passage(4, "doc-2", "Title 2", "text 4 of Zürich", about)]
     assert first.find(["99799d96a8ac6681e43609afe50d3bf4"]) == first.fetch([1])
-    found = second.words.candidates("Zürich", None, 3, np.empty(0, np.int64))
+    *_, scores = second.words.adding_up("Zürich")
+    found = second.words.candidates(scores, None, 3, np.empty(0, np.int64))
     assert found.ids.tolist() == [[3, 4, 5]]
     assert np.all(found.bm25 > 0)
     second.self_test()

@@ -9,8 +9,16 @@ import pytest
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Hits, Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, OpenbookError, SnapshotMismatch, from_grpc_code
+from openbook.core.types import Float32, Hits, Passage, RetrievalSettings, RetrieverKind
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    OpenbookError,
+    Overloaded,
+    ShardUnavailable,
+    SnapshotMismatch,
+    from_grpc_code,
+)
 from openbook.index.client import replicas
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import FIRST_PROBE_S, Health, Router
@@ -279,3 +287,56 @@ def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passag
         await tier.close()
 
     asyncio.run(scenario())
+
+
+class Failing(Holder):
+    """A server that answers every search with one error, if it is given one."""
+
+    error: OpenbookError | None = None
+
+    async def search(self, *arguments: Any, **named: Any) -> tuple[Hits, int]:
+        if self.error:
+            raise self.error
+        return await super().search(*arguments, **named)
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, settings: RetrievalSettings, *errors: OpenbookError | None) -> Hits:
+    """What is found in two shards, whose servers fail with these errors; by words too if that is the retriever."""
+    servers = {each: Failing(each, i, 2) for i, each in enumerate((SERVER, OTHER))}
+    for server, error in zip(servers.values(), errors, strict=True):
+        server.error = error
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+
+    async def scenario() -> Hits:
+        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        queries, context = np.ones((1, 2), np.float32), Context(Deadline.after(60.0))
+        try:
+            if settings.retriever is RetrieverKind.HYBRID:
+                await tier.candidates(["a question"], queries, settings, context)
+            return await tier.search(queries, settings, context)
+        finally:
+            await tier.close()
+
+    return asyncio.run(scenario())
+
+
+def test_a_shard_whose_servers_fail_is_missing_and_one_that_is_busy_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, half = from_grpc_code("INTERNAL", "it is broken"), RetrievalSettings(k=1, min_coverage=0.5)
+    hits = searched(monkeypatch, half, None, broken)
+    assert hits.ids.tolist() == [[0]]
+    assert (hits.coverage.n_searched, hits.coverage.missing_shards) == (5, (1,))
+    with pytest.raises(ShardUnavailable, match=r"shard 1 does not answer; .*it is broken"):
+        searched(monkeypatch, RetrievalSettings(k=1, min_coverage=0.6), None, broken)
+    with pytest.raises(OpenbookError, match=r"^INTERNAL: .*it is broken$"):
+        searched(monkeypatch, RetrievalSettings(k=1), None, broken)
+    with pytest.raises(Overloaded, match="full"):
+        searched(monkeypatch, half, None, Overloaded("full"))
+
+
+def test_who_asked_for_few_is_told_why_many_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = InvalidRequest("k * rerank_factor must be at most 65536, got 9 * 9000")
+    hybrid = RetrievalSettings(k=5, retriever=RetrieverKind.HYBRID, rerank_factor=9000)
+    with pytest.raises(InvalidRequest, match=r"got 9 \* 9000 \(hybrid ranks 9 passages for k = 5\)$"):
+        searched(monkeypatch, hybrid, refusal, refusal)
+    with pytest.raises(InvalidRequest, match=r"got 9 \* 9000$"):
+        searched(monkeypatch, RetrievalSettings(k=9, rerank_factor=9000), refusal, refusal)

@@ -1,5 +1,7 @@
 """The bound of the scan holds to the last bit, and what it leaves out is in no answer."""
 
+import errno
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import Float32, Float64, Hits, Passage
-from openbook.errors import InvalidSnapshot
+from openbook.errors import InvalidSnapshot, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.snapshot import CENTRE, VECTORS
 from openbook.index.shard.engine import NEVER, SCAN_BATCHES, Tuning, best_of, calibrate
@@ -154,6 +156,15 @@ def test_all_of_the_best_are_contenders(corpus: Callable[[np.random.Generator], 
                     assert best <= set(names[found[0]].tolist())
                     n_narrowed += 1
     assert n_narrowed > 10 or corpus in (denormal, with_an_outlier, all_alike)
+
+
+def test_codes_have_all_their_room_before_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StartupError, match=rf"^{tmp_path}/codes\.npy: {N * D} bytes are needed: No space left"):
+        scan_of(tmp_path, gaussian(np.random.default_rng(0)))
 
 
 def test_too_many_contenders_are_none(tmp_path: Path) -> None:

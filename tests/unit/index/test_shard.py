@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from openbook.core.deadline import Deadline
-from openbook.core.topk import canonical_scores
+from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
-from openbook.errors import InvalidConfig, InvalidRequest, InvalidSnapshot, StartupError
+from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, InvalidSnapshot, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.shard import gpu
 from openbook.index.shard import shard as shard_module
@@ -26,6 +26,12 @@ def build(out: Path, factory: str, vectors: Float32 = VECTORS) -> Shard:
     passages = [Passage(i, "d", "", "") for i in range(len(vectors))]
     build_snapshot(passages, vectors, out, 1, factory, "e", "f")
     return Shard(out, 0)
+
+
+def twin(queries: Float32, k: int) -> Hits:
+    """The exact best k: every score, then a sort."""
+    scores = np.stack([canonical_scores(query, VECTORS) for query in queries])
+    return Hits(*top_k(np.tile(np.arange(N), (len(queries), 1)), scores, k), "")
 
 
 def same(ours: Hits, theirs: Hits) -> None:
@@ -51,6 +57,29 @@ def test_parameters_that_an_index_does_not_know(
     shard = build(tmp_path / "s", factory)
     with pytest.raises(InvalidRequest, match=message):
         shard.search(QUERIES, 1, Deadline.never(), parameters)
+
+
+@pytest.mark.parametrize(
+    ("factory", "wide", "most", "times"),
+    [
+        ("IVF16,Flat", SearchParameters(nprobe=1 << 20), "nprobe must be at most 8, 1 times as built", 2.0),
+        ("HNSW12", SearchParameters(ef_search=1 << 20), "ef_search must be at most 64, 1 times as built", N / 64),
+        ("SQ8", SearchParameters(rerank_factor=60), "rerank_factor must be at most 4, 1 times as built", 15.0),
+        ("IVF16,SQ8", SearchParameters(nprobe=1, rerank_factor=5), "rerank_factor must be at most 4", 1.25),
+    ],
+)
+def test_how_many_times_as_widely_as_built_an_index_is_searched(
+    tmp_path: Path, factory: str, wide: SearchParameters, most: str, times: float
+) -> None:
+    shard = build(tmp_path / "s", factory)
+    assert (shard.width(AS_BUILT), shard.width(SearchParameters(rerank_factor=1))) == (1.0, 1.0)
+    assert shard.width(wide) == times
+    limited = Shard(tmp_path / "s", 0, max_width=1)
+    limited.search(QUERIES, 10, Deadline.never())
+    with pytest.raises(InvalidRequest, match=most):
+        limited.search(QUERIES, 10, Deadline.never(), wide)
+    enough = Shard(tmp_path / "s", 0, max_width=15)
+    same(enough.search(QUERIES, 10, Deadline.never(), wide), shard.search(QUERIES, 10, Deadline.never(), wide))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +109,26 @@ def test_a_large_batch_is_searched_in_parts(tmp_path: Path, monkeypatch: pytest.
     whole = shard.search(QUERIES, 10, Deadline.never())
     monkeypatch.setattr(shard_module, "CANDIDATES_AT_ONCE", 100)
     same(shard.search(QUERIES, 10, Deadline.never()), whole)
+
+
+def test_a_query_of_zeros_is_compared_with_nothing_and_finds_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = build(tmp_path / "s", "Flat")
+    queries = np.concatenate([QUERIES[:2], np.zeros((2, D), np.float32), -np.zeros((1, D), np.float32)])
+    monkeypatch.setattr(type(shard._index), "at_least", None)
+    found = shard.search(queries, 10, Deadline.never())
+    same(found, twin(queries, 10))
+    assert found.ids[2:].tolist() == 3 * [list(range(10))]
+    assert not found.scores[2:].view(np.int32).any()
+
+
+def test_what_must_be_compared_with_all_vectors_stops_at_its_deadline(tmp_path: Path) -> None:
+    shard = build(tmp_path / "s", "Flat")
+    tiny = np.full((2, D), 1e-38, np.float32)
+    same(shard.search(tiny, 10, Deadline.never()), twin(tiny, 10))
+    with pytest.raises(DeadlineExceeded):
+        shard.search(tiny, 10, Deadline.after(0))
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQ8", "IVF16,SQ8"])

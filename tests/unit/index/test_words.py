@@ -1,5 +1,6 @@
 """The index of words, made in little memory, is what bm25s makes of all words at once."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig
-from openbook.index.building.words import write_bm25
+from openbook.index.building.words import RUN, _of_words, write_bm25
 from openbook.index.disk.bm25 import FILES, words
 
 WORDS = [*["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "the", "of", "42", "wörd"], "x" * 300]
@@ -62,6 +63,20 @@ def test_bits_are_those_of_bm25s_however_little_memory(
     for word in set(theirs.vocab_dict) - {""}:
         expected = theirs.get_scores([word])
         np.testing.assert_array_equal(ours.get_scores([word]).view(np.int32), expected.view(np.int32))
+
+
+def test_a_few_words_of_a_run_need_no_memory_for_all(tmp_path: Path) -> None:
+    run = np.zeros(200_000, RUN)
+    run["word"] = np.arange(len(run))
+    np.save(tmp_path / "run.npy", run)
+    tracemalloc.start()
+    try:
+        found = _of_words(tmp_path / "run.npy", 7, 9)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found["word"].tolist() == [7, 8]
+    assert peak < run.nbytes / 10
 
 
 def test_passages_without_a_word_are_found_by_none(tmp_path: Path) -> None:

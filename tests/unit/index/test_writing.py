@@ -1,5 +1,7 @@
 """Index files that are written through little memory are those that FAISS writes."""
 
+import errno
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -23,3 +25,18 @@ def test_blocks_give_the_bytes_of_all_at_once(factory: str, n: int, tmp_path: Pa
     assert len(Index.read(tmp_path / "blocks")) == n
     if factory != "HNSW4":  # its graph depends on who comes with whom
         assert (tmp_path / "blocks").read_bytes() == (tmp_path / "at_once").read_bytes()
+
+
+def test_a_full_disk_is_told_as_others_tell_it(tmp_path: Path) -> None:
+    index = Index.from_factory("Flat", D)
+    index.add(np.zeros((5000, D), np.float32))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            index.write(tmp_path / "index")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "index"))
+    with pytest.raises(RuntimeError, match="No such file"):
+        index.write(tmp_path / "none" / "index")

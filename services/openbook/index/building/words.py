@@ -122,7 +122,8 @@ def _put_run(path: Path, numbers: Int32, n_words: Int32, first: int) -> None:
 def _of_words(path: Path, first: int, last: int) -> NDArray[Any]:
     """Of a run, the postings of words first .. last - 1. Mapped for so long only, or all runs would stay in memory."""
     run = np.load(path, mmap_mode="r")
-    return np.array(run[slice(*np.searchsorted(run["word"], (first, last)))])
+    ends = np.searchsorted(run["word"], np.array((first, last), np.int32))  # of another type it would copy the run
+    return np.array(run[slice(*ends)])
 
 
 def _write_postings(folder: Path, runs: Sequence[Path], lengths: Int32, n_words: int, at_once: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from time import monotonic
@@ -23,6 +23,7 @@ from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, Re
 from openbook.errors import (
     DeadlineExceeded,
     InvalidConfig,
+    InvalidRequest,
     OpenbookError,
     ShardUnavailable,
     SnapshotMismatch,
@@ -171,7 +172,8 @@ class ShardedIndex:
             async def call(client: IndexClient, inner: Context, timeout_s: float) -> Candidates:
                 also = None
                 if checked is not None:
-                    hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s)
+                    with _told_of(settings, wide.k):
+                        hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s)
                     self._check_latest(tier, client, sequence)
                     also = hits.ids
                 asked = questions, checked, wide.k, also
@@ -293,8 +295,11 @@ class ShardedIndex:
         async def ask_or_error(shard: ShardServers) -> Result | OpenbookError:
             try:
                 return await replicas.ask(method, shard, n_rows, soon, call)
-            except (ShardUnavailable, DeadlineExceeded) as error:
-                return error
+            except OpenbookError as error:
+                # One that is itself: its servers fail at it. What others say, as that it is busy, is of the question.
+                if type(error) is OpenbookError or isinstance(error, ShardUnavailable | DeadlineExceeded):
+                    return error
+                raise
 
         found = dict(zip(alive, await all_of(map(ask_or_error, alive)), strict=True))
         answers = {shard.number: each for shard, each in found.items() if not isinstance(each, OpenbookError)}
@@ -483,6 +488,17 @@ class ShardedIndex:
         if self._tier is None:
             raise ShardUnavailable(f"index servers {', '.join(self.addresses)} were not asked yet what they hold")
         return self._tier
+
+
+@contextmanager
+def _told_of(settings: RetrievalSettings, n_ranked: int) -> Iterator[None]:
+    """Who asked for k is told why so many others are searched for. Raises InvalidRequest, where it is raised inside."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if n_ranked == settings.k:
+            raise
+        raise InvalidRequest(f"{error} ({settings.retriever} ranks {n_ranked} passages for k = {settings.k})") from None
 
 
 class _Outdated(Exception):

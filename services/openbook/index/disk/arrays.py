@@ -1,14 +1,16 @@
 """NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with."""
 
+import math
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from openbook.errors import InvalidSnapshot
+from openbook.errors import InvalidSnapshot, StartupError
 
 Exact = NDArray[np.float32] | NDArray[np.float16]
 """Vectors that scores are computed from."""
@@ -65,6 +67,25 @@ class ArrayWriter:
     def _write_header(self) -> None:
         descr = npy.dtype_to_descr(self._dtype)
         npy.write_array_header_1_0(self._file, {"descr": descr, "fortran_order": False, "shape": (self._n_written,)})
+
+
+def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[Any]]":
+    """An array of zeros, mapped from a new file that has all its room on the disk: a store into a mapping of a full one
+    would kill us without a word.
+
+    Raises:
+        StartupError: there is no such room.
+    """
+    size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise StartupError(f"{path}: {size_bytes} bytes are needed: {error.strerror}") from None
+    return array
 
 
 def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tuple[int | None, ...]) -> NDArray[Any]:

@@ -11,11 +11,14 @@ import json
 import re
 import string
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook import files
@@ -31,6 +34,8 @@ DATA, INDICES, INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.c
 VOCABULARY, PARAMETERS = "vocab.index.json", "params.index.json"
 FILES = (DATA, INDICES, INDPTR, VOCABULARY, PARAMETERS)
 MAX_ABOUT_BYTES = 1 << 16
+PIECE_CHARS = 1 << 16
+"""Of the vocabulary, parsed at once: a millisecond."""
 
 # As bm25s.tokenize finds words, and the same for ASCII in a third of the time.
 _WORD = re.compile(r"(?u)\b\w\w+\b")
@@ -151,12 +156,18 @@ class Bm25Index:
         self._first_id, self._n_passages = first_id, n_passages
         self._data = read_array(folder / DATA, np.float32, (None,))
         self._indices = read_array(folder / INDICES, np.int32, (None,))
-        self._indptr = np.load(folder / INDPTR, allow_pickle=False).astype(np.int64)
-        self._vocabulary: dict[str, int] = json.loads((folder / VOCABULARY).read_bytes())
+        self._indptr = _read_ends(folder / INDPTR)
+        self._vocabulary = _read_vocabulary(folder / VOCABULARY)
 
     def scores(self, question: str) -> Float32:
         """(n_passages,) what the words of a question add up to in each passage; 0 where it has none of them."""
+        *_, scores = self.adding_up(question)
+        return scores
+
+    def adding_up(self, question: str) -> Iterator[Float32]:
+        """The same, one array that grows: before the first word and after each, for who has others waiting."""
         scores = np.zeros(self._n_passages, np.float32)
+        yield scores
         for word in words(question):
             if (number := self._vocabulary.get(word)) is not None:
                 start, end = int(self._indptr[number]), int(self._indptr[number + 1])
@@ -164,7 +175,7 @@ class Bm25Index:
                 first = start + bisect_left(of_word, self._first_id)
                 last = start + bisect_left(of_word, self._first_id + self._n_passages)
                 scores[self._indices[first:last] - self._first_id] += self._data[first:last]
-        return scores
+                yield scores
 
     def best(self, scores: Float32, k: int) -> tuple[Int64, Float32]:
         """(k,) ids and scores of the best that have a word of the question, ties by id; then empty slots."""
@@ -172,6 +183,34 @@ class Bm25Index:
         candidates = np.flatnonzero(scores >= kth if kth > 0 else scores > 0)
         ids, best = top_k(candidates[None] + self._first_id, scores[None, candidates], k)
         return ids[0], best[0]
+
+
+def _read_ends(path: Path) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Where the postings of each word end, in 4 bytes where these are enough. Raises InvalidSnapshot."""
+    with suppress(InvalidSnapshot):
+        return read_array(path, np.int32, (None,))
+    return read_array(path, np.int64, (None,))
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    """The number of each word: one object of JSON. It is parsed in pieces, which end at commas, for no word has one:
+    as a whole it would let no other thread go on, of millions of words for seconds.
+
+    Raises:
+        InvalidSnapshot: it is not.
+    """
+    numbers: dict[str, int] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            rest = ""
+            while piece := file.read(PIECE_CHARS):
+                whole, comma, rest = (rest + piece).rpartition(",")
+                if comma:
+                    numbers.update(json.loads("{" + whole.lstrip("{ ") + "}"))
+            numbers.update(json.loads("{" + rest.lstrip("{ ")))
+    except (OSError, ValueError) as error:
+        raise InvalidSnapshot(f"{path}: is no vocabulary: {error}") from None
+    return numbers
 
 
 def _checked(folder: Path, snapshot_id: str, n_passages: int) -> About:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -19,6 +19,7 @@ from openbook.errors import Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
 from openbook.index.server.reply import Reply
+from openbook.index.server.room import Room
 from openbook.index.server.waiting import Later, Ticket
 from openbook.telemetry import requests
 from openbook.tracing.ports import Recording, Value
@@ -27,10 +28,6 @@ from openbook.v1 import index_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT = 1024
-"""Calls of one stream that were begun and whose replies the client has not taken; no more are read until it has."""
-MAX_UNSENT_BYTES = 16 << 20
-"""Of these replies together."""
 REFUSED_S = 2e-3
 """In which no more is read of a stream after a call of it had no place: to refuse a flood costs what others need."""
 LARGE_BYTES = 1 << 16
@@ -46,6 +43,13 @@ Asked = tuple[index_pb2.Call, bytes | memoryview]
 """A call, and the numbers of its queries, which may have come beside it."""
 Begin = Callable[[Asked, Context, Ticket, Answer], None]
 """Starts the work of a call. Raises OpenbookError."""
+
+
+class Peer(NamedTuple):
+    """Who is at the other end."""
+
+    machine: str
+    connection: str
 
 
 class Sender(Protocol):
@@ -73,6 +77,8 @@ class CallStream:
         calls: as they come.
         begin: starts the work of one.
         begun: called after each of them.
+        peer: who makes them.
+        break_off: ends the connection, or its part of it, at once and whatever is under way. From any thread.
         sender: for replies that need not go through `replies`.
     """
 
@@ -83,8 +89,12 @@ class CallStream:
         calls: Iterator[Asked],
         begin: Begin,
         begun: Callable[[], None],
+        peer: Peer,
+        break_off: Callable[[], object],
         sender: Sender | None = None,
     ) -> None:
+        self.peer = peer
+        self.break_off = break_off
         self._calls = calls
         self._begin = begin
         self._begun = begun
@@ -92,14 +102,20 @@ class CallStream:
         self._caller = next(self._callers)  # and not the stream, which would live as long as its turns are remembered
         self._unfinished: dict[int, Ticket] = {}
         self._due: SimpleQueue[tuple[int, Ticket, MakeReply] | _Signal] = SimpleQueue()
-        self._room = _Room()
+        self._room = Room()
         self._over = False
         self._used_at = monotonic()
+        self._sending_since = math.inf
 
     @property
     def idle_since(self) -> float:
         """When the last call was answered; infinity while one is under way, or its reply."""
-        return math.inf if self._unfinished else self._used_at
+        return math.inf if self._unfinished or self._sending_since < math.inf else self._used_at
+
+    @property
+    def unread_since(self) -> float:
+        """When a reply was sent that the client has not taken; infinity if there is none, or a sender sees to it."""
+        return math.inf if self._sender else self._sending_since
 
     def replies(self) -> Iterator[Reply]:
         """Those still to be sent, until the client ended its side and has every answer, the connection broke, or `end`
@@ -119,16 +135,17 @@ class CallStream:
                     self._over = True
                 elif item is _Signal.UNSENT:
                     if self._sender is not None:
-                        self._used_at = math.inf
+                        self._sending_since = monotonic()
                         self._sender.send()
-                        self._used_at = monotonic()
+                        self._used_at, self._sending_since = monotonic(), math.inf
                 else:
                     number, ticket, make = item
                     if self._unfinished.get(number) is ticket:  # or it was cancelled
-                        self._used_at = math.inf
+                        self._sending_since = monotonic()
                         self._unfinished.pop(number, None)
                         yield make()
                     self._answered(ticket)
+                    self._sending_since = math.inf
                     del make
                 del item
         finally:
@@ -216,44 +233,6 @@ class CallStream:
         self._over = True
         for number in list(self._unfinished):
             self._cancel(number)
-
-
-class _Room:
-    """For the calls of a stream that were begun and the replies to them, until they are sent."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._n_calls = self._size_bytes = 0
-        self._waiting = False
-        self._more: SimpleQueue[None] = SimpleQueue()
-
-    def change(self, n_calls: int, size_bytes: int) -> None:
-        """So many more."""
-        with self._lock:
-            self._n_calls += n_calls
-            self._size_bytes += size_bytes
-            found = self._waiting and not self._is_full()
-            if found:
-                self._waiting = False
-        if found:
-            self._more.put(None)
-
-    def wait(self) -> None:
-        """Wait until there is room."""
-        if not self._is_full():
-            return
-        with self._lock:
-            self._waiting = self._is_full()
-            if not self._waiting:
-                return
-        self._more.get()
-
-    def open(self) -> None:
-        """Nobody need wait any more."""
-        self._more.put(None)
-
-    def _is_full(self) -> bool:
-        return self._n_calls >= MAX_UNSENT or self._size_bytes >= MAX_UNSENT_BYTES
 
 
 def _expected_bytes(call: index_pb2.Call) -> int:

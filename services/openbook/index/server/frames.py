@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.index.connection import HEADER, KEY_BYTES, tune
-from openbook.index.server.exchange import Asked, CallStream, Sender
+from openbook.index.server.exchange import Asked, CallStream, Peer, Sender
 from openbook.index.server.failed import Failed
 from openbook.index.server.reply import Reply
 from openbook.index.server.sockets import Reader, Writer
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 GREETING_S = 5.0
 """Within which a newcomer must have shown the key."""
 SEND_S = 30.0
-"""In which a client must take something of what is sent to him: else his threads and replies would be his for ever."""
+"""In which a client must take something of what is sent to him, over gRPC a reply: else his threads and replies would
+be his for ever.
+"""
 MAX_NEWCOMERS = 128
 ACCEPT_AGAIN_S = 0.1
 
@@ -36,7 +39,14 @@ ACCEPT_AGAIN_S = 0.1
 class Streams(Protocol):
     """Who answers the calls of connections."""
 
-    def admit(self, calls: Iterator[Asked], has_more: Callable[[], bool], sender: Sender) -> CallStream:
+    def admit(
+        self,
+        calls: Iterator[Asked],
+        peer: Peer,
+        break_off: Callable[[], object],
+        has_more: Callable[[], bool],
+        sender: Sender,
+    ) -> CallStream:
         """Make the calls of a connection a stream. Raises OpenbookError where it is one too many."""
 
     def leave(self, stream: CallStream) -> None:
@@ -169,7 +179,8 @@ class FrameServer:
         reader, writer, refused = Reader(connection), Writer(connection), list[Failed]()
         try:
             tune(connection)
-            stream = self._streams.admit(self._calls(reader, refused), reader.has_more, writer)
+            calls, break_off = self._calls(reader, refused), partial(_hang_up, connection)
+            stream = self._streams.admit(calls, _peer(connection), break_off, reader.has_more, writer)
         except (OpenbookError, OSError) as error:
             if isinstance(error, OpenbookError):
                 writer.put(Reply(Failed(error.grpc_code, str(error)).reply()))
@@ -222,6 +233,12 @@ class FrameServer:
                 refused.append(_invalid(f"{n_message} bytes are no call"))
                 return
             yield call, payload if n_payload else call.search.queries.data
+
+
+def _peer(connection: socket.socket) -> Peer:
+    """Raises OSError: it is gone."""
+    name = connection.getpeername()  # host and port, or nothing over Unix
+    return Peer(name[0] if isinstance(name, tuple) else "", f"frames {connection.fileno()}")
 
 
 def _invalid(why: str) -> Failed:

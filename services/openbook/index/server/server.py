@@ -28,9 +28,10 @@ from openbook.index.disk.snapshot import MAX_DIMENSION
 from openbook.index.server.admin import IndexAdminService, Publishing
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.download import Downloads
-from openbook.index.server.frames import FrameServer
+from openbook.index.server.frames import SEND_S, FrameServer
 from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
+from openbook.index.server.streams import OpenStreams
 from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patience
 from openbook.index.server.verify import Verifier
 from openbook.index.shard.engine import check_installation
@@ -75,7 +76,8 @@ class IndexServer:
         self._fetches = Fetches(N_FETCHERS, MAX_FETCHED_IDS)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
         self._workers = CallThreads(n_workers, n_spared=N_WORKERS // 2)
-        self._service = IndexService(self.held, self._searches, self._fetches, self._workers, settings.max_streams)
+        self._streams = OpenStreams(settings.max_streams)
+        self._service = IndexService(self.held, self._searches, self._fetches, self._workers, self._streams)
         self.metrics = ServerMetrics(self.held, self._searches, self._service)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
@@ -174,10 +176,13 @@ class IndexServer:
             n_threads=limits.n_threads,
             max_k=limits.max_k,
             max_rows=limits.max_rows,
+            max_width=limits.max_width,
             verify=not gently,
         )
         shard.prewarm()
         shard.self_test()
+        if gently and self.held.current.words.are_open:
+            shard.words.open()  # or it would be done while somebody waits for his passages
         return shard
 
     def _drain(self) -> None:
@@ -186,6 +191,7 @@ class IndexServer:
                 log.info("let go of snapshot %s", snapshot_id)
             self._downloads.end_forgotten()
             self._workers.cancel_waiting(monotonic() - PATIENCE_S)
+            self._streams.end_unread(monotonic() - SEND_S)
 
     def __enter__(self) -> "IndexServer":
         self.start()

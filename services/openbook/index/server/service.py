@@ -1,10 +1,9 @@
 """The gRPC face of one shard: checks, deadlines and errors; the work is the shard's."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from time import monotonic
 from typing import NoReturn, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
@@ -16,40 +15,41 @@ from openbook.core.origin import is_lasting_id
 from openbook.core.types import AS_BUILT, Candidates, Float32, Hits, Passage
 from openbook.errors import InvalidRequest, Overloaded
 from openbook.index.server.coalesce import Coalescer, finish
-from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Sender
+from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Peer, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
 from openbook.index.server.reply import Fetched, Reply
+from openbook.index.server.streams import OpenStreams
 from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
 from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
 from openbook.index.server.words import WordSearches
 from openbook.index.shard.shard import Shard
-from openbook.telemetry import refused, requests
+from openbook.telemetry import requests
 from openbook.tracing.spans import span_of_call
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 Response = TypeVar("Response")
 T = TypeVar("T")
 
-IDLE_S = 1.0
-"""A stream on which nothing was under way for so long makes room for another one: its client opens a new one."""
-
 
 class IndexService(index_pb2_grpc.IndexServiceServicer):
     """Serves the snapshots held of one shard. See index.proto for what the calls do and which codes they fail with."""
 
     def __init__(
-        self, held: HeldSnapshots[Shard], searches: Coalescer, fetches: Fetches, threads: CallThreads, max_streams: int
+        self,
+        held: HeldSnapshots[Shard],
+        searches: Coalescer,
+        fetches: Fetches,
+        threads: CallThreads,
+        streams: OpenStreams,
     ) -> None:
         self._held = held
         self._searches = searches
         self._fetches = fetches
         self._words = WordSearches(held, fetches)
         self._threads = threads
-        self._max_streams = max_streams
-        self._streams: set[CallStream] = set()
-        self._admitting = threading.Lock()
+        self._streams = streams
         self.frames: index_pb2.Frames | None = None
         """How to reach this server without gRPC."""
         self._stopping = False
@@ -92,7 +92,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     ) -> Iterator[index_pb2.Reply]:
         failed = None
         try:
-            stream = self.admit((call, call.search.queries.data) for call in request_iterator)
+            calls = ((call, call.search.queries.data) for call in request_iterator)
+            stream = self.admit(calls, _peer(context.peer()), context.cancel)
             try:
                 with self._threads.working(stream):
                     yield from (reply.whole() for reply in stream.replies())
@@ -106,26 +107,22 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             abort("Exchange", context, *failed)
 
     def admit(
-        self, calls: Iterator[Asked], has_more: Callable[[], bool] = lambda: True, sender: Sender | None = None
+        self,
+        calls: Iterator[Asked],
+        peer: Peer,
+        break_off: Callable[[], object],
+        has_more: Callable[[], bool] = lambda: True,
+        sender: Sender | None = None,
     ) -> CallStream:
-        """A stream of calls until it takes its `leave`, gRPC's or another: see `CallStream`. Where there are too many,
-        that which is idle for longest ends.
+        """A stream of calls until it takes its `leave`, gRPC's or another: see `CallStream`.
 
         Whoever reads it may search by himself when it has no more of them.
 
         Raises:
-            Overloaded: there are too many, and none is idle.
+            Overloaded: as `OpenStreams.admit`.
         """
-        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), sender)
-        with self._admitting:
-            if len(self._streams) >= self._max_streams:
-                idle = min(self._streams, key=lambda each: each.idle_since)
-                if monotonic() - idle.idle_since < IDLE_S:
-                    refused("index", "streams").inc()
-                    raise Overloaded(f"at most {self._max_streams} streams at once")
-                self._streams.discard(idle)
-                idle.end()
-            self._streams.add(stream)
+        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), peer, break_off, sender)
+        self._streams.admit(stream)
         if self._stopping:
             stream.end()
         return stream
@@ -137,13 +134,12 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
     def leave(self, stream: CallStream) -> None:
         """It is over."""
-        with self._admitting:
-            self._streams.discard(stream)
+        self._streams.leave(stream)
 
     def end_streams(self) -> None:
         """Let every stream end once what was begun on it is answered: by themselves they would never."""
         self._stopping = True
-        for stream in list(self._streams):
+        for stream in self._streams:
             stream.end()
 
     def _outcome(self, context: grpc.ServicerContext, begin: Callable[[Ticket, Callable[[T], None]], None]) -> T:
@@ -199,7 +195,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
         try:
             checked = shard.check(queries, request.k, parameters)
-            self._searches.submit(PendingSearch(shard, checked, request.k, parameters, context, release, ticket))
+            width = shard.width(parameters)
+            self._searches.submit(PendingSearch(shard, checked, request.k, parameters, context, release, ticket, width))
         except BaseException:
             self._held.release(snapshot_id)
             raise
@@ -216,7 +213,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         ticket: Ticket,
         done: Callable[[Failed | Fetched], Later],
     ) -> None:
-        found = Fetched()
+        found, n_ids = Fetched(), len(request.ids) + len(request.lasting_ids)
 
         def parts() -> Iterator[None]:
             outcome: Failed | Fetched = found
@@ -225,17 +222,20 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 snapshot_id, shard = self._held.acquire(request.snapshot_id)
                 try:
                     found.vectors = _empty(request, shard)
-                    found.parts.append(_part(shard.find(request.lasting_ids), snapshot_id))
-                    for start in range(0, len(request.ids), PART_IDS):
+                    found.parts.append(_part((), snapshot_id))
+                    for start in range(0, n_ids, PART_IDS):
                         if start:
                             yield
                             context.deadline.check("the fetch was done")
                         if ticket.cancelled:
                             break
-                        ids = request.ids[start : start + PART_IDS]
-                        found.parts.append(_part(shard.fetch(ids)))
+                        end = start + PART_IDS
+                        first, last = (max(0, at - len(request.lasting_ids)) for at in (start, end))
+                        ids = request.ids[first:last]
+                        passages = shard.find(request.lasting_ids[start:end])
+                        found.parts.append(_part([*passages, *shard.fetch(ids)]))
                         if found.vectors is not None:
-                            found.vectors[start : start + PART_IDS] = shard.fetch_vectors(ids)
+                            found.vectors[first:last] = shard.fetch_vectors(ids)
                 finally:
                     self._held.release(snapshot_id)
             except Exception as error:
@@ -245,7 +245,13 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def refuse(error: Overloaded) -> None:
             finish(done(explain("Fetch", context.request_id, error)))
 
-        self._fetches.submit(ticket.caller, len(request.ids) + len(request.lasting_ids), parts(), refuse)
+        self._fetches.submit(ticket.caller, n_ids, parts(), refuse)
+
+
+def _peer(name: str) -> Peer:
+    """As gRPC names it, ipv4:127.0.0.1:7000 or ipv6:%5B::1%5D:7000."""
+    address = unquote(name).partition(":")[2]
+    return Peer(address.rpartition(":")[0].strip("[]"), name)
 
 
 def _empty(request: index_pb2.FetchRequest, shard: Shard) -> Float32 | None:

@@ -42,6 +42,8 @@ class PendingSearch:
     done: Callable[[Outcome], Later] = field(repr=False)
     """Told once what came of it, mostly in the searching thread: must be quick and must not raise."""
     ticket: Ticket = field(default_factory=Ticket)
+    width: float = 1.0
+    """How many times as much it looks at as one that is as its index was built."""
     begin: int = 0
     end: int | None = None
     """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
@@ -126,25 +128,31 @@ class SearchQueue:
 
         The batch is the search whose turn it is and all that go with it; what does not keeps its place. While callers
         share the server, those who have more waiting than another asks for, and than `part_rows`, get no more of it
-        together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that.
+        together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that. A row of
+        a wide search counts as several, also for who is alone: others may be behind him.
         """
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
         n_rows = n_heavy = n_passed = 0
-        light = math.inf  # who has more rows waiting is heavy
+        most = self._max_batch
+        light: float = math.inf  # who has more rows waiting is heavy
         for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
             if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
                 dropped.append(search)
                 continue
-            if not batch and self._is_shared(search.ticket.caller, now):
-                light = max(self._part_rows(search), self._least_asked(now))
+            if not batch:
+                if search.width > 1:
+                    light = most = max(1, int(self._max_batch / search.width))
+                if self._is_shared(search.ticket.caller, now):
+                    n_rows_at_once = max(self._part_rows(search), self._least_asked(now))
+                    light = min(light, max(1, int(n_rows_at_once / search.width)))
             is_heavy = self._turns.waiting(search.ticket.caller) > light
             if not batch:
                 n_left = int(min(n_left, light))
             elif is_heavy and n_heavy + n_left > light:
                 break  # who has little waiting comes before
-            elif not search.goes_with(batch[0]) or n_rows + n_left > self._max_batch:
+            elif not search.goes_with(batch[0]) or n_rows + n_left > most:
                 n_passed += 1
                 if n_passed == MOST_PASSED:
                     break
@@ -153,7 +161,7 @@ class SearchQueue:
             search.end = search.begin + n_left
             n_rows += n_left
             n_heavy += n_left if is_heavy else 0
-            if n_rows >= self._max_batch:
+            if n_rows >= most:
                 break
         for search in dropped:
             self._turns.remove(search)

@@ -1,5 +1,6 @@
 """Searches by words, in the threads that fetch: they read postings and some vectors, and nothing of FAISS."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,10 +20,16 @@ from openbook.v1 import index_pb2
 
 MAX_CHARS = 1 << 16
 """Of all questions of one call together."""
+PART_CHARS = 128
+"""The words of so many characters take about as long as a part of a fetch."""
+PART_WORDS = math.ceil(PART_CHARS / 3)
+"""That these may be: one has at least two letters, and something after it."""
 
 
 class WordSearches:
-    """What the snapshots held find by the words of questions: one question after the other, by turns with fetches."""
+    """What the snapshots held find by the words of questions: a part of a question after the other, by turns with
+    fetches.
+    """
 
     def __init__(self, held: HeldSnapshots[Shard], fetches: Fetches) -> None:
         self._held = held
@@ -52,11 +59,14 @@ class WordSearches:
             try:
                 rows = []
                 for question, query, also in asked:
-                    context.deadline.check("the search was done")
-                    if ticket.cancelled:
-                        end(CANCELLED)
-                        return
-                    rows.append(shard.words.candidates(question, query, request.k, also))
+                    for n_words, scores in enumerate(shard.words.adding_up(question)):  # noqa: B007
+                        context.deadline.check("the search was done")
+                        if ticket.cancelled:
+                            end(CANCELLED)
+                            return
+                        if n_words and n_words % PART_WORDS == 0:
+                            yield
+                    rows.append(shard.words.candidates(scores, query, request.k, also))
                     yield
                 end(_stacked(rows))
             except Exception as error:
@@ -67,8 +77,8 @@ class WordSearches:
 
         try:
             asked = _checked(request, data, shard)
-            # A question takes about as long as a part of a fetch.
-            self._fetches.submit(ticket.caller, PART_IDS * len(asked), parts(), refuse)
+            n_parts = sum(1 + len(question) // PART_CHARS for question in request.questions)
+            self._fetches.submit(ticket.caller, PART_IDS * n_parts, parts(), refuse)
         except BaseException:
             if not over:
                 self._held.release(snapshot_id)

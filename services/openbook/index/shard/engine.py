@@ -1,6 +1,7 @@
 """The one module that talks to FAISS: its installation, its process-wide settings and its oddities."""
 
 import ctypes
+import errno
 import importlib.util
 import os
 import re
@@ -186,8 +187,14 @@ class Index:
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
-        """Write it to a file, without fsync."""
-        self._faiss.write_index(self._index, str(path))
+        """Write it to a file, without fsync. Raises OSError: the disk has no room for it."""
+        try:
+            self._faiss.write_index(self._index, str(path))
+        except RuntimeError as error:  # FAISS tells why in words alone
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if os.strerror(number) in str(error):
+                    raise OSError(number, os.strerror(number), str(path)) from None
+            raise
 
     def write_with(self, blocks: Iterable[Float32], path: Path) -> None:
         """Add (any, d) vectors to an empty index and write it. A Flat index of them is never in memory.
@@ -273,6 +280,14 @@ class Index:
         if "ef_search" in self.knows:
             return replace(parameters, ef_search=min(2 * (parameters.ef_search or SEARCH_BEAM), MAX_BEAM))
         return parameters
+
+    def reach(self, parameters: SearchParameters) -> int:
+        """Cells, or candidates of a graph, that a search looks at, as far as there are so many; 1 of other types."""
+        if "nprobe" in self.knows:
+            return min(parameters.nprobe or self._inner.nprobe, self._most_probes)
+        if "ef_search" in self.knows:
+            return min(parameters.ef_search or SEARCH_BEAM, max(len(self), 1))
+        return 1
 
     def _parameters(self, parameters: SearchParameters) -> Any:
         if parameters.nprobe is not None and "nprobe" in self.knows:

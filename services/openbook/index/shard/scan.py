@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from openbook.core.deadline import Deadline
 from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
-from openbook.index.disk.arrays import read_array
+from openbook.index.disk.arrays import new_array, read_array
 from openbook.index.disk.snapshot import CENTRE, CODES, SCALES, VECTORS
 from openbook.index.shard.compiled import compiled
 from openbook.index.shard.engine import turn
@@ -101,14 +101,13 @@ class Scan:
 
 
 def write(folder: Path) -> None:
-    """Encode the vectors of a shard's folder, beside them."""
+    """Encode the vectors of a shard's folder, beside them. Raises StartupError: the disk has no room for the codes."""
     vectors = np.load(folder / VECTORS, mmap_mode="r")
     n, d = vectors.shape
     blocks = [slice(start, start + ROWS_AT_ONCE) for start in range(0, n, ROWS_AT_ONCE)]
     total = sum((vectors[block].sum(axis=0, dtype=np.float64) for block in blocks), start=np.zeros(d))
     centre = (total / max(n, 1)).astype(np.float32)
-    codes = np.lib.format.open_memmap(folder / CODES, "w+", np.int8, (n, d))
-    scales = np.lib.format.open_memmap(folder / SCALES, "w+", np.float64, (n, 2))
+    codes, scales = new_array(folder / CODES, np.int8, (n, d)), new_array(folder / SCALES, np.float64, (n, 2))
     for block in blocks:
         codes[block], scales[block] = encode(vectors[block], centre)
     np.save(folder / CENTRE, centre)

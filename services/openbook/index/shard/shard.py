@@ -1,8 +1,8 @@
 """One shard of a snapshot in memory: FAISS finds candidates, the exact vectors decide."""
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,14 @@ import numpy as np
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, check_search, top_k
 from openbook.core.types import AS_BUILT, NO_HIT, Float32, Float64, Hits, Int64, Passage, SearchParameters
-from openbook.errors import InvalidRequest, InvalidSnapshot, UnknownPassage
+from openbook.errors import InvalidSnapshot, UnknownPassage
 from openbook.index.disk.arrays import Exact, read_array
 from openbook.index.disk.snapshot import CODES, INDEX, VECTORS, SearchDefaults, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.index.shard import gpu
 from openbook.index.shard.engine import CALIBRATION_NUMBERS, Index, Tuning, best_of, calibrate
 from openbook.index.shard.memory import SingleRows, keep, prewarm
+from openbook.index.shard.width import EXTRA, Width
 from openbook.index.shard.words import ShardWords
 
 if TYPE_CHECKING:
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXTRA = 8
-"""Candidates beyond k: mostly enough to see that nothing else can be among the best k."""
-EXTRA_FACTOR = 4
-"""Candidates per hit where FAISS sees only codes of the vectors."""
-MAX_FACTOR = 64
-"""What widening goes to."""
 VECTORS_AT_ONCE, SCORES_AT_ONCE = 1 << 16, 1 << 24
 MAX_CANDIDATES = 1 << 16
 """Per query: each costs a read of its vector."""
@@ -48,7 +43,8 @@ class Shard:
     For a Flat index the hits are exact; for others the scores are exact and the set of hits is as good as the index.
 
     `verify` reads every byte of it first; only who has just written them may do without. For `huge_pages` see
-    `Index.read`. `keep_in_memory` locks what a search reads, but for the exact vectors of an index of codes.
+    `Index.read`. `keep_in_memory` locks what a search reads, but for the exact vectors of an index of codes. A search
+    may look `max_width` times as widely as one without parameters.
 
     Raises:
         InvalidConfig: it cannot be kept in memory.
@@ -63,6 +59,7 @@ class Shard:
         n_threads: int = 1,
         max_k: int = 1000,
         max_rows: int = 1024,
+        max_width: float = math.inf,
         device: str = "cpu",
         huge_pages: bool = False,
         keep_in_memory: bool = False,
@@ -95,13 +92,13 @@ class Shard:
         self._rows: Exact = self._single.rows if held is None else held  # (n_passages, d)
         self._index = self._index.moved(self._vectors, device)
         self._longest = LARGEST_SCORE / max(self.manifest.max_norm, self._index.max_norm, 1.0)  # that a query may be
-        self._max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
         self.is_exact = self._index.is_flat
         self._scan = None
         if entry.has_scan and device == "cpu":
             self._scan = _read_scan(files, self._vectors.shape, self.manifest.max_norm, huge_pages)
-        defaults = self.manifest.search or SearchDefaults()
-        self._defaults = SearchParameters(**defaults.model_dump())
+        built = SearchParameters(**(self.manifest.search or SearchDefaults()).model_dump())
+        max_candidates = MAX_CANDIDATES if device == "cpu" else gpu.MAX_CANDIDATES
+        self._width = Width(self._index, self.manifest.factory, built, max_candidates, max_width)
         self._tuning = _tuning(self._vectors, n_threads, self._scan)
         self.words = ShardWords(snapshot, shard, self._single)
         searched = [files / name for name in (INDEX, CODES) if keep_in_memory and (files / name).exists()]
@@ -120,7 +117,7 @@ class Shard:
         """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
         queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows, self._longest)
         if parameters != AS_BUILT:
-            self._check_parameters(k, parameters)
+            self._width.check(k, parameters)
         return queries
 
     def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
@@ -128,8 +125,8 @@ class Shard:
         if not self.n_passages:  # not every index type can be asked when it is empty
             shape = (len(queries), k)
             return Hits(np.full(shape, NO_HIT), np.full(shape, -np.inf, np.float32), self.manifest.snapshot_id)
-        parameters = _filled(parameters, self._defaults)
-        m = self._n_candidates(k, parameters)
+        parameters = self._width.filled(parameters)
+        m = min(self.n_passages, self._width.n_candidates(k, parameters))
         n = max(1, CANDIDATES_AT_ONCE // m)
         parts = [self._search(queries[i : i + n], k, m, parameters, deadline) for i in range(0, len(queries), n)]
         ids, scores = (np.concatenate(column) for column in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
@@ -146,12 +143,13 @@ class Shard:
             positions, scores = top_k(np.hstack([positions, more + start]), np.hstack([scores, more_scores]), m)
         return Hits(*self._rescored(queries, positions, k)[:2], self.manifest.snapshot_id)
 
+    def width(self, parameters: SearchParameters) -> float:
+        """How many times as widely as without parameters a search with these looks, at least 1."""
+        return self._width.times(parameters)
+
     def wider(self, parameters: SearchParameters) -> SearchParameters | None:
         """A search about twice as wide as these parameters; None if there is none."""
-        wide = self._index.wider(parameters)
-        if not self._index.keeps_vectors:
-            wide = replace(wide, rerank_factor=min(2 * (parameters.rerank_factor or EXTRA_FACTOR), MAX_FACTOR))
-        return wide if wide != parameters else None
+        return self._width.wider(parameters)
 
     def prewarm(self) -> None:
         """See to it that the first searches take no longer than later ones."""
@@ -170,8 +168,9 @@ class Shard:
             return
         rows = np.linspace(0, self.n_passages - 1, SELF_TESTS).astype(np.int64)
         queries = self._single.at(rows)
-        m = self._n_candidates(SELF_TEST_K, self._defaults)
-        approximate, candidates = self._index.search(queries, m, self._defaults, self._tuning, Deadline.never())
+        built = self._width.built
+        m = min(self.n_passages, self._width.n_candidates(SELF_TEST_K, built))
+        approximate, candidates = self._index.search(queries, m, built, self._tuning, Deadline.never())
         _, best, errors = self._rescored(queries, candidates, 1)
         least = canonical_scores(queries, queries)[:, None] - 2 * errors[:, None]
         found = best >= least
@@ -207,10 +206,6 @@ class Shard:
         """The exact (n, d) vectors of these ids, in their order. Raises as `fetch`."""
         return self._single.at(np.array(self._positions(ids), np.int64))
 
-    def _n_candidates(self, k: int, parameters: SearchParameters) -> int:
-        factor = parameters.rerank_factor or (1 if self._index.keeps_vectors else EXTRA_FACTOR)
-        return min(self.n_passages, self._max_candidates, max(k + EXTRA, factor * k))
-
     def _search(
         self, queries: Float32, k: int, m: int, parameters: SearchParameters, deadline: Deadline
     ) -> tuple[Int64, Float32]:
@@ -227,6 +222,10 @@ class Shard:
             # Whatever FAISS left out scores at most as the last it gave: if that is too close, look at all above.
             least = scores[:, -1] - errors
             for i in np.flatnonzero(approximate[:, -1] >= least).tolist():
+                if not queries[i].any():  # nor need all be looked at to know that their scores are 0
+                    ids[i], scores[i] = self.first_id + np.arange(k), 0
+                    continue
+                deadline.check("a query was compared with all vectors")
                 positions = self._index.at_least(queries[i], least[i], self._tuning, deadline)
                 (ids[i],), (scores[i],), _ = self._rescored(queries[i : i + 1], positions[None], k)
         return ids, scores
@@ -247,33 +246,12 @@ class Shard:
             approximate=approximate,
         )
 
-    def _check_parameters(self, k: int, parameters: SearchParameters) -> None:
-        known = () if self._index.is_flat else (*self._index.knows, "rerank_factor")
-        for name in ("nprobe", "ef_search", "rerank_factor"):
-            if name not in known and getattr(parameters, name) is not None:
-                what = f"only {' and '.join(known)}" if known else "no search parameters: it is exact"
-                raise InvalidRequest(f"an index of type {self.manifest.factory} takes {what}, got {name}")
-        limit = self._max_candidates
-        if k * (parameters.rerank_factor or 1) > limit:
-            raise InvalidRequest(f"k * rerank_factor must be at most {limit}, got {k} * {parameters.rerank_factor}")
-
     def _positions(self, ids: Sequence[int]) -> list[int]:
         last_id = self.first_id + self.n_passages - 1
         for passage_id in ids:
             if not self.first_id <= passage_id <= last_id:
                 raise UnknownPassage(f"passage id must be {self.first_id}..{last_id} in this shard, got {passage_id}")
         return [passage_id - self.first_id for passage_id in ids]
-
-
-def _filled(parameters: SearchParameters, defaults: SearchParameters) -> SearchParameters:
-    """The parameters, their gaps filled."""
-    if parameters == AS_BUILT:
-        return defaults
-    return SearchParameters(
-        nprobe=parameters.nprobe or defaults.nprobe,
-        ef_search=parameters.ef_search or defaults.ef_search,
-        rerank_factor=parameters.rerank_factor or defaults.rerank_factor,
-    )
 
 
 def _read_scan(folder: Path, shape: tuple[int, ...], max_norm: float, huge_pages: bool) -> "Scan":

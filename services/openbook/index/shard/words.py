@@ -1,6 +1,7 @@
 """One shard's passages found by the words of a question, with both scores of each."""
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -26,17 +27,31 @@ class ShardWords:
         self._words: Bm25Index | None = None
         self._opening = threading.Lock()
 
-    def candidates(self, question: str, query: Float32 | None, k: int, also: Int64) -> Candidates:
-        """Of one question the best k by BM25, and those of the ids `also` that are of this shard, with both scores of
-        each: (1, k + len(also)). Without a (d,) query all dense scores are 0.
+    @property
+    def are_open(self) -> bool:
+        """Whether somebody asked for them."""
+        return self._words is not None
+
+    def open(self) -> None:
+        """Read the vocabulary now, if there is one. Raises InvalidSnapshot."""
+        if has_bm25(self._snapshot.folder):
+            self._opened()
+
+    def adding_up(self, question: str) -> Iterator[Float32]:
+        """See `Bm25Index.adding_up`.
 
         Raises:
             InvalidRequest: the snapshot has no words to search for.
             InvalidSnapshot: they cannot be read.
         """
-        words = self._opened()
-        scores = words.scores(question)
-        best, _ = words.best(scores, k)
+        return self._opened().adding_up(question)
+
+    def candidates(self, scores: Float32, query: Float32 | None, k: int, also: Int64) -> Candidates:
+        """Of one question, by the scores that `adding_up` ends with, the best k by BM25, and those of the ids `also`
+        that are of this shard, with both scores of each: (1, k + len(also)). Without a (d,) query all dense scores
+        are 0.
+        """
+        best, _ = self._opened().best(scores, k)
         named = np.concatenate([best, also])
         ours = np.unique(named[(named >= self._first_id) & (named < self._first_id + self._n_passages)])
         positions = ours - self._first_id
