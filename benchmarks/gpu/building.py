@@ -17,6 +17,7 @@ from gpu.part import Part
 from openbook.config import EncoderSettings
 from openbook.core.types import Passage
 from openbook.corpus import encode
+from openbook.index.disk.arrays import new_array
 from openbook.index.disk.store import write_passages
 from openbook.models.encoder import TextEncoder, embed, passage_ids
 from openbook.models.formats import pad
@@ -49,7 +50,7 @@ def row(part: Part, shape: str, folder: Path, passages: list[Passage]) -> None:
     n, at_once = len(passages), part.sizes.step
     write_passages(folder, passages)
     encode.plan_rows(folder, np.zeros(n, np.bool_), at_once)
-    vectors = encode.new_array(folder / encode.VECTORS, np.float32, (n, encoder.dimension))
+    vectors = new_array(folder / encode.VECTORS, np.float32, (n, encoder.dimension))
     steps = [range(i, min(i + at_once, n)) for i in range(0, n, at_once)]
     clock = Clock(max(1, min(len(encode.everyone(settings)), n // encode.GPU_ROWS_PER_PROCESS)), len(steps))
     begun = time.perf_counter()

@@ -1,6 +1,5 @@
 """`openbook demo`: the whole system on the embedded corpus, some questions, and a clean stop."""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ def embedded_snapshot(folder: Path) -> Path:
     snapshot = folder / "snapshot"
     if not snapshot.exists():
         console.print(f"building {snapshot}: {N_SHARDS} shards of the embedded corpus")
-        encoder = config.EncoderSettings(dtype="auto", n_threads=os.cpu_count() or 1)
+        encoder = config.EncoderSettings(dtype="auto")
         with build_progress() as on_progress:
             build_corpus(
                 embedded_documents(), snapshot, encoder, n_shards=N_SHARDS, factory="Flat", on_progress=on_progress

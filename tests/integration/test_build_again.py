@@ -19,7 +19,7 @@ from openbook.core.splitting import Splitting
 from openbook.corpus import build as corpus_build
 from openbook.corpus import work
 from openbook.corpus.build import build_corpus
-from openbook.corpus.former import Changes
+from openbook.corpus.former import Changes, Former
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.models.encoder import TextEncoder
@@ -90,6 +90,17 @@ def test_what_a_former_snapshot_has_is_not_encoded_again_and_the_bytes_are_those
     assert 0 < totals_again[0] <= 4
     assert again.snapshot_id == fresh.snapshot_id
     assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
+
+
+def test_the_words_of_a_former_snapshot_are_verified_once(
+    encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, *_ = build(written(tmp_path / "documents", DOCUMENTS), tmp_path / "former", encoder)
+    verified: list[Path] = []
+    monkeypatch.setattr("openbook.index.disk.snapshot.verify_bm25", lambda folder, *_: verified.append(folder))
+    assert (len(manifest.shards), manifest.embedded_by is None) == (2, False)
+    Former(tmp_path / "former", manifest.embedded_by or "", "float32")
+    assert verified == [tmp_path / "former"]
 
 
 def test_a_change_is_told_on_the_command_line_also_where_a_build_goes_on(

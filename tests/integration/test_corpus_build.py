@@ -28,6 +28,8 @@ from openbook.corpus.build import build_corpus
 from openbook.corpus.encode import Worker, encode
 from openbook.corpus.sources.limits import Failure
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
+from openbook.evaluation.settings import EvaluationSettings
+from openbook.index.disk.arrays import new_array
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
 from openbook.models.encoder import TextEncoder
@@ -114,7 +116,7 @@ def test_a_disk_without_room_is_one_line_and_the_build_goes_on_when_there_is(
 
 def test_an_array_to_be_encoded_has_all_its_room_from_the_beginning(tmp_path: Path) -> None:
     """A store where the disk turned out to be full would kill the process without a word."""
-    array = corpus_encode.new_array(tmp_path / "a.npy", np.float32, (1000, 384))
+    array = new_array(tmp_path / "a.npy", np.float32, (1000, 384))
     found = (tmp_path / "a.npy").stat()
     assert 512 * found.st_blocks >= found.st_size > array.nbytes
     assert not array.any()
@@ -175,6 +177,27 @@ def test_a_scan_is_chosen_on_the_command_line(documents: Path, tmp_path: Path) -
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert [shard.has_scan for shard in Snapshot.open(tmp_path / "out").manifest.shards] == [True]
+
+
+def test_cores_that_nobody_names_are_those_that_there_are_for_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which `threads` finds: those of the machine may be of many containers."""
+    asked: list[int] = []
+
+    def build_only(documents: Path, out: Path, encoder: EncoderSettings, **_: object) -> None:
+        asked.append(encoder.n_threads)
+        raise InvalidConfig("enough")
+
+    def evaluate_only(settings: EvaluationSettings, _: object) -> None:
+        asked.extend((settings.encoder.n_threads, settings.generator.n_threads))
+
+    monkeypatch.setattr(corpus_build, "build_corpus", build_only)
+    monkeypatch.setattr("openbook.evaluation.run.evaluate", evaluate_only)
+    for command in (["build", "embedded"], ["evaluate", "questions", "--closed-book"]):
+        for threads in ([], ["--threads", "3"]):
+            CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out"), *threads])
+    assert asked == [0, 3, 0, 0, 3, 3]
 
 
 def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_encoded(

@@ -1,5 +1,6 @@
 """Documents that lie elsewhere: what is built of them is what a copy gives, and nothing is fetched twice."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -129,7 +130,67 @@ def test_a_file_goes_on_where_it_stopped_unless_it_changed(web: WebFiles, corpus
             assert whole() > size, "of another version nothing is used"
             assert whole() == PROBED
         else:
-            assert whole() == size - 3 * PIECE + PROBED
+            assert whole() == size - 3 * PIECE + 2 * PROBED
+
+
+@pytest.mark.parametrize("is_restless", [False, True])
+def test_a_file_that_changes_while_it_is_fetched_is_no_mixture(
+    web: WebFiles, corpus: Path, tmp_path: Path, is_restless: bool
+) -> None:
+    url, file = f"{web.url}/a%20b.txt", corpus / "a b.txt"
+    web.version = '"0"'
+
+    def change(done: int, total: int) -> None:
+        if is_restless or done == 3 * PIECE:
+            web.version = f'"{done}"'
+            file.write_text("Seas rise into the sky. " * 300)
+
+    fetching = fetched(url, tmp_path / "out", raise_it, change, PIECE)
+    if is_restless:
+        with pytest.raises(InvalidDocuments, match=f"^{url}: has changed 3 times while it was fetched$"):
+            fetching.__enter__()
+    else:
+        with fetching as got:
+            assert got.read_bytes() == file.read_bytes()
+
+
+def test_wherever_it_is_killed_the_folder_is_known_as_ours(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, unlink, entries = tmp_path / "out.documents", Path.unlink, Path.iterdir
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        raise KeyboardInterrupt
+
+    folder.mkdir()
+    (folder / "..fetched.jsonl.partial").touch()
+    with pytest.raises(ZeroDivisionError), fetched(f"file://{corpus}", tmp_path / "out", raise_it):
+        raise ZeroDivisionError
+    url = f"file://{corpus}/sub"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda folder: iter(sorted(entries(folder))))  # the journal comes first
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt), fetched(url, tmp_path / "out", raise_it):
+            raise AssertionError
+    left: list[list[str]] = []
+    remove = shutil.rmtree
+    with monkeypatch.context() as patch, fetched(url, tmp_path / "out", raise_it) as got:
+        assert contents(got) == contents(corpus / "sub")
+        patch.setattr(shutil, "rmtree", lambda path: (left.append(names(path)), remove(path)))
+    assert left[-1:] == [[".fetched.jsonl", ".lock"]], "documents go before what says whose they are"
+
+
+def test_what_a_build_left_that_was_killed_when_its_snapshot_stood_is_removed(corpus: Path, tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    with pytest.raises(ZeroDivisionError), fetched(f"file://{corpus}", out, raise_it):
+        raise ZeroDivisionError
+    for folder, name in ((out, "manifest.json"), (work, "note.json")):
+        folder.mkdir()
+        (folder / name).touch()
+    with pytest.raises(InvalidConfig, match="out: exists"):
+        fetched(f"file://{corpus}", out, raise_it).__enter__()
+    assert names(tmp_path) == ["corpus", "out"]
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])

@@ -35,7 +35,6 @@ from openbook.corpus.encode import (
     alone,
     encode,
     encode_elsewhere,
-    new_array,
     on_gpu,
     plan_rows,
 )
@@ -54,15 +53,15 @@ from openbook.corpus.work import (
     SHARDS,
     Note,
     Plan,
-    check_ours,
+    folder_of,
     left,
+    remove_if_done,
     resumed,
     set_aside,
     told_if_full,
 )
 from openbook.errors import InvalidConfig, InvalidDocuments, StartupError
 from openbook.index.building.build import (
-    LOCK,
     ExactDtype,
     build_snapshot,
     check_plan,
@@ -72,9 +71,9 @@ from openbook.index.building.build import (
     write_texts,
 )
 from openbook.index.building.words import write_bm25
-from openbook.index.disk.arrays import Exact
+from openbook.index.disk.arrays import Exact, new_array
 from openbook.index.disk.bm25 import has_bm25
-from openbook.index.disk.snapshot import MANIFEST, Manifest
+from openbook.index.disk.snapshot import Manifest
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.models.encoder import TextEncoder
 from openbook.processes import threads
@@ -165,11 +164,8 @@ def build_corpus(
     model = TextEncoder.load(alone(encoder), role="passage")
     asks = alone(encoder).model_copy(update={"model": query_encoder or encoder.model})
     asked = _encoded(queries, asks, model) if queries else None
-    work = out.with_name(f"{out.name}.work")
-    check_ours(work)
-    if (out / MANIFEST).exists():  # a build was killed when it was as good as done
-        shutil.rmtree(work, ignore_errors=True)
-        (out / LOCK).unlink(missing_ok=True)
+    work = folder_of(out)
+    remove_if_done(out)
     check_plan(out, n_shards, factory, model.dimension, scan, exact_dtype)
     embedded_by = elsewhere.embeds_passages_by(model.space) if elsewhere else model.embeds_passages_by
     known = Former(former, embedded_by, exact_dtype) if former else None

@@ -7,7 +7,6 @@ company of a passage they do not depend. On a GPU one process alone would leave 
 cuts them into tokens.
 """
 
-import math
 import os
 import subprocess
 import sys
@@ -17,15 +16,16 @@ from contextlib import ExitStack, closing, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError, StartupError
+from openbook.index.disk.arrays import new_array
 from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of, devices_of
@@ -156,25 +156,6 @@ def encode(
             worker.close()  # it would come too late
         for each in theirs:
             each.result()
-
-
-def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[Any]]":
-    """An array of zeros, mapped from a new file that has all its room on the disk: a store into a mapping of a full one
-    would kill us without a word.
-
-    Raises:
-        StartupError: there is no such room.
-    """
-    size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    try:
-        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-        if hasattr(os, "posix_fallocate"):  # macOS has none
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise StartupError(f"{path}: {size_bytes} bytes are needed: {error.strerror}") from None
-    return array
 
 
 def plan_rows(folder: Path, is_kept: NDArray[np.bool_], n_together: int) -> None:

@@ -75,7 +75,7 @@ class Former:
         self.exact_dtype = manifest.exact_dtype
         self._parts = []
         for shard, entry in enumerate(manifest.shards):
-            snapshot.verify(shard)
+            snapshot.verify(shard, with_words=shard == 0)  # they are of all shards
             files = snapshot.shard_folder(shard)
             vectors = read_array(files / VECTORS, manifest.vectors_dtype, (entry.n_passages, manifest.dimension))
             self._parts.append(_Part(entry.first_id, PassageReader(files, entry.first_id), vectors))

@@ -13,12 +13,15 @@ from urllib.parse import unquote
 from openbook import files
 from openbook.corpus.sources.limits import Failure, OnFailure
 from openbook.corpus.sources.parse import is_hidden
+from openbook.corpus.work import remove_if_done
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidSnapshot, ShardUnavailable
 from openbook.index.building.build import check_new
+from openbook.index.disk.snapshot import MANIFEST
 from openbook.index.remote.place import PIECE_BYTES, Listed, Place
 from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
 N_FILES = 8  # at once
+N_TRIES = 3  # to fetch a file that changes meanwhile
 MAX_NAME_BYTES = 240  # of a file or a folder; while it is written it has a longer name
 LOCK = ".lock"
 JOURNAL = ".fetched.jsonl"
@@ -40,13 +43,18 @@ def fetched(
 
     Raises:
         InvalidRequest: no URL that is read; see `Place`.
-        InvalidConfig: `out` exists, or that folder holds something else.
-        InvalidDocuments: nothing is there, it cannot be read, or the disk is too small, which is known before.
+        InvalidConfig: `out` exists, that folder holds something else, or another process finishes its build.
+        InvalidDocuments: nothing is there, it cannot be read or changes again and again, or the disk is too small,
+            which is known before.
     """
-    check_new(out)
     folder = out.with_name(f"{out.name}.documents")
-    if folder.exists() and not (folder / JOURNAL).exists() and {each.name for each in folder.iterdir()} - {LOCK}:
+    if folder.exists() and not _is_ours(folder):
         raise InvalidConfig(f"{folder} is for documents that are fetched, and holds something else")
+    if folder.exists() and (out / MANIFEST).exists():  # a build was killed when it was as good as done
+        with files.locked(folder / LOCK, timeout_s=0):
+            remove_if_done(out)
+            _remove(folder)
+    check_new(out)
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder / LOCK):
         try:
@@ -63,7 +71,25 @@ def fetched(
         except OSError as error:
             raise InvalidDocuments(f"{folder}: cannot be written: {error.strerror}") from None
         yield folder / only
-        shutil.rmtree(folder)
+        _remove(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether documents were fetched there, or nothing is there yet."""
+    names = {each.name for each in folder.iterdir()}
+    return JOURNAL in names or names <= {LOCK, files.partial_of(folder / JOURNAL).name}
+
+
+def _remove(folder: Path) -> None:
+    _clear(folder)
+    shutil.rmtree(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove all but the journal, which says that the folder is ours to whoever comes when we are killed."""
+    for each in folder.iterdir():
+        if each.name not in (LOCK, JOURNAL):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def _found(url: str) -> tuple[Place, dict[str, Listed], str]:
@@ -120,9 +146,8 @@ class _Fetch:
         journal = self._folder / JOURNAL
         lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
         if not lines or lines[0] != json.dumps(url):
-            for each in [each for each in self._folder.iterdir() if each.name != LOCK]:
-                shutil.rmtree(each) if each.is_dir() else each.unlink()
             files.write(journal, json.dumps(url) + "\n")
+            _clear(self._folder)
         known = {}
         for line in lines[1:]:
             with suppress(ValueError):  # torn when somebody was killed
@@ -149,6 +174,24 @@ class _Fetch:
 
     def _file(self, file: tuple[str, Listed], transfer: Transfer) -> None:
         name, listed = file
+        for _ in range(N_TRIES):
+            if not self._fetch(name, listed, transfer):
+                return
+            if (now := self._now(listed)) == listed:
+                files.put(files.partial_of(self._folder / name), self._folder / name)
+                self._note(name, listed, is_whole=True)
+                return
+            listed = now
+        raise InvalidDocuments(f"{self._place.at(listed.path)}: has changed {N_TRIES} times while it was fetched")
+
+    def _now(self, listed: Listed) -> Listed:
+        """The file as it lies there by now, where it came from a web server in pieces, maybe of two versions."""
+        is_web = self._place.url.startswith("http")
+        in_pieces = listed.size_bytes is not None and listed.size_bytes > self._piece_bytes
+        return self._place.about(listed.path) if is_web and in_pieces else listed
+
+    def _fetch(self, name: str, listed: Listed, transfer: Transfer) -> bool:
+        """Bring a file, or the rest of it, beside its place; False: the others were stopped."""
         here = self._folder / name
         here.parent.mkdir(parents=True, exist_ok=True)
         partial, begun = files.partial_of(here), self._begun(name, listed)
@@ -163,9 +206,8 @@ class _Fetch:
             transfer.count(begun)
             for piece in pieces:
                 if transfer.stopped.is_set():
-                    return
+                    return False
                 out.write(piece)
                 os.fdatasync(out.fileno())
                 transfer.count(len(piece))
-        files.put(partial, here)
-        self._note(name, listed, is_whole=True)
+        return True

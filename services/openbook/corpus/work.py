@@ -25,6 +25,7 @@ from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import LOCK
 from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
+from openbook.index.disk.snapshot import MANIFEST
 from openbook.index.disk.store import OFFSETS, TEXTS
 
 NOTE = "note.json"
@@ -91,6 +92,20 @@ class Note(BaseModel):
     def write(self, work: Path) -> None:
         """Put it into the folder of work, in place of the one before."""
         files.write(work / NOTE, self.model_dump_json())
+
+
+def folder_of(out: Path) -> Path:
+    """Where a build of this snapshot is at work."""
+    return out.with_name(f"{out.name}.work")
+
+
+def remove_if_done(out: Path) -> None:
+    """Remove the folder of a build that was killed when its snapshot stood. Raises as `check_ours`."""
+    work = folder_of(out)
+    check_ours(work)
+    if (out / MANIFEST).exists():
+        shutil.rmtree(work, ignore_errors=True)
+        (out / LOCK).unlink(missing_ok=True)
 
 
 def check_ours(work: Path) -> None:

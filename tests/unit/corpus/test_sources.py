@@ -1,11 +1,14 @@
 """The same documents from every format, and a folder in the order of its names."""
 
 import csv
+import gzip
 import io
 import json
 import os
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import every_format as formats
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from openbook.core.documents import Document, canonical
 from openbook.corpus.read import read_documents, read_passages
+from openbook.corpus.sources import parse as parse_module
 from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.parse import Event, Parse
@@ -27,9 +31,14 @@ EXPECTED = [(title, " ".join(text.split())) for title, text in DOCUMENTS]
 
 def parse(content: bytes, name: str) -> list[Document | Failure]:
     """Here, without a process."""
+    return [event for event in events(content, name) if isinstance(event, Document | Failure)]
+
+
+def events(content: bytes, name: str, *passed: int) -> list[Event]:
+    """All that is told on the way."""
     limits = Limits()
-    opened = Opened(name, io.BufferedReader(io.BytesIO(content)), limits, Budget(limits, len(content)))  # type: ignore[arg-type]
-    return [event for event in Parse().events(opened) if isinstance(event, Document | Failure)]
+    file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+    return list(Parse(*passed).events(Opened(name, file, limits, Budget(limits, len(content)))))
 
 
 def parse_one(content: bytes, name: str) -> Document:
@@ -85,6 +94,16 @@ def test_a_text_with_ustar_where_archives_have_it_is_a_text() -> None:
     assert recognise(text.encode(), "a.md") == "Markdown"
 
 
+def test_a_text_that_speaks_of_pdf_is_none() -> None:
+    said = "A file of PDF begins with %PDF-1.7, and ends with %%EOF."
+    assert recognise(said.encode(), "a") == "text"
+    assert recognise(json.dumps({"text": said}).encode(), "a") == "JSON lines"
+    assert recognise(b'{"text":\n%PDF-', "a.json") == "JSON lines"
+    assert recognise(f"<html><body><pre>\n%PDF-1.7</pre>{said}".encode(), "a") == "HTML"
+    for before in (b"", b"\xef\xbb\xbf", b" \n", b"HTTP/1.1 200 OK\r\n\r\n", bytes(128)):
+        assert recognise(before + formats.pdf("T", "words"), "a") == "PDF"
+
+
 def test_a_document_knows_where_it_came_from(tmp_path: Path) -> None:
     inner = formats.zipped({"b/c.txt": b"third", "__MACOSX/._c.txt": b"hidden"})
     formats.write(tmp_path, {"a.txt": b"first", "b.zip": formats.zipped({"x.txt": b"second", "y.zip": inner})})
@@ -117,6 +136,8 @@ def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) ->
     (tmp_path / "a.tsv").write_text(f"id\ttext\ttitle\n1\t{row}\tT\n")  # DPR's columns, in DPR's order
     (tmp_path / "b.tsv").write_text(f"id\ttitle\ttext\n1\tT\t{row}\n")
     assert [len(passage.text.split()) for passage in read_passages(tmp_path)] == [150, 100, 50]
+    found = parse_one("id\ttext\ttitle\n1\tcafe\u0301  no\xadbody\tCafe\u0301\n".encode(), "a.tsv")
+    assert (found.title, found.text, found.is_passage) == ("Cafe\u0301", "cafe\u0301  no\xadbody", True)
 
 
 @pytest.mark.parametrize("is_zip", [False, True])
@@ -153,6 +174,14 @@ def test_a_table_keeps_its_rows_and_an_image_what_stands_for_it_in_markdown() ->
     document = parse_one(text.encode(), "a.md")
     assert document.title == "From above"
     assert document.text.split() == "Not this a | b 1 | 2 a cat x_y code".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize(
+    ("front", "shown"),
+    [("title: T", ""), ("", ""), ("a: [", ""), ("A note between rules.", "A note between rules."), ("- a\n- b", "a b")],
+)
+def test_words_between_two_rules_are_text_unless_they_are_front_matter(front: str, shown: str) -> None:
+    assert parse_one(f"---\n{front}\n---\n\nMore.\n".encode(), "a.md").text.split() == [*shown.split(), "More."]
 
 
 def test_a_page_says_in_which_encoding_it_is() -> None:
@@ -221,6 +250,19 @@ def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
     assert "".join(parse_one(content, "a.docx").text.split()).replace("z", "") == "|x|y"
 
 
+def test_notes_of_a_docx_follow_its_text_in_no_section() -> None:
+    heading = '<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>Life</w:t></w:r></w:p>'
+    body = f'<w:document xmlns:w="w"><w:body>{heading}<w:p><w:r><w:t>born</w:t></w:r></w:p></w:body></w:document>'
+    line = '<w:footnote w:type="separator"><w:p><w:r><w:separator/></w:r></w:p></w:footnote>'
+    note = '<w:footnote w:id="1"><w:p><w:r><w:footnoteRef/></w:r><w:r><w:t> in Ulm</w:t></w:r></w:p></w:footnote>'
+    notes = f'<w:footnotes xmlns:w="w">{line}{note}</w:footnotes>'
+    members = {"[Content_Types].xml": b"<Types/>", "word/document.xml": body.encode()}
+    document = parse_one(formats.zipped({**members, "word/footnotes.xml": notes.encode()}), "a.docx")
+    assert document.text.split() == ["Life", "born", "in", "Ulm"]
+    *_, (at, name) = document.sections
+    assert (document.text[at:].split(), name) == (["in", "Ulm"], "")
+
+
 @pytest.mark.parametrize(
     ("members", "why"),
     [
@@ -252,6 +294,47 @@ def test_a_pdf_that_is_encrypted_without_a_password_is_read() -> None:
     out = io.BytesIO()
     writer.write(out)
     assert parse_one(out.getvalue(), "a.pdf").text.split() == ["some", "text"]
+
+
+def test_a_page_of_a_pdf_that_cannot_be_read_costs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pypdf import PageObject, PdfWriter
+
+    writer, out = PdfWriter(), io.BytesIO()
+    for text in ("one", "two", "three"):
+        writer.append(io.BytesIO(formats.pdf("T", text)))
+    writer.write(out)
+    extract, error = PageObject.extract_text, Exception("bad\nfont")
+
+    def extracted(page: PageObject) -> str:
+        if (text := extract(page)).strip() == "two":
+            raise error
+        return text
+
+    monkeypatch.setattr(PageObject, "extract_text", extracted)
+    failure, document = parse(out.getvalue(), "a.pdf")
+    assert failure == Failure("a.pdf", "page 2: Exception: bad font")
+    assert isinstance(document, Document)
+    assert document.text.split() == ["one", "three"]
+    assert [document.text[at:].split() for at in document.pages] == [["one", "three"], ["three"], ["three"]]
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        parse(out.getvalue(), "a.pdf")
+
+
+def test_half_a_character_of_a_pdf_costs_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pypdf import PageObject
+
+    monkeypatch.setattr(PageObject, "extract_text", lambda page: "x\ud835\udc00y \ud800z")
+    assert parse_one(formats.pdf("T", "words"), "a.pdf").text == "x\U0001d400y \ufffdz"
+
+
+def test_a_member_of_a_zip_whose_name_is_damaged_costs_no_others() -> None:
+    content = formats.zipped({"ü.txt": b"one", "b.txt": b"two"}).replace("ü".encode(), b"\xff\xff", 1)
+    failure, document = parse(content, "a.zip")
+    assert isinstance(failure, Failure)
+    assert (failure.path, failure.reason[:18]) == ("a.zip/ü.txt", "UnicodeDecodeError")
+    assert isinstance(document, Document)
+    assert document.text == "two"
 
 
 # --- tables
@@ -301,6 +384,23 @@ def test_the_user_says_what_text_title_and_id_are_called(kind: str, tmp_path: Pa
         Names.of(text=" ")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_date_that_python_does_not_have_costs_its_row(kind: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.feather
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": ["one", "two", "three"], "date": pa.array([0, 10**7, 365], pa.date32())})
+    write = pq.write_table if kind == "parquet" else pa.feather.write_feather
+    write(table, tmp_path / "a")
+    found = parse((tmp_path / "a").read_bytes(), "a")
+    documents = [(each.text, each.date) for each in found if isinstance(each, Document)]
+    assert documents == [("one", "1970-01-01"), ("three", "1971-01-01")]
+    assert [(each.path, each.reason) for each in found if isinstance(each, Failure)] == [
+        ("a:2", "date value out of range")
+    ]
+
+
 def test_a_table_of_texts_alone_is_read_and_one_that_names_no_text_is_none() -> None:
     found = parse(b'Text\none\n"two, three"\n', "a.csv")
     assert [each.text for each in found if isinstance(each, Document)] == ["one", "two, three"]
@@ -326,12 +426,6 @@ def test_whatever_bytes_come_they_are_documents_or_failures(content: bytes, endi
 
 def test_what_is_passed_over_in_silence_is_progress() -> None:
     """Who follows a long file knows by it that the parser does not hang."""
-
-    def events(content: bytes, name: str, *passed: int) -> list[Event]:
-        limits = Limits()
-        file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
-        return list(Parse(*passed).events(Opened(name, file, limits, Budget(limits, len(content)))))
-
     lines = events(b'{"text": "words"}\n' + b"{}\n" * 99, "a.jsonl", 0, 90)
     assert [type(each) for each in lines[1:-1]] == [type(None)] * 90 + [Failure] * 10
     pages = events(formats.mediawiki(DOCUMENTS), "dump", 0, 4)
@@ -341,6 +435,23 @@ def test_what_is_passed_over_in_silence_is_progress() -> None:
         later = events(archive, "all", 3)
         assert later[:3] == [None] * 3
         assert [event.text for event in later if isinstance(event, Document)] == ["words"]
+
+
+def test_what_is_left_of_a_large_member_and_a_copy_of_one_are_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse_module, "PASSED_OVER_BYTES", MB)
+    members = {".hidden": bytes(5 * MB), "a.npy": b"\x93NUMPY" + bytes(5 * MB), "b.txt": b"words"}
+    found = events(gzip.compress(formats.tarred(members), 1), "all.tar.gz")
+    assert found.count(None) >= 8
+    assert [event.text for event in found if isinstance(event, Document)] == ["words"]
+    copies: list[IO[bytes]] = []
+
+    def copied() -> Iterator[None]:
+        limits, file = Limits(), io.BufferedReader(io.BytesIO(bytes(3 * MB)))  # type: ignore[arg-type]
+        copies.append((yield from Opened("a", file, limits, Budget(limits, 0), n_layers=1).seekable()))
+
+    assert list(copied()) == [None] * 3
+    with copies[0] as copy:
+        assert copy.read() == bytes(3 * MB)
 
 
 # --- size

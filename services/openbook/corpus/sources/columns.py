@@ -5,30 +5,30 @@ from typing import Any
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import records
-from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.limits import Failed, Failure, one_line
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.stated import DATE_FIELDS, LANGUAGE_FIELDS, SECTION_FIELDS, URL_FIELDS
 
 ROWS_AT_ONCE = 256
 
 
-def read_parquet(opened: Opened) -> Iterator[Document | Failure]:
+def read_parquet(opened: Opened) -> Iterator[Document | Failure | None]:
     """Only the columns of documents are read. Raises Failed: none of them is a text; and what pyarrow raises."""
     pa = _arrow()
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(pa.PythonFile(opened.seekable(), "r"), pre_buffer=False)
+    file = pq.ParquetFile(pa.PythonFile((yield from opened.seekable()), "r"), pre_buffer=False)
     columns = _columns(opened, file.schema_arrow.names)
     batches = file.iter_batches(ROWS_AT_ONCE, columns=list(columns), use_threads=False)
-    return _documents(opened, batches, columns)
+    yield from _documents(opened, batches, columns)
 
 
-def read_arrow_file(opened: Opened) -> Iterator[Document | Failure]:
+def read_arrow_file(opened: Opened) -> Iterator[Document | Failure | None]:
     """Also Feather, version 2. Raises as `read_parquet`."""
     pa = _arrow()
-    file = pa.ipc.open_file(pa.PythonFile(opened.seekable(), "r"))
+    file = pa.ipc.open_file(pa.PythonFile((yield from opened.seekable()), "r"))
     batches = (file.get_batch(i) for i in range(file.num_record_batches))
-    return _documents(opened, batches, _columns(opened, file.schema.names))
+    yield from _documents(opened, batches, _columns(opened, file.schema.names))
 
 
 def read_arrow_stream(opened: Opened) -> Iterator[Document | Failure]:
@@ -73,10 +73,11 @@ def _documents(opened: Opened, batches: Iterable[Any], columns: dict[str, str]) 
 
 
 def _rows(batch: Any) -> list[dict[str, Any] | Failed]:
-    """Those of a batch; one with a text that is none costs no others."""
+    """Those of a batch; one with a text that is none, or a date out of Python's years, costs no others."""
     try:
         return list(batch.to_pylist())
-    except UnicodeDecodeError as error:
+    except (ValueError, OverflowError) as error:
         if batch.num_rows == 1:
-            return [Failed(f"not UTF-8: {error.reason}")]
+            why = f"not UTF-8: {error.reason}" if isinstance(error, UnicodeDecodeError) else one_line(str(error))
+            return [Failed(why)]
         return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]

@@ -13,6 +13,7 @@ from openbook.corpus.sources.limits import Failed, counted
 from openbook.corpus.sources.opened import Opened
 
 WORD = "word/document.xml"
+NOTES = ("word/footnotes.xml", "word/endnotes.xml")
 PROPERTIES = "docProps/core.xml"
 STYLES = "word/styles.xml"
 CONTAINER = "META-INF/container.xml"
@@ -42,20 +43,19 @@ def check_no_other(names: set[str]) -> None:
 
 
 def read_docx(opened: Opened, archive: zipfile.ZipFile) -> Iterator[Document]:
-    """Paragraphs, and tables a row a line. What was deleted under "track changes" is left out."""
-    body = _xml(opened, archive, WORD)
-    for fallback in list(body.iter("{*}Fallback")):  # says again what stands beside it
-        fallback.getparent().remove(fallback)
+    """Paragraphs, and tables a row a line; then the notes. What was deleted under "track changes" is left out."""
     names = archive.namelist()
     levels = _levels(_xml(opened, archive, STYLES)) if STYLES in names else {}
     words: list[str] = []
     found: list[tuple[int, int]] = []  # headings: where they begin, and their levels
-    size = 0
-    for element, word in _words(body):
-        words.append(word)
-        size += len(word)
-        if word == "\n" and (level := _level(element, levels)):
-            found.append((size, level))
+    size = n_body = 0
+    for name in (WORD, *(each for each in NOTES if each in names)):
+        for element, word in _words(_xml(opened, archive, name)):
+            words.append(word)
+            size += len(word)
+            if word == "\n" and (level := _level(element, levels)):
+                found.append((size, level))
+        n_body = n_body or size
     text = "".join(words)
     properties = _xml(opened, archive, PROPERTIES) if PROPERTIES in names else None
     title = _title(properties) if properties is not None else ""
@@ -63,6 +63,8 @@ def read_docx(opened: Opened, archive: zipfile.ZipFile) -> Iterator[Document]:
     for position, level in found:
         if heading := text[position:].split("\n", 1)[0].strip():
             outline.add(position, level, heading)
+    if n_body < size:
+        outline.add(n_body, 1, "")  # notes are of no section
     known = _known(properties) if properties is not None else {}
     yield opened.document(opened.path, title or opened.stem, text, sections=outline.sections, **known)
 
@@ -71,6 +73,8 @@ def _words(body: Any) -> Iterator[tuple[Any, str]]:
     """The elements that text is made of, each with its own."""
     from lxml import etree
 
+    for fallback in list(body.iter("{*}Fallback")):  # says again what stands beside it
+        fallback.getparent().remove(fallback)
     ends = {"p": "\n", "tc": "| ", "tab": "\t", "br": "\n", "cr": "\n"}
     for element in body.iter("{*}t", "{*}p", "{*}tab", "{*}br", "{*}cr", "{*}tc"):
         yield element, element.text or "" if (name := etree.QName(element).localname) == "t" else ends[name]

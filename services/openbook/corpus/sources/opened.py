@@ -7,7 +7,7 @@ import lzma
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -100,8 +100,13 @@ class Opened:
                 line = self.file.readline(HEAD)
             yield number, Failed(f"a line of more than {most} bytes")
 
-    def seekable(self) -> IO[bytes]:
-        """It, in a file in which a parser can jump about: itself if it lies on disk, else a copy without a name."""
+    def seekable(self) -> Generator[None, None, IO[bytes]]:
+        """It, in a file in which a parser can jump about: itself if it lies on disk, else a copy without a name, made
+        in steps.
+
+        Raises:
+            Failed: it is too large for a copy.
+        """
         if not self.n_layers:
             return self.file
         copy = tempfile.TemporaryFile()  # noqa: SIM115 who asked reads it, and it goes with its last reader
@@ -109,6 +114,7 @@ class Opened:
             if copy.tell() + len(piece) > self.limits.spooled_bytes:
                 raise Failed(f"has more than {self.limits.spooled_bytes} bytes")
             copy.write(piece)
+            yield None
         copy.seek(0)
         return copy
 

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from tarfile import EmptyHeaderError, InvalidHeaderError, TarFile, TruncatedHeaderError  # type: ignore[attr-defined]
-from typing import Self
+from typing import Any, Self
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import columns, office, opened, pdf, plain, records, tables, warc, web, wiki
@@ -48,6 +48,8 @@ _PARSERS: dict[Format, Callable[[Opened], Iterator[Document | Failure | None]]] 
 _BY_RECORD = (Format.MEDIAWIKI, Format.JSON_LINES)
 """Whose readers know `Opened.n_passed`: articles and pages are parsed by libraries that may die of one of millions."""
 _BESIDE_BEIR = ("queries.jsonl", "queries.jsonl.gz", "qrels")
+PASSED_OVER_BYTES = 1 << 25
+"""Between two events, where nobody reads what is passed over."""
 _COMPRESSED = {Format.GZIP: ".gz", Format.BZIP2: ".bz2", Format.XZ: ".xz"}
 
 
@@ -115,7 +117,7 @@ class Parse:
         elif format is Format.WARC:
             yield from self._warc(file)
         elif format is Format.ZIP:
-            with zipfile.ZipFile(file.seekable()) as archive:
+            with zipfile.ZipFile((yield from file.seekable())) as archive:
                 names = set(archive.namelist())
                 if office.is_docx(names):
                     yield from self._leaf(file, lambda file: office.read_docx(file, archive))
@@ -167,7 +169,7 @@ class Parse:
             else:
                 try:
                     content = archive.open(member)
-                except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:  # damaged, encrypted, too new
+                except (zipfile.BadZipFile, UnicodeDecodeError, RuntimeError) as error:  # damaged, encrypted, too new
                     yield from self._failure(path, error)
                     continue
                 yield from self.events(file.inside(content, path))
@@ -177,15 +179,18 @@ class Parse:
             for number, member in enumerate(archive, start=1):
                 _check_number(file, number)
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps all that it has seen
-                path = f"{file.path}/{member.name}"
-                if member.isdir() or is_hidden(member.name):
-                    continue
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
-                    is_link = member.issym() or member.islnk()
-                    yield from self._failure(path, Failed("a link" if is_link else "no regular file"))
-                else:
-                    yield from self.events(file.inside(content, path))
+                if not (member.isdir() or is_hidden(member.name)):
+                    yield from self._member(file, archive, member)
+                yield from _passed_over(archive)
+
+    def _member(self, file: Opened, archive: TarFile, member: tarfile.TarInfo) -> Iterator[Event]:
+        path = f"{file.path}/{member.name}"
+        content = archive.extractfile(member) if member.isreg() else None
+        if content is None:
+            is_link = member.issym() or member.islnk()
+            yield from self._failure(path, Failed("a link" if is_link else "no regular file"))
+        else:
+            yield from self.events(file.inside(content, path))
 
     def _warc(self, file: Opened) -> Iterator[Event]:
         for record in warc.read(file):
@@ -196,6 +201,14 @@ class Parse:
             else:
                 inside = file.inside(record.content, f"{file.path}/{record.name}")
                 yield from self.events(replace(inside, crawled=record.crawled))
+
+
+def _passed_over(archive: Any) -> Iterator[None]:
+    """Go on to the next member of a tar in steps: what nobody reads of a large one may take minutes to unpack."""
+    while archive.offset - (at := archive.fileobj.tell()) > PASSED_OVER_BYTES:
+        if archive.fileobj.seek(at + PASSED_OVER_BYTES) < at + PASSED_OVER_BYTES:  # cut off, as `tarfile` will say
+            return
+        yield None
 
 
 def _check_number(file: Opened, n_members: int) -> None:

@@ -7,36 +7,49 @@ from typing import Any
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated
-from openbook.corpus.sources.limits import Failed
+from openbook.corpus.sources.limits import Failed, Failure, Spent, one_line
 from openbook.corpus.sources.opened import Opened
 
 
-def read(opened: Opened) -> Iterator[Document | None]:
-    """None after each page, to say that there is progress.
+def read(opened: Opened) -> Iterator[Document | Failure | None]:
+    """None after each page, to say that there is progress. One that cannot be read is a failure, and left out.
 
     Raises:
         Failed: it needs a password, or holds no text, as scans do; and what pypdf raises.
     """
     from pypdf import PdfReader
 
-    reader = PdfReader(opened.seekable())
+    reader = PdfReader((yield from opened.seekable()))
     if reader.is_encrypted and not reader.decrypt(""):
         raise Failed("needs a password")
     pages: list[str] = []
+    bad: list[Failed] = []
     size = 0
-    for page in reader.pages:
-        pages.append(page.extract_text())
+    for number, page in enumerate(reader.pages, start=1):
+        try:
+            pages.append(_characters(page.extract_text()))
+        except (Spent, MemoryError, ModuleNotFoundError):
+            raise
+        except Exception as error:  # one page is no reason to lose the others
+            pages.append("")
+            bad.append(Failed(f"page {number}: {type(error).__name__}: {one_line(str(error))}"))
         size += len(pages[-1])
         if size > opened.limits.document_bytes:
             raise Failed(f"a document of more than {opened.limits.document_bytes} bytes")
         yield None
     text = "\n".join(pages)
     if not text.strip():
-        raise Failed(f"no text on its {len(pages)} pages; are they scanned?")
+        raise bad[0] if bad else Failed(f"no text on its {len(pages)} pages; are they scanned?")
+    yield from (Failure(opened.path, str(error)) for error in bad)
     title = reader.metadata.title if reader.metadata else None
     starts = accumulate((len(page) + 1 for page in pages[:-1]), initial=0)
-    title = " ".join(str(title or "").split()) or opened.stem
+    title = " ".join(_characters(str(title or "")).split()) or opened.stem
     yield opened.document(opened.path, title, text, pages=tuple(starts), **_known(reader))
+
+
+def _characters(text: str) -> str:
+    """The text, with a mark in place of each half of a character, which pypdf may give."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _known(reader: Any) -> dict[str, str]:

@@ -30,12 +30,10 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     """
     from markdown_it import MarkdownIt
 
-    text = decoded(opened.whole())
-    front = FRONT_MATTER.match(text)
-    stated_there = _front_matter(front[1]) if front else {}
+    stated_there, text = _parted(decoded(opened.whole()))
     named = stated_there.get("title")
     title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
-    tokens = MarkdownIt().enable("table").parse(text[front.end() :] if front else text)
+    tokens = MarkdownIt().enable("table").parse(text)
     blocks = list(_blocks(tokens))
     if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):
         title = first[1]
@@ -50,12 +48,17 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     yield opened.document(opened.path, title or opened.stem, text, sections=outline.sections, **known)
 
 
-def _front_matter(text: str) -> dict[str, Any]:
+def _parted(text: str) -> tuple[dict[str, Any], str]:
+    """What a file's front matter states, and the text behind it. Words between two rules are text."""
+    if not (front := FRONT_MATTER.match(text)):
+        return {}, text
     try:
-        fields = yaml.safe_load(text)
+        fields = yaml.safe_load(front[1])
     except (yaml.YAMLError, ValueError):
-        return {}
-    return {str(name): value for name, value in fields.items()} if isinstance(fields, dict) else {}
+        fields = None
+    if not isinstance(fields, dict | None):
+        return {}, text
+    return {str(name): value for name, value in (fields or {}).items()}, text[front.end() :]
 
 
 def _blocks(tokens: "list[Token]") -> Iterator[tuple[str, str]]:

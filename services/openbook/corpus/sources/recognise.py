@@ -41,7 +41,8 @@ _MAGIC = {
     Format.ZIP: rb"PK(\x03\x04|\x05\x06)",
     Format.WARC: rb"WARC/[01]\.",
     Format.TAR: rb".{257}ustar(\x00|  \x00)",
-    Format.PDF: rb".{,1019}%PDF-",
+    # Behind what mail and servers put before it, but not where a text speaks of it.
+    Format.PDF: rb"(?!\s*[{<])(.{,1018}[\r\n\0]|\xef\xbb\xbf|\s*)%PDF-",
     Format.PARQUET: rb"PAR1",
     Format.ARROW_FILE: rb"ARROW1\x00\x00",
     Format.ARROW_STREAM: rb"\xff\xff\xff\xff.{3}\x00",

@@ -43,7 +43,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return record
 
 
-def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
+def document(opened: Opened, record: dict[str, Any], number: int, is_passage: bool = False) -> Document:
     """A row or an object as a document; without an id it is called by its place. Raises Failed."""
     names = opened.names
     text_field = _field(record, names.text) or names.text[0]
@@ -60,7 +60,7 @@ def document(opened: Opened, record: dict[str, Any], number: int) -> Document:
         text, sections = _of_kilt(record[text_field], title)
     else:
         text, sections = _string(record, text_field), stated.section(stated.first_of(record, stated.SECTION_FIELDS))
-    known |= {"fields": stated.declared(opened.fields, about), "sections": sections}
+    known |= {"fields": stated.declared(opened.fields, about), "sections": sections, "is_passage": is_passage}
     return opened.document(id or f"{opened.path}#{number}", title, text, **known)
 
 

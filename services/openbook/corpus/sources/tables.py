@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 
 from openbook.core.documents import Document
@@ -56,8 +55,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
                 raise bad.pop()
             if len(row) != len(names):
                 raise Failed(f"must have {len(names)} columns ({', '.join(names)}), got {len(row)}")
-            found = records.document(opened, dict(zip(names, row, strict=True)), begun)
-            yield replace(found, is_passage=is_dpr)
+            yield records.document(opened, dict(zip(names, row, strict=True)), begun, is_passage=is_dpr)
         except Failed as error:
             bad.clear()
             yield Failure(f"{opened.path}:{begun}", str(error))
