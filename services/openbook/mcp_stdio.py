@@ -4,14 +4,21 @@ import asyncio
 from typing import Any
 
 from openbook.errors import OpenbookError
+from openbook.serving.access.bearer import bearer
 
 TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0
 
 
 def run(url: str, api_key: str | None = None) -> None:
-    """Until the input ends. Raises OpenbookError: nobody speaks MCP at `url`, or not with this key."""
-    asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": f"Bearer {api_key}"} if api_key else {}))
+    """Until the input ends.
+
+    Raises:
+        InvalidConfig: no header holds the key.
+        OpenbookError: nobody speaks MCP at `url`, or not with this key.
+    """
+    shown = bearer(api_key)
+    asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}))
 
 
 async def _run(url: str, headers: dict[str, str]) -> None:

@@ -19,20 +19,38 @@ from hypothesis import strategies as st
 
 import openbook
 from openbook import errors
-from openbook.client import Answer, AsyncClient, Client, Excerpt, OwnPassage, Retrieval, Token, messages
+from openbook.client import (
+    Answer,
+    AsyncClient,
+    Client,
+    Excerpt,
+    OwnPassage,
+    Retrieval,
+    RetrieverKind,
+    Token,
+    messages,
+)
 from openbook.config import ServerTls
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, Passage
 from openbook.errors import (
+    BodyTooLarge,
     DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     OpenbookError,
     Overloaded,
+    QuotaExceeded,
     ShardUnavailable,
     Unauthenticated,
 )
 from openbook.rag.answer import Alternative, Evidence, Label
-from openbook.serving.endpoint.messages import answer_to_proto, event_to_proto, retrieval_to_proto
+from openbook.serving.endpoint.messages import (
+    answer_to_proto,
+    event_to_proto,
+    request_from_proto,
+    retrieval_to_proto,
+)
+from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
 # --- results
@@ -116,6 +134,11 @@ def test_errors_cross_processes(kind: type[OpenbookError]) -> None:
 
 # --- calls
 
+FAILING = {
+    "bad": answer_pb2.BatchError(code=8, message="no place", retry_after_s=7),
+    "used up": answer_pb2.BatchError(code=8, message="60 of 60", retry_after_s=9, name="QuotaExceeded"),
+}
+
 
 @dataclass
 class Script(answer_pb2_grpc.AnswerServiceServicer):
@@ -144,8 +167,8 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
         self.seen = {"request": request}
         results = [
             answer_pb2.BatchResult(answer=self.Answer(each, context))
-            if each.question != "bad"
-            else answer_pb2.BatchResult(error=answer_pb2.BatchError(code=8, message="no place", retry_after_s=7))
+            if each.question not in FAILING
+            else answer_pb2.BatchResult(error=FAILING[each.question])
             for each in request.requests
         ]
         return answer_pb2.AnswerBatchResponse(results=results)
@@ -247,7 +270,7 @@ SOON, NEVER = ("grpc-retry-pushback-ms", "1"), ("grpc-retry-pushback-ms", "-1")
 def test_every_call_gives_its_result(kind: Any) -> None:
     script = Script()
     with serving(script) as address:
-        asked = kind(address, api_key="ob_secret")
+        asked = kind(address, api_key="ob_secret\n")
         own = OwnPassage("text", "title", "mine")
         assert asked.answer("who", k=0, labels=["a", "b"], passages=[own], formulation=Formulation.TOKEN).text == "WHO"
         assert script.seen["authorization"] == "Bearer ob_secret"
@@ -264,11 +287,31 @@ def test_every_call_gives_its_result(kind: Any) -> None:
         assert (excerpt.passage.document_id, len(excerpt.after), excerpt.snapshot_id) == ("7", 2, "s")
         with pytest.raises(InvalidRequest, match="around does not fit in its field"):
             asked.passage(7, -1)
-        one, failed, other = asked.batch(["one", "bad", "other"])
+        one, failed, other, spent = asked.batch(["one", "bad", "other", "used up"])
         assert (one.text, other.text) == ("ONE", "OTHER")
         assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)
+        assert (type(spent), spent.retry_after_s) == (QuotaExceeded, 9.0)
         with pytest.raises(InvalidRequest, match="k does not fit in its field"):
             asked.answer("who", k=-1)
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [("formulation", Formulation), ("decoding", Decoding), ("retriever", RetrieverKind)],
+)
+def test_names_may_be_given_as_texts(option: str, names: Any) -> None:
+    for name in names:
+        of_each = [messages.request(answer_pb2.AnswerRequest, "who", 1, {option: each}) for each in (name, str(name))]
+        assert of_each[0] == of_each[1]
+        assert request_from_proto(AnswerRequest, of_each[0], 0).model_dump()[option] == name
+    with pytest.raises(InvalidRequest, match=f"{option} must be one of {', '.join(names)}, got 'other'"):
+        messages.request(answer_pb2.AnswerRequest, "who", 1, {option: "other"})
+
+
+@CLIENTS
+def test_what_grpc_itself_finds_too_large_is_said_to_be(kind: Any) -> None:
+    with serving(Script()) as address, pytest.raises(BodyTooLarge, match=r"than the endpoint takes: .*vs\. 4194304"):
+        kind(address, retries=False).answer("x" * (5 << 20))
 
 
 @CLIENTS
@@ -401,9 +444,13 @@ def test_bad_settings_are_refused_by_name(kind: Any) -> None:
     for address in ("http://127.0.0.1:8000", "localhost"):
         with pytest.raises(InvalidConfig, match="address must be host:port"):
             kind(address)
-    for timeout_s in (0, -1, math.nan):
+    for timeout_s in (0, -1, math.nan, math.inf, 1e10):
         with pytest.raises(InvalidConfig, match="timeout_s must be above 0"):
             kind("127.0.0.1:1", timeout_s=timeout_s)
+    for key in ("ob_se\ncret", "ob_secrét"):
+        with pytest.raises(InvalidConfig, match="printable ASCII") as refused:
+            kind("127.0.0.1:1", api_key=key)
+        assert "ob_" not in str(refused.value)
 
 
 def test_the_clients_stand_at_the_top() -> None:

@@ -106,6 +106,8 @@ def test_a_token_says_who_calls_and_what_he_may(provider: Provider) -> None:
         "acme/oidc:ann", "acme", frozenset([Scope.RETRIEVE, Scope.ADMIN]), Limits(tokens_per_day=7)
     )
     assert identified(provider, provider.token(scope=7)).scopes == frozenset()
+    listed = provider.token(scope=[{"openbook:ask": 1}, ["openbook:ask"], 7, "openbook:retrieve"])
+    assert identified(provider, listed).scopes == {Scope.RETRIEVE}
 
 
 def test_a_subject_that_would_break_a_log_is_known_by_its_digest(provider: Provider) -> None:

@@ -284,6 +284,18 @@ def test_a_passage_of_ones_own_is_read_beside_the_others(opened: Open, endpoint:
     expect(page.locator(".card")).to_have_count(3)
 
 
+def test_a_passage_of_a_link_is_switched_off_whatever_white_space_is_around_it(
+    opened: Open, endpoint: Endpoint
+) -> None:
+    own = quote(" Mine \n\n Antonio Meucci, says this passage. \n")
+    page = opened(fragment=f"#question={quote(QUESTION)}&passage={own}")
+    settled(page)
+    card(page, "Mine").get_by_role("switch").uncheck()
+    settled(page)
+    assert "passages" not in endpoint.doors.requests[-1]
+    expect(card(page, "Mine")).to_have_class("card off")
+
+
 def test_a_passage_of_ones_own_that_is_refused_again_stays_left_out(opened: Open) -> None:
     page = opened(QUESTION)
     page.get_by_text("Add one of your own").click()
@@ -611,6 +623,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(opened: Open) -> None:
     page.get_by_label("API key").fill("wrong")
     page.keyboard.press("Enter")
     expect(alert).to_contain_text("This API key is not accepted")
+    page.get_by_label("API key").fill("ключ")
+    page.keyboard.press("Enter")
+    expect(alert).to_contain_text("printable ASCII characters")
+    expect(alert).to_contain_text("This API key is not accepted")
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Use it").click()
     settled(page)
@@ -619,6 +635,21 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(opened: Open) -> None:
     assert page.evaluate("[localStorage.length, document.cookie, sessionStorage.length]") == [0, "", 1]
     page.get_by_role("button", name="Forget the API key").click()
     assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_where_no_data_of_sites_are_kept_a_key_lives_as_long_as_the_page(opened: Open) -> None:
+    page = opened()
+    refused = "{ get() { throw new DOMException('no data of sites', 'SecurityError'); } }"
+    page.add_init_script(f"Object.defineProperty(window, 'sessionStorage', {refused})")
+    page.reload()
+    ask(page, "secret telephone")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Use it").click()
+    settled(page)
+    assert words(page) == ["Alexander", "Graham", "Bell"]
+    page.get_by_role("button", name="Forget the API key").click()
+    ask(page, "secret telephone")
+    expect(page.get_by_role("alert")).to_contain_text("An API key is needed")
 
 
 # --- texts of anybody

@@ -4,7 +4,7 @@ from openbook.client.asynchronous import AsyncClient
 from openbook.client.blocking import Client
 from openbook.client.messages import AnswerOptions, RetrieveOptions
 from openbook.core.origin import Origin
-from openbook.core.types import Decoding, Formulation, OwnPassage, Passage, Token
+from openbook.core.types import Decoding, Formulation, OwnPassage, Passage, RetrieverKind, Token
 from openbook.rag.answer import Answer, Excerpt, Retrieval
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "Passage",
     "Retrieval",
     "RetrieveOptions",
+    "RetrieverKind",
     "Token",
 ]

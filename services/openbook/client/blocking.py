@@ -20,7 +20,8 @@ class Client:
     What fails because nobody answers, or there is no place, is tried again within `timeout_s` and a budget of retries.
 
     Raises:
-        InvalidConfig: the address is not host:port, or a file of TLS cannot be read.
+        InvalidConfig: the address is not host:port, `timeout_s` is none, no header holds the key, or a file of TLS
+            cannot be read.
     """
 
     def __init__(

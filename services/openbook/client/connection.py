@@ -12,11 +12,16 @@ import grpc
 
 from openbook import wire
 from openbook.client import messages
-from openbook.errors import InvalidConfig
+from openbook.errors import BodyTooLarge, InvalidConfig
+from openbook.serving.access.bearer import bearer
 from openbook.v1 import answer_pb2
 
 GRACE_S = 1.0
 """How much longer than the server we wait, so that its own, better explained refusal comes first."""
+MAX_TIMEOUT_S = 1e9
+"""gRPC's clock overflows where a call is due in centuries: it would be late at once."""
+TOO_LARGE = "message larger than max"
+"""gRPC's own words. Its code for it is that of who is to come again."""
 
 SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 RETRIES = {
@@ -56,7 +61,7 @@ class Connection:
     """Where the endpoint is, and how it is to be asked. With neither `tls` nor `tls_ca` it is plain.
 
     Raises:
-        InvalidConfig: the address is none, no time is given, or a file is missing.
+        InvalidConfig: the address or the time is none, no header holds the key, or a file is missing.
     """
 
     address: str  # host:port
@@ -69,8 +74,9 @@ class Connection:
     retries: bool = True
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:  # also refuses NaN
-            raise InvalidConfig(f"timeout_s must be above 0, got {self.timeout_s}")
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:  # also refuses NaN
+            raise InvalidConfig(f"timeout_s must be above 0, at most {MAX_TIMEOUT_S:g}, got {self.timeout_s}")
+        bearer(self.api_key)
         if "://" in self.address or ":" not in self.address:
             raise InvalidConfig(f"address must be host:port, got {self.address!r}")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert and not (self.tls or self.tls_ca)):
@@ -102,9 +108,10 @@ class Connection:
 
     def call(self) -> dict[str, Any]:
         """Arguments of every call."""
+        shown = bearer(self.api_key)
         return {
             "timeout": self.timeout_s + GRACE_S,
-            "metadata": (("authorization", f"Bearer {self.api_key}"),) if self.api_key else (),
+            "metadata": (("authorization", shown),) if shown else (),
         }
 
 
@@ -116,6 +123,9 @@ def errors() -> Iterator[None]:
     except grpc.RpcError as error:
         metadata: Any = error.trailing_metadata()
         trailing = dict(metadata or ())
+        details = error.details() or ""
+        if wire.ERROR_HEADER not in trailing and TOO_LARGE in details:
+            raise BodyTooLarge(f"the request is larger than the endpoint takes: {details}") from None
         retry_after_s = float(trailing["retry-after"]) if "retry-after" in trailing else None
         name = trailing.get(wire.ERROR_HEADER, "")
-        raise messages.error(error.code().name, error.details() or "", retry_after_s, name) from None
+        raise messages.error(error.code().name, details, retry_after_s, name) from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import grpc
 
@@ -13,11 +13,12 @@ from openbook.rag.answer import Alternative, Answer, Event, Evidence, Excerpt, L
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, PassageRequest, RetrieveRequest
 
-ENUMS: dict[str, Any] = {
-    "formulation": answer_pb2.Formulation,
-    "decoding": answer_pb2.Decoding,
-    "retriever": answer_pb2.Retriever,
+ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
+    "formulation": (Formulation, answer_pb2.Formulation),
+    "decoding": (Decoding, answer_pb2.Decoding),
+    "retriever": (RetrieverKind, answer_pb2.Retriever),
 }
+"""Options with names for values, in Python and in protobuf."""
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -31,7 +32,7 @@ class RetrieveOptions(TypedDict, total=False):
     ef_search: int | None
     rerank_factor: int | None
     without: Sequence[int] | None
-    retriever: RetrieverKind | None
+    retriever: RetrieverKind | Literal["dense", "bm25", "hybrid"] | None
     bm25_weight: float | None
     passages: Sequence[OwnPassage] | None
     request_id: str | None
@@ -40,8 +41,8 @@ class RetrieveOptions(TypedDict, total=False):
 class AnswerOptions(RetrieveOptions, total=False):
     """The fields of AnswerRequest in answer.proto, which says what they mean."""
 
-    formulation: Formulation | None
-    decoding: Decoding | None
+    formulation: Formulation | Literal["sequence", "token"] | None
+    decoding: Decoding | Literal["thorough", "fast"] | None
     n_beams: int | None
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -62,12 +63,12 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     """The request with the options that have a value.
 
     Raises:
-        InvalidRequest: a number does not fit in its field.
+        InvalidRequest: a number does not fit in its field, or a name is none of its option's.
     """
     message = kind(question=question, timeout_s=timeout_s)
     for name, value in options.items():
-        if isinstance(value, Formulation | Decoding | RetrieverKind):
-            value = ENUMS[name].Value(f"{name.upper()}_{value.name}")
+        if name in ENUMS and value is not None:
+            value = _number(name, value)
         if name == "passages" and value is not None:
             value = [answer_pb2.OwnPassage(**asdict(each)) for each in value]
         if value is not None:
@@ -76,6 +77,16 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
             except ValueError as error:
                 raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value}") from None
     return message
+
+
+def _number(name: str, value: str) -> int:
+    """Of an option's value, in protobuf."""
+    names, enum = ENUMS[name]
+    try:
+        number: int = enum.Value(f"{name.upper()}_{names(value).name}")
+    except ValueError:
+        raise InvalidRequest(f"{name} must be one of {', '.join(names)}, got {value!r}") from None
+    return number
 
 
 def batch(questions: Sequence[str], timeout_s: float, options: Mapping[str, Any]) -> answer_pb2.AnswerBatchRequest:
@@ -168,7 +179,8 @@ def outcomes(message: answer_pb2.AnswerBatchResponse) -> list[Answer | OpenbookE
 
 def _batch_error(message: answer_pb2.BatchError) -> OpenbookError:
     code = CODES.get(message.code, "UNKNOWN")
-    return error(code, message.message, message.retry_after_s if message.HasField("retry_after_s") else None)
+    retry_after_s = message.retry_after_s if message.HasField("retry_after_s") else None
+    return error(code, message.message, retry_after_s, message.name)
 
 
 def _found(message: answer_pb2.AnswerResponse | answer_pb2.RetrieveResponse) -> dict[str, Any]:

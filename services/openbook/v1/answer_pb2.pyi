@@ -1001,12 +1001,15 @@ class BatchError(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """The status code of gRPC that the request would have ended with by itself."""
     message: _builtins.str
     request_id: _builtins.str
     retry_after_s: _builtins.int
     """RESOURCE_EXHAUSTED: seconds after which to try again."""
+    name: _builtins.str
+    """Of the error, as docs/errors.md has it: QuotaExceeded."""
     def __init__(
         self,
         *,
@@ -1014,10 +1017,11 @@ class BatchError(_message.Message):
         message: _builtins.str = ...,
         request_id: _builtins.str = ...,
         retry_after_s: _builtins.int | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "code", b"code", "message", b"message", "request_id", b"request_id", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "code", b"code", "message", b"message", "name", b"name", "request_id", b"request_id", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
     _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015

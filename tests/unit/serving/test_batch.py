@@ -1,6 +1,7 @@
 """Many questions in one call: each gets its own answer or its own error, over both protocols alike."""
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ def test_each_entry_has_its_answer_or_its_own_error_in_order() -> None:
     assert [each.answer.request_id for each in response.results] == ["first", "", "mine.2", ""]
     error = response.results[1].error
     assert (error.code, error.request_id, error.message) == (3, "mine.1", second["error"]["detail"])
+    assert error.name == "InvalidRequest"
     assert "formulation must be one of" in response.results[3].error.message
 
 
@@ -62,6 +64,39 @@ def test_a_batch_of_another_size_than_there_may_be_is_refused_by_name(n: int) ->
     refused = post(requests=[{"question": QUESTION}] * n)
     assert (refused.status_code, refused.json()["detail"]) == (400, message)
     assert call(answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)] * n)) == message
+
+
+# Fields of messages: of a batch a request without any, and one that is unknown; of a request.
+REQUEST, NUMBER, PASSAGE = b"\x0a\x00", b"\x78\x00", b"\xda\x02\x03\x0a\x01x"
+
+
+@pytest.mark.parametrize(
+    ("method", "each", "n", "message"),
+    [
+        ("AnswerBatch", REQUEST, 10_000, "requests must be 1..4 (serving.max_entries), got 10000"),
+        ("AnswerBatch", REQUEST, 2_000_000, "body must have at most 16384 fields, got more"),
+        ("AnswerBatch", NUMBER, 2_000_000, "body must have at most 16384 fields, got more"),
+        ("Answer", PASSAGE, 10_000, "passages must be at most 20, got 10000"),
+        ("Retrieve", PASSAGE, 10_000, "passages must be at most 20, got 10000"),
+        ("Answer", PASSAGE, 600_000, "body must have at most 16384 fields, got more"),
+    ],
+)
+def test_how_many_there_are_is_looked_at_before_any_is_made(method: str, each: bytes, n: int, message: str) -> None:
+    ingress, context, data = AnswerIngress(service()), GrpcContext(), each * n
+    tracemalloc.start()
+    try:
+        asyncio.run(getattr(ingress, method)(data, context))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert context.details == message
+    assert peak < 1_000_000
+
+
+def test_of_too_many_passages_in_an_entry_none_is_looked_at() -> None:
+    entry = answer_pb2.AnswerRequest(question=QUESTION, passages=[answer_pb2.OwnPassage()] * 21)
+    error = call(answer_pb2.AnswerBatchRequest(requests=[entry])).results[0].error
+    assert error.message == "passages must be at most 20, got 21"
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0])

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from ray.serve._private import constants, http_util
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openbook.serving.endpoint.bodies import BodyLimits, BufferedBodies
+from openbook.serving.endpoint.bodies import BodyLimits, BufferedBodies, middlewares
 
 MANY = 1000
 
@@ -23,14 +24,14 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 class Caller:
     """One request. Its body comes when the test says so."""
 
-    def __init__(self, app: BufferedBodies, method: str = "POST", headers: dict[str, str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, method: str = "POST", headers: dict[str, str] | None = None) -> None:
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._told: list[Message] = []
         scope = {
             "type": "http",
             "method": method,
             "path": "/v1/answer",
-            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
         }
         self.task = asyncio.create_task(app(scope, self._messages.get, self._send))
 
@@ -136,14 +137,13 @@ def test_a_large_body_is_refused_as_such(declared: dict[str, str]) -> None:
 
 def test_the_bytes_of_all_bodies_together_are_bounded() -> None:
     async def scenario() -> None:
-        app = BufferedBodies(echo, BodyLimits(n_bytes_held=1000))
-        async with slow_ones(app, 3, b"x" * 300) as (first, second, third):
+        app = BufferedBodies(echo, BodyLimits(n_bytes_held=1000, n_bytes_small=100))
+        async with slow_ones(app, 1, b"x" * 100) as (small,), slow_ones(app, 3, b"x" * 300) as (first, second, third):
             more = Caller(app)
             more.sends(b"y" * 300)
             assert (await more.hears())[0] == 200
             assert (await first.hears())[0] == 408
-            assert not second.task.done()
-            assert not third.task.done()
+            assert not any(each.task.done() for each in (small, second, third))
 
     run(scenario)
 
@@ -156,14 +156,16 @@ def test_bodies_being_answered_count_until_they_are() -> None:
             await answered.wait()
             await echo(scope, receive, send)
 
-        app = BufferedBodies(dawdle, BodyLimits(n_bytes_held=1000))
-        first, second = Caller(app), Caller(app)
-        first.sends(b"x" * 600)
-        second.sends(b"x" * 600)
+        app = BufferedBodies(dawdle, BodyLimits(n_bytes_held=1000, n_bytes_small=100))
+        first, second, small = Caller(app), Caller(app), [Caller(app) for _ in range(20)]
+        first.sends(b"x" * 1000)
+        second.sends(b"x" * 101)
+        for each in small:
+            each.sends(b"x" * 100)
         status, error = await second.hears()
         assert (status, error["code"]) == (429, "RESOURCE_EXHAUSTED")
         answered.set()
-        assert (await first.hears())[0] == 200
+        assert [(await each.hears())[0] for each in (first, *small)] == [200] * 21
         third = Caller(app)
         third.sends(b"x" * 600)
         assert (await third.hears())[0] == 200
@@ -185,8 +187,8 @@ def test_what_is_no_text_is_refused() -> None:
 def test_nothing_is_left_of_those_who_leave() -> None:
     async def scenario() -> None:
         app = BufferedBodies(echo)
-        async with slow_ones(app, 10, b"x" * 1000):
-            assert (app._n_bytes_held, len(app._arriving)) == (10_000, 10)
+        async with slow_ones(app, 10, b"x" * 20_000):
+            assert (app._n_bytes_held, len(app._arriving)) == (200_000, 10)
         assert (app._n_bytes_held, len(app._arriving)) == (0, 0)
 
     run(scenario)
@@ -208,6 +210,32 @@ def test_a_reply_has_one_request_id_though_serve_adds_its_own(method: str, serve
         caller.sends(b"")
         await caller.hears()
         assert caller._told[0]["headers"] == [ours, (b"a", b"b"), (b"a", b"b")]
+
+    run(scenario)
+
+
+SERVE_READS = (
+    constants.SERVE_HTTP_REQUEST_ID_HEADER,
+    constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+    constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+    constants.SERVE_MULTIPLEXED_MODEL_ID,
+    constants.SERVE_MULTIPLEXED_MODEL_ID.replace("_", "-"),
+    constants.SERVE_SESSION_ID,
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_serve_would_fail_to_read_does_not_reach_it(method: str) -> None:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        told = [(name, value.decode()) for name, value in scope["headers"] if name.decode() in SERVE_READS]
+        assert [name for name, _ in told] == [b"x-request-id"], "its own"
+        await echo(scope, receive, send)
+
+    async def scenario() -> None:
+        headers = {**dict.fromkeys(SERVE_READS, "é"), "authorization": "é"}
+        caller = Caller(http_util._apply_middlewares(serve, middlewares()), method, headers)
+        caller.sends(b"")
+        assert (await caller.hears())[0] == 200
 
     run(scenario)
 

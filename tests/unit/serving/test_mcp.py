@@ -15,10 +15,12 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
 
+from openbook import mcp_stdio
 from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved
-from openbook.errors import Overloaded
+from openbook.errors import InvalidConfig, Overloaded
 from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.mcp import _snippet
 from openbook.testing import EchoGenerator
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
@@ -106,6 +108,13 @@ def test_where_nobody_listens_the_bridge_says_so() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_key_that_no_header_holds_is_refused_and_not_told() -> None:
+    for key in ("ob_se\ncret", "ob_secrét"):
+        with pytest.raises(InvalidConfig, match="printable ASCII") as refused:
+            mcp_stdio.run("http://127.0.0.1:1", key)
+        assert "ob_" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -137,6 +146,19 @@ def test_what_a_tool_refuses_is_said_in_its_result(name: str, arguments: Any, me
 def post(body: Any, **headers: str) -> httpx.Response:
     accepted = {"accept": "application/json, text/event-stream", "x-request-id": "mine"}
     return request("POST", "/mcp", service(generator=Busy()), json=body, headers={**accepted, **headers})
+
+
+@pytest.mark.parametrize(
+    ("passage", "snippet"),
+    [
+        ("x" * 300, "x" * 300),
+        ("x" * 290 + " " + "y" * 20, "x" * 290 + " ..."),
+        ("苏" * 400, "苏" * 300 + " ..."),
+    ],
+    ids=["short", "long", "without a space"],
+)
+def test_a_passage_among_results_ends_with_a_word_where_it_has_words(passage: str, snippet: str) -> None:
+    assert _snippet(passage) == snippet
 
 
 def test_a_tool_that_there_is_none_of_is_an_error_of_the_protocol() -> None:

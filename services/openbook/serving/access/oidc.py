@@ -104,7 +104,8 @@ class Tokens:
             subject = hashlib.sha256(subject.encode(errors="backslashreplace")).hexdigest()
         given = claims.get(settings.scopes_claim, ())
         names = given.split() if isinstance(given, str) else given if isinstance(given, list) else ()
-        scopes = frozenset(Scope(settings.scopes[name]) for name in names if name in settings.scopes)
+        known = [name for name in names if isinstance(name, str) and name in settings.scopes]
+        scopes = frozenset(Scope(settings.scopes[name]) for name in known)
         # No key has a colon in its holder's name.
         return Identity(caller_name(tenant, f"oidc:{subject}"), tenant, scopes, self._limits)
 

@@ -3,40 +3,32 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from grpc import StatusCode
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
+from pydantic import BaseModel, Field, SkipValidation, ValidationError
 
 from openbook.core.context import MAX_CHARS, Context
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import as_ours
 from openbook.rag.answer import Answer
-from openbook.serving.endpoint.messages import answer_to_proto, request_from_proto
-from openbook.serving.endpoint.problems import Problem, problem_of
-from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, describe
+from openbook.serving.endpoint.messages import answer_to_proto
+from openbook.serving.endpoint.problems import Problem, name_of, problem_of
+from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, Sent, describe
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import requests
 from openbook.v1 import answer_pb2
 
-Entry = Callable[[], AnswerRequest]
-"""Makes a request of what was sent. Raises InvalidRequest: then this entry fails, and no other."""
+E = TypeVar("E")
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(Sent):
     """Questions, each with fields of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Each is looked at by itself.
     requests: Annotated[list[Annotated[AnswerRequest, SkipValidation]], Field(description="In any order.")]
     timeout_s: Annotated[float | None, Field(description="Time for all; an entry's own may be shorter.")] = None
     request_id: Annotated[str, Field(description="Entries without one have this and their number.")] = ""
-
-    def entries(self) -> list[Entry]:
-        """What each of them asks."""
-        return [partial(_parse, each) for each in self.requests]
 
 
 class BatchResult(BaseModel):
@@ -62,9 +54,13 @@ class Outcome:
 
 
 async def answer_batch(
-    service: AnswerService, entries: Sequence[Entry], timeout_s: float | None, context: Context
+    service: AnswerService,
+    entries: Sequence[E],
+    parse: Callable[[E], AnswerRequest],
+    timeout_s: float | None,
+    context: Context,
 ) -> list[Outcome]:
-    """One outcome an entry, in order.
+    """One outcome an entry, in order. Where `parse` raises InvalidRequest, this entry fails, and no other.
 
     Raises:
         InvalidRequest: there are none, or more than `serving.max_entries`, or the timeout is none.
@@ -74,16 +70,19 @@ async def answer_batch(
         service.check_entries("requests", len(entries))
         context = service.due(timeout_s, context)
         code = "CANCELLED"
-        outcomes = await asyncio.gather(*(_one(service, entry, n, context) for n, entry in enumerate(entries)))
+        outcomes = await asyncio.gather(*(_one(service, each, parse, n, context) for n, each in enumerate(entries)))
         code = "OK"
         return outcomes
     finally:
         requests("AnswerBatch", code).inc()
 
 
-def entries_from_proto(batch: answer_pb2.AnswerBatchRequest) -> list[Entry]:
-    """What each of its requests asks."""
-    return [partial(request_from_proto, AnswerRequest, each) for each in batch.requests]
+def entry_from_json(sent: Any) -> AnswerRequest:
+    """What an entry asks. Raises InvalidRequest."""
+    try:
+        return AnswerRequest.model_validate(sent)
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
 
 
 def batch_to_json(outcomes: Iterable[Outcome], request_id: str) -> BatchResponse:
@@ -108,22 +107,17 @@ def batch_to_proto(outcomes: Iterable[Outcome], request_id: str) -> answer_pb2.A
     return answer_pb2.AnswerBatchResponse(results=results, request_id=request_id)
 
 
-async def _one(service: AnswerService, entry: Entry, number: int, context: Context) -> Outcome:
+async def _one(
+    service: AnswerService, entry: E, parse: Callable[[E], AnswerRequest], number: int, context: Context
+) -> Outcome:
     request_id = f"{context.request_id[: MAX_CHARS - 8]}.{number}"
     try:
-        request = entry()
+        request = parse(entry)
         context = with_request_id(context, request.request_id or request_id)
         request_id = context.request_id
         return Outcome(request_id, await service.answer(request, context))
     except Exception as error:
         return Outcome(request_id, as_ours(error, request_id))
-
-
-def _parse(sent: Any) -> AnswerRequest:
-    try:
-        return AnswerRequest.model_validate(sent)
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
 
 
 def _error_to_proto(error: OpenbookError, request_id: str) -> answer_pb2.BatchError:
@@ -132,4 +126,5 @@ def _error_to_proto(error: OpenbookError, request_id: str) -> answer_pb2.BatchEr
         message=str(error),
         request_id=request_id,
         retry_after_s=error.retry_after_whole_s if isinstance(error, Overloaded) else None,
+        name=name_of(error),
     )

@@ -27,6 +27,14 @@ BODY_WANTS: dict[type[OpenbookError], str] = {
     Overloaded: "room for bodies",
 }
 """What a body that is refused lacks, for the metric."""
+SERVE_READS = {
+    b"x-request-id",
+    b"x-request-timeout-seconds",
+    b"x-request-disconnect-disabled",
+    b"serve-multiplexed-model-id",
+    b"x-session-id",
+}
+"""Headers, with hyphens, that Serve takes for UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,10 @@ class BodyLimits:
     n_bytes: int = 1 << 20  # of one body
     timeout_s: float = 10.0  # from the headers to the last byte
     n_arriving: int = 1024  # bodies on their way at once
-    n_bytes_held: int = 64 << 20  # of all bodies that are on their way or being answered
+    n_bytes_held: int = 64 << 20  # of all bodies that are on their way or being answered, the small ones apart
+    # Of a body that is never refused for the large ones of others. What these take is bounded by their number: as they
+    # come 16 MiB, of 1,024; while they are answered 9 MiB, of 288 in Serve's places and as many that wait for one.
+    n_bytes_small: int = 16 << 10
 
 
 def middlewares() -> list[Middleware]:
@@ -52,10 +63,10 @@ class BufferedBodies:
         self._app = app
         self._limits = limits or BodyLimits()
         self._arriving: dict[asyncio.Timeout, int] = {}  # bytes so far; the one longest on its way first
-        self._n_bytes_held = 0
+        self._n_bytes_held = 0  # of those that need room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = _with_one_request_id(send)
+        scope, send = _legible(scope), _with_one_request_id(send)
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -68,7 +79,7 @@ class BufferedBodies:
             await reply(scope, receive, send)
             return
         if body is not None:
-            with self._held(len(body)):
+            with self._held(self._room(len(body))):
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -109,31 +120,40 @@ class BufferedBodies:
     @contextmanager
     def _arrives(self, time: asyncio.Timeout) -> Iterator[None]:
         if len(self._arriving) >= self._limits.n_arriving:
-            self._drop_oldest()
+            self._drop(next(iter(self._arriving)))
         self._arriving[time] = 0
         try:
             yield
         finally:
-            self._n_bytes_held -= self._arriving.pop(time, 0)
+            self._n_bytes_held -= self._room(self._arriving.pop(time, 0))
+
+    def _room(self, n_bytes: int) -> int:
+        """What a body of so many bytes takes of `n_bytes_held`."""
+        return n_bytes if n_bytes > self._limits.n_bytes_small else 0
 
     def _count(self, time: asyncio.Timeout, n_bytes: int) -> None:
         """So many more bytes have come of a body that is on its way."""
         if time not in self._arriving:
             raise TimeoutError("it was dropped")
-        self._arriving[time] += n_bytes
-        self._n_bytes_held += n_bytes
-        if self._arriving[time] > self._limits.n_bytes:
+        before, now = self._arriving[time], self._arriving[time] + n_bytes
+        self._arriving[time] = now
+        self._n_bytes_held += self._room(now) - self._room(before)
+        if now > self._limits.n_bytes:
             raise BodyTooLarge(f"body must have at most {self._limits.n_bytes} bytes, got more")
-        while self._n_bytes_held > self._limits.n_bytes_held and len(self._arriving) > 1:
-            self._drop_oldest()
+        if not self._room(now):
+            return
+        while self._n_bytes_held > self._limits.n_bytes_held and len(large := self._large()) > 1:
+            self._drop(large[0])
         if self._n_bytes_held > self._limits.n_bytes_held:
             raise Overloaded(f"requests of {self._limits.n_bytes_held} bytes are being answered: try again later")
 
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._arriving))
-        self._n_bytes_held -= self._arriving.pop(oldest)
-        if not oldest.expired():  # its time may be over already, and its task not have heard of it yet
-            oldest.reschedule(asyncio.get_running_loop().time())
+    def _large(self) -> list[asyncio.Timeout]:
+        return [time for time, n_bytes in self._arriving.items() if self._room(n_bytes)]
+
+    def _drop(self, time: asyncio.Timeout) -> None:
+        self._n_bytes_held -= self._room(self._arriving.pop(time))
+        if not time.expired():  # it may be over already, and its task not have heard of it yet
+            time.reschedule(asyncio.get_running_loop().time())
 
     @contextmanager
     def _held(self, n_bytes: int) -> Iterator[None]:
@@ -155,6 +175,18 @@ def _with_one_request_id(send: Send) -> Send:
         await send(message)
 
     return send_one
+
+
+def _legible(scope: Scope) -> Scope:
+    """Without what Serve would fail to read: it answers that in plain text, with 500."""
+    if scope["type"] != "http":
+        return scope
+    headers = [
+        (name, value)
+        for name, value in scope["headers"]
+        if value.isascii() or name.replace(b"_", b"-") not in SERVE_READS
+    ]
+    return {**scope, "headers": headers}
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

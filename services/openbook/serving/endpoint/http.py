@@ -20,7 +20,13 @@ from openbook.processes import is_loopback
 from openbook.rag.answer import Event
 from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.asked import asked
-from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_batch, batch_to_json
+from openbook.serving.endpoint.batch import (
+    BatchRequest,
+    BatchResponse,
+    answer_batch,
+    batch_to_json,
+    entry_from_json,
+)
 from openbook.serving.endpoint.bodies import BufferedBodies
 from openbook.serving.endpoint.guard import Guarded, OfThisMachine
 from openbook.serving.endpoint.openai.routes import add_openai
@@ -85,7 +91,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     async def answer_many(body: Annotated[BatchRequest, BATCH], request: Request) -> Response:
         """Many questions at once. Each has its answer, or its own error; the order is kept."""
         with asked(request, body.request_id) as context:
-            outcomes = await answer_batch(service, body.entries(), body.timeout_s, context)
+            outcomes = await answer_batch(service, body.requests, entry_from_json, body.timeout_s, context)
         return to_json(batch_to_json(outcomes, context.request_id))
 
     @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS), tags=[OURS])

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
@@ -21,7 +22,7 @@ from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.keys import Identity
 from openbook.serving.endpoint import status
-from openbook.serving.endpoint.batch import answer_batch, batch_to_proto, entries_from_proto
+from openbook.serving.endpoint.batch import answer_batch, batch_to_proto
 from openbook.serving.endpoint.guard import context_of
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.messages import (
@@ -83,6 +84,7 @@ class AnswerIngress:
 
     def __init__(self, service: AnswerService, gate: Gate | None = None) -> None:
         self._service = service
+        self._max_passages = service.settings.answer.max_passages
         self._gate = gate
         self._streams_raise = not _is_behind_haproxy()
         quieten()
@@ -94,14 +96,14 @@ class AnswerIngress:
     async def Answer(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.AnswerResponse:  # noqa: N802
         with _Call(self._gate, "Answer", grpc_context) as call:
             message, context = await call.read(answer_pb2.AnswerRequest, request)
-            asked = request_from_proto(AnswerRequest, message)
+            asked = request_from_proto(AnswerRequest, message, self._max_passages)
             return answer_to_proto(await self._service.answer(asked, context))
         return answer_pb2.AnswerResponse()
 
     async def Retrieve(self, request: bytes, grpc_context: "RayServegRPCContext") -> answer_pb2.RetrieveResponse:  # noqa: N802
         with _Call(self._gate, "Retrieve", grpc_context) as call:
             message, context = await call.read(answer_pb2.RetrieveRequest, request)
-            asked = request_from_proto(RetrieveRequest, message)
+            asked = request_from_proto(RetrieveRequest, message, self._max_passages)
             return retrieval_to_proto(await self._service.retrieve(asked, context))
         return answer_pb2.RetrieveResponse()
 
@@ -111,7 +113,8 @@ class AnswerIngress:
         with _Call(self._gate, "AnswerBatch", grpc_context) as call:
             message, context = await call.read(answer_pb2.AnswerBatchRequest, request)
             timeout_s = message.timeout_s if message.HasField("timeout_s") else None
-            outcomes = await answer_batch(self._service, entries_from_proto(message), timeout_s, context)
+            parse = partial(request_from_proto, AnswerRequest, max_passages=self._max_passages)
+            outcomes = await answer_batch(self._service, message.requests, parse, timeout_s, context)
             return batch_to_proto(outcomes, context.request_id)
         return answer_pb2.AnswerBatchResponse()
 
@@ -126,7 +129,7 @@ class AnswerIngress:
     ) -> AsyncIterator[answer_pb2.AnswerEvent]:
         with _Call(self._gate, "AnswerStream", grpc_context, self._streams_raise) as call:
             message, context = await call.read(answer_pb2.AnswerRequest, request)
-            asked = request_from_proto(AnswerRequest, message)
+            asked = request_from_proto(AnswerRequest, message, self._max_passages)
             async with aclosing(self._service.stream(asked, context)) as events:
                 async for event in events:
                     yield event_to_proto(event)

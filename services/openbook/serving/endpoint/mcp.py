@@ -24,7 +24,7 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
@@ -39,7 +39,7 @@ from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
-from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Whole32, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Sent, Whole32, describe
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 
@@ -52,24 +52,20 @@ INSTRUCTIONS = (
 )
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Search(_Arguments):
+class Search(Sent):
     """Find the passages that are nearest to a question, best first."""
 
     query: Annotated[str, Field(description="A question, in words.")]
     k: Annotated[Whole32 | None, Field(description="How many passages.")] = None
 
 
-class Fetch(_Arguments):
+class Fetch(Sent):
     """Get a passage whole."""
 
     id: Annotated[str, Field(description="As `search` and `answer` name it.")]
 
 
-class Ask(_Arguments):
+class Ask(Sent):
     """Answer a question from the passages that are found for it, and say which of them each part rests on."""
 
     question: str
@@ -110,7 +106,7 @@ class _Session(Response):
 
 def build_server(service: AnswerService, context: Context, identity: Identity | None) -> "Server[Any]":
     """The tools, on behalf of one caller: those that his key has the scope for."""
-    tools: dict[str, tuple[type[_Arguments], Callable[[Any], Awaitable[dict[str, Any]]]]] = {
+    tools: dict[str, tuple[type[Sent], Callable[[Any], Awaitable[dict[str, Any]]]]] = {
         "search": (Search, lambda asked: _search(service, asked, context)),
         "fetch": (Fetch, lambda asked: _fetch(service, asked, context)),
         "answer": (Ask, lambda asked: _answer(service, asked, context)),
@@ -199,10 +195,13 @@ def _named(passage: Passage, snapshot_id: str) -> dict[str, Any]:
 
 
 def _snippet(text: str) -> str:
-    return text if len(text) <= SNIPPET_CHARS else text[:SNIPPET_CHARS].rpartition(" ")[0] + " ..."
+    if len(text) <= SNIPPET_CHARS:
+        return text
+    begun = text[:SNIPPET_CHARS]
+    return f"{begun.rpartition(' ')[0] or begun} ..."  # some scripts put no spaces between words
 
 
-def _described(name: str, arguments: type[_Arguments]) -> Tool:
+def _described(name: str, arguments: type[Sent]) -> Tool:
     schema = arguments.model_json_schema()
     description = schema.pop("description")
     hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)

@@ -18,6 +18,8 @@ ENUMS: dict[str, Any] = {
     "decoding": answer_pb2.Decoding,
     "retriever": answer_pb2.Retriever,
 }
+MAX_FIELDS = 1 << 14
+"""Of a message, those inside its fields apart: two bytes of a batch are a request, which once read takes 200."""
 R = TypeVar("R", bound=RetrieveRequest)
 P = TypeVar("P", bound=Message)
 
@@ -26,19 +28,21 @@ def parse_proto(kind: type[P], data: bytes) -> P:
     """A message from its bytes.
 
     Raises:
-        InvalidRequest: they are no such message, or a text in it is not UTF-8.
+        InvalidRequest: they are no such message, it has more than MAX_FIELDS, or a text in it is not UTF-8.
     """
+    if _has_many_fields(data):
+        raise InvalidRequest(f"body must have at most {MAX_FIELDS} fields, got more")
     try:
         return kind.FromString(data)
     except DecodeError:
         raise InvalidRequest(f"body must be a {kind.DESCRIPTOR.full_name} with UTF-8 texts, and is not") from None
 
 
-def request_from_proto(kind: type[R], message: Message) -> R:
+def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
     """Fields that the message leaves out stay open.
 
     Raises:
-        InvalidRequest: an enum has a value of no name here.
+        InvalidRequest: an enum has a value of no name here, or there are more passages than so many.
     """
     values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
     for name, enum in ENUMS.items():
@@ -48,6 +52,8 @@ def request_from_proto(kind: type[R], message: Message) -> R:
                 raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
             values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
     if passages := values.get("passages"):
+        if len(passages) > max_passages:  # said before any of a million empty ones becomes an object
+            raise InvalidRequest(f"passages must be at most {max_passages}, got {len(passages)}")
         values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
     try:
         return kind.model_validate({"question": "", **values})
@@ -114,6 +120,36 @@ def event_to_proto(event: Event) -> answer_pb2.AnswerEvent:
             return answer_pb2.AnswerEvent(token=_token_to_proto(event))
         case Answer():
             return answer_pb2.AnswerEvent(answer=answer_to_proto(event))
+
+
+def _has_many_fields(data: bytes) -> bool:
+    """Whether a message has more than MAX_FIELDS. Of bytes that are none, the parser says so."""
+    at = 0
+    for _ in range(MAX_FIELDS):
+        if at >= len(data):
+            return False
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case wire.LENGTH_DELIMITED:
+                size, at = _varint(data, at)
+                at += size
+            case 0:
+                _, at = _varint(data, at)
+            case 1:
+                at += 8
+            case 5:
+                at += 4
+    return at < len(data)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends; of one without an end, where the data does."""
+    number = 0
+    for n, byte in enumerate(data[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * n
+        if byte < 0x80:
+            return number, at + n + 1
+    return number, len(data)
 
 
 def _found(found: Answer | Retrieval) -> dict[str, Any]:

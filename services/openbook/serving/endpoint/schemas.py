@@ -7,7 +7,8 @@ repeated here: the pipeline and `GenerationSettings` know them.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
@@ -21,11 +22,23 @@ MAX_TOLD = 10
 """Problems of one request: a body of 1 MB may have half a million."""
 
 
-class _Request(BaseModel):
+class Sent(BaseModel):
+    """What callers send: known fields alone."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown(cls, sent: Any) -> Any:
+        """Of each unknown field pydantic makes an error: of a hundred thousand in most of a second."""
+        n = len(cls.model_fields)
+        if isinstance(sent, dict) and len(sent) > n + MAX_TOLD:
+            said = "there are {n} fields, and not {sent}"
+            raise PydanticCustomError("too_many_fields", said, {"n": n, "sent": len(sent)})
+        return sent
 
-class OwnPassageIn(_Request):
+
+class OwnPassageIn(Sent):
     """A text of the caller's, encoded as the index's passages were."""
 
     text: str
@@ -33,7 +46,7 @@ class OwnPassageIn(_Request):
     document_id: Annotated[str, Field(description="Comes back in the evidence.")] = ""
 
 
-class RetrieveRequest(_Request):
+class RetrieveRequest(Sent):
     """Fields left out, or null, take the server's defaults."""
 
     question: str
@@ -91,7 +104,7 @@ class AnswerRequest(RetrieveRequest):
     min_confidence: Annotated[float | None, Field(description="Hold answers of less confidence back.")] = None
 
 
-class PassageRequest(_Request):
+class PassageRequest(Sent):
     """Fields left out take the server's defaults."""
 
     id: Annotated[str, Field(description="A lasting id, or the number that an answer gives.")]

@@ -4,7 +4,6 @@ import { ask, Problem } from "./ask.js";
 import { $, all, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
 import { changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
 
-const KEY = "openbook key";
 const HEADLINE = $("headline").textContent;
 const form = $("ask");
 const field = (name) => form.elements[name];
@@ -23,6 +22,28 @@ const state = {
 let running = null; // the AbortController of the question on its way
 let view = null;
 let due = 0; // the frame in which tokens are drawn
+
+// --- the API key, in this tab; where the browser keeps no data of a site, as long as the page is open
+
+const KEY = "openbook key";
+let unkept = "";
+
+function keyOfTab() {
+  try {
+    return sessionStorage.getItem(KEY) ?? unkept;
+  } catch {
+    return unkept;
+  }
+}
+
+function keep(key) {
+  unkept = key;
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch {} // what is kept nowhere else is forgotten with the page
+  $("forget").hidden = !key;
+}
 
 // --- asking
 
@@ -55,7 +76,7 @@ async function askFor(request, push = true) {
   const begun = performance.now();
   let result = null;
   try {
-    for await (const [name, data] of ask({ ...request, tokens: true }, sessionStorage.getItem(KEY), mine.signal)) {
+    for await (const [name, data] of ask({ ...request, tokens: true }, keyOfTab(), mine.signal)) {
       if (!result) show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
       if (name === "retrieved") say(`Reading ${data.evidence.length} passages …`);
       else if (name === "token") result.tokens.push(data);
@@ -207,7 +228,7 @@ function problem(found, request) {
   $("alert").replaceChildren();
   if (!found) return;
   const { kind, message, requestId } = found;
-  const [title, hint] = kind === "key" && sessionStorage.getItem(KEY) ? ["This API key is not accepted"] : TOLD[kind];
+  const [title, hint] = kind === "key" && keyOfTab() ? ["This API key is not accepted"] : TOLD[kind];
   const again = el("button.strong", { onclick: () => askFor(request, false) }, "Try again");
   $("alert").append(
     el("div.problem", { role: "alert" },
@@ -228,8 +249,7 @@ function keyForm(request) {
   const onsubmit = (event) => {
     event.preventDefault();
     if (!box.value.trim()) return;
-    sessionStorage.setItem(KEY, box.value.trim());
-    tellKey();
+    keep(box.value.trim());
     askFor(request, false);
   };
   return el("form.row", { onsubmit }, el("label", "API key ", box), el("button.strong", "Use it"));
@@ -254,8 +274,6 @@ function countDown(button, left) {
   tick();
   waiting = setInterval(tick, 1000);
 }
-
-const tellKey = () => ($("forget").hidden = !sessionStorage.getItem(KEY));
 
 // --- passages on and off, and one's own
 
@@ -355,8 +373,7 @@ on("examples", "click", ({ target }) => {
   submit();
 });
 on("forget", "click", () => {
-  sessionStorage.removeItem(KEY);
-  tellKey();
+  keep("");
   field("question").focus();
 });
 addEventListener("popstate", follow);
@@ -364,5 +381,5 @@ addEventListener("resize", fit);
 new ResizeObserver(redrawThreads).observe(document.body);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
 
-tellKey();
+$("forget").hidden = !keyOfTab();
 follow();
