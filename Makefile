@@ -151,7 +151,7 @@ clean:           ## Remove the environment and everything the demo made
 # torch is pinned first, and its build for CPUs alone is taken where pip finds one: an open range would bring CUDA's.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); false; }  # without ensurepip it leaves a Python that has no pip
 
 $(VENV)/.demo: pyproject.toml deploy/constraints-cpu.txt | $(VENV)/bin/python
 	$(BIN)/pip install -q -c deploy/constraints-cpu.txt torch

@@ -133,7 +133,7 @@ def test_the_config_deploys_and_answers_who_has_a_key(
     build_snapshot(PASSAGES, vectors, snapshot, 1, "Flat", "embedded", encoder.fingerprint)
     ports = ClusterPorts(index=free_port())
     where = {"ray_address": ray_cluster.ray, "dashboard": ray_cluster.dashboard}
-    cluster.deploy(config, 1, 1, 120, ports, snapshot=str(snapshot), **where)
+    cluster.deploy(config, 1, 1, 600, ports, snapshot=str(snapshot), **where)
     http = f"http://127.0.0.1:{ray_cluster.serving.http_port}"
     until_running(ray_cluster)
     asked = {"question": "who invented the telephone?", "k": 2}
@@ -148,7 +148,7 @@ def test_the_config_deploys_and_answers_who_has_a_key(
     assert over_http.json()["answer"] == answer.text
 
     (server,) = index_servers(ports.index)
-    cluster.deploy(config, 1, 1, 120, ports, snapshot=str(snapshot), **where)
+    cluster.deploy(config, 1, 1, 600, ports, snapshot=str(snapshot), **where)
     assert index_servers(ports.index) == [server], "to deploy the same again starts nothing anew"
     server.kill()
     while index_servers(ports.index) in ([], [server]) or not _answers(f"{http}/readyz"):

@@ -31,6 +31,7 @@ TOPOLOGY = ROOT / "deploy" / "topology.yaml"
 RENDERED = render.render(render.load(TOPOLOGY))
 CLUSTERS = [path for path, text in RENDERED.items() if "head_start_ray_commands" in text]
 """For `ray up`."""
+GPUS_OF_GCP = {("worker", "deploy/ray/gcp.yaml")}
 
 
 @pytest.fixture(params=CLUSTERS)
@@ -162,7 +163,7 @@ def test_the_page_lets_index_servers_under_ray_know_the_admin_token(tmp_path: Pa
     assert settings.admin_token.get_secret_value() == "of-sixteen-characters"
 
 
-def test_the_docs_say_which_ports_to_open_on_aws(prepared: dict[str, Any]) -> None:
+def test_the_docs_say_which_ports_to_open_on_clouds(prepared: dict[str, Any]) -> None:
     """Which Ray's default group leaves closed, as long as we render none."""
     from ray.autoscaler._private.aws.config import SECURITY_GROUP_TEMPLATE, _create_default_ssh_inbound_rules
 
@@ -174,6 +175,7 @@ def test_the_docs_say_which_ports_to_open_on_aws(prepared: dict[str, Any]) -> No
         assert f"`{SECURITY_GROUP_TEMPLATE.format('')}` and the topology's `name`" in page
         ports = render.load(TOPOLOGY).ports
         assert f"ports {ports.http} (HTTP) and {ports.grpc} (gRPC) too" in page
+        assert f"gcloud compute firewall-rules create openbook --allow tcp:{ports.http},tcp:{ports.grpc} " in page
 
 
 def test_the_docs_say_what_ray_must_be_started_with() -> None:
@@ -210,6 +212,43 @@ def test_a_config_has_one_application(n: int, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**values, "applications": applications}))
     with pytest.raises(InvalidConfig, match=f"applications: must be one, got {n}"):
         cluster.load(path)
+
+
+def test_nodes_that_join_later_get_the_same_ray() -> None:
+    topology = render.load(TOPOLOGY)
+    assert topology.kubernetes
+    for section in (topology.aws, topology.gcp, topology.on_premise):
+        assert section
+        assert f"ray=={topology.kubernetes.ray_version}" in section.install.split()
+
+
+@pytest.mark.parametrize("path", CLUSTERS)
+def test_a_snapshot_is_fetched_by_what_is_there(path: str) -> None:
+    bucket = {"gcp": "gs", "on-premise": None}.get(Path(path).stem.removesuffix("-cpu"), "s3")
+    assert set(re.findall(r"\b(gs|s3)://openbook-example/snapshot\b", RENDERED[path])) == {bucket} - {None}
+
+
+def test_a_section_may_fetch_the_snapshot_in_its_own_way() -> None:
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values["index"]["fetch"] = "of all"
+    values["on_premise"]["fetch"] = "its own"
+    del values["gcp"]["fetch"]
+    rendered = render.render(config.section(render.Topology, "t.yaml", **values))
+    assert yaml.safe_load(rendered["deploy/ray/on-premise.yaml"])["worker_setup_commands"] == ["its own"]
+    index = yaml.safe_load(rendered["deploy/ray/gcp.yaml"])["available_node_types"]["index"]
+    assert index["worker_setup_commands"][-1] == "of all"
+
+
+@pytest.mark.parametrize("path", [path for path in CLUSTERS if "gcp" in path])
+def test_nodes_of_gcp_may_read_buckets_and_have_the_driver_of_their_gpu(path: str) -> None:
+    """Ray itself gives an account to the head alone."""
+    types = yaml.safe_load(RENDERED[path])["available_node_types"]
+    for name, each in types.items():
+        (account,) = each["node_config"]["serviceAccounts"]
+        assert account["email"] == "ray-autoscaler-sa-v1@example.iam.gserviceaccount.com"
+        assert account["scopes"] == ["https://www.googleapis.com/auth/cloud-platform"]
+        image = each["node_config"]["disks"][0]["initializeParams"]["sourceImage"]
+        assert ("nvidia" in image) == ("guestAccelerators" in each["node_config"]) == ((name, path) in GPUS_OF_GCP)
 
 
 def test_rays_own_defaults_are_not_what_makes_it_valid(prepared: dict[str, Any]) -> None:

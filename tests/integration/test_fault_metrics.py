@@ -28,6 +28,7 @@ from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.workers.batching import Batcher, in_time
 from openbook.serving.workers.hop import call
+from openbook.telemetry import CACHE_UP
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 EMBEDDING = np.ones(8, np.float32)
@@ -77,6 +78,16 @@ def with_redis(fault: Callable[[RedisServer, Redis], None]) -> None:
                 await cache.aclose()
 
     asyncio.run(main())
+
+
+def test_of_a_redis_that_nobody_has_asked_yet_nothing_bad_is_said() -> None:
+    CACHE_UP.labels("redis").set(0)
+
+    async def main() -> None:
+        await RedisCache(CacheSettings(url="redis://127.0.0.1:6380/0"), EMBEDDINGS).aclose()
+
+    asyncio.run(main())
+    assert value("openbook_cache_up", tier="redis") == 1
 
 
 def test_a_redis_that_was_killed() -> None:

@@ -75,10 +75,30 @@ def test_what_was_recorded_fires_what_it_should_within_two_minutes_and_nothing_b
 def test_one_failure_in_a_quiet_night_wakes_nobody(failing: str, fires: list[str], tmp_path: Path) -> None:
     """One question every 15 s is answered; another one fails once, or all the time."""
     series = {
-        'openbook_process{role="ingress"}': "1+0x20",
         'openbook_requests_total{method="Answer", code="OK"}': "0+1x20",
         'openbook_requests_total{method="Answer", code="INTERNAL"}': failing,
     }
+    fire(series, fires, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize(("asked", "fires"), [("0+1x5 5+0x14", []), ("0+1x20", ["OpenbookCacheLost"])])
+def test_one_slow_read_of_the_cache_before_a_quiet_night_is_no_loss(
+    asked: str, fires: list[str], tmp_path: Path
+) -> None:
+    """The last call of one replica fails, or all from then on; another replica is asked all the time, and content."""
+    series = {
+        'openbook_cache_up{instance="a"}': "1+0x4 0+0x14",
+        'openbook_stage_seconds_count{stage="cache", instance="a"}': asked,
+        'openbook_cache_up{instance="b"}': "1+0x20",
+        'openbook_stage_seconds_count{stage="cache", instance="b"}': "0+1x20",
+    }
+    fire(series, fires, tmp_path)
+
+
+def fire(series: dict[str, str], fires: list[str], tmp_path: Path) -> None:
+    """These alerts alone, in the five minutes of the series: one value every 15 s."""
+    series = {'openbook_process{role="ingress"}': "1+0x20", **series}
     check = {
         "expr": 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[5m]))',
         "eval_time": "5m",

@@ -156,6 +156,26 @@ def test_every_container_is_guarded() -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_kuberays_service_selects_the_head_and_our_policies_all_of_ray() -> None:
+    """A pod has KubeRay's labels, by which that service selects, unless its template says otherwise."""
+    (service,) = of_kind("RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    (policy,) = (each for each in of_kind("NetworkPolicy") if each["metadata"]["name"] == "openbook-endpoint")
+    monitors = documents("deploy/kubernetes/monitoring/pods.yaml")
+    (monitor,) = (each for each in monitors if each["metadata"]["name"] == "openbook-endpoint")
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        labels = group["template"]["metadata"]["labels"]
+        assert not {"app.kubernetes.io/name", "app.kubernetes.io/created-by"} & labels.keys()
+        assert not any(label.startswith("ray.io/") for label in labels)
+        for selector in (policy["spec"]["podSelector"], monitor["spec"]["selector"]):
+            assert selector["matchLabels"].items() <= labels.items()
+        assert monitor["spec"]["jobLabel"] in labels
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {"name": "serve-grpc", "containerPort": TOPOLOGY.ports.grpc} in head["ports"]
+    name = f"`{service['metadata']['name']}-head-svc.<namespace>.svc:{TOPOLOGY.ports.grpc}`"
+    assert name in (ROOT / "docs" / "deploy.md").read_text()
+
+
 def test_workers_are_ready_once_they_answer_with_tls() -> None:
     """KubeRay's own probe, and what it asks of a head that serves, know no TLS."""
     (service,) = of_kind("RayService")
@@ -258,6 +278,18 @@ def test_the_images_that_the_page_builds_are_those_that_are_started() -> None:
     gpu = f"{TOPOLOGY.kubernetes.image}-gpu"
     assert f"`{gpu}`" in page
     assert gpu in RENDERED["deploy/kubernetes/overlays/gpu/kustomization.yaml"]
+
+
+def test_the_page_makes_the_first_key_with_the_settings_that_the_container_has() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    shown = re.findall(r"^docker compose -p (\S+) exec endpoint openbook keys add (.*)$", page, re.MULTILINE)
+    ((project, words),) = shown
+    (compose,) = documents("deploy/compose.yaml")
+    assert project == compose["name"]
+    command: Any = typer.main.get_command(app)
+    asked = command.commands["keys"].commands["add"].make_context("add", words.split()).params
+    mounted = {volume.split(":")[1] for volume in compose["services"]["endpoint"]["volumes"]}
+    assert str(asked["config"]) in mounted
 
 
 def test_containers_have_as_long_to_stop_as_units() -> None:

@@ -55,6 +55,7 @@ class RedisCache(Generic[V]):
         self._breaker = Breaker(PAUSE_S, clock)
         self._refuses_writes_until = -float("inf")
         self._up = CACHE_UP.labels(codec.tier)
+        self._up.set(1)  # of a Redis that nobody has asked yet nothing bad is known
         self._reads: Lane[str, bytes | None] = Lane(self._read)
         self._writes: Lane[tuple[str, bytes], None] = Lane(self._write)
         self._redis = connect("cache", settings.url, settings.tls, settings.timeout_s)

@@ -16,8 +16,12 @@ def meta(cluster: Kubernetes, name: str, part: str) -> dict[str, Any]:
 
 
 def labels_of(part: str) -> dict[str, str]:
-    """That all of a part have, and are selected by."""
-    return {"app.kubernetes.io/name": "openbook", PART: part}
+    """That all of a part have, and are selected by.
+
+    Ray's pods keep the name that KubeRay gives them: by it `openbook-head-svc` selects the head, the door for gRPC.
+    """
+    name = {} if part == "endpoint" else {"app.kubernetes.io/name": "openbook"}
+    return {**name, PART: part}
 
 
 def requested(cpus: int) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 from openbook.deployment import prometheus
 from openbook.deployment.files import to_yaml
-from openbook.deployment.kubernetes_common import labels_of, meta
+from openbook.deployment.kubernetes_common import PART, labels_of, meta
 from openbook.deployment.topology import Kubernetes, Topology
 
 FOLDER = "deploy/kubernetes/monitoring"
@@ -54,7 +54,7 @@ def _pods(cluster: Kubernetes, part: str, endpoints: list[dict[str, Any]]) -> di
         "kind": "PodMonitor",
         "metadata": meta(cluster, f"openbook-{part}", "monitoring"),
         "spec": {
-            "jobLabel": "app.kubernetes.io/name",
+            "jobLabel": PART,
             "selector": {"matchLabels": labels_of(part)},
             "podMetricsEndpoints": endpoints,
         },

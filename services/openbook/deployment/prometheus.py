@@ -128,8 +128,10 @@ def alerts(topology: Topology) -> list[Alert]:
             "OpenbookCacheLost",
             "ticket",
             "lose-redis",
-            "30s",
-            "min(openbook_cache_up) == 0",
+            BEYOND_ONE_MOMENT,
+            # Of those that ask it: who failed once and was asked nothing since says 0 for ever.
+            "count(openbook_cache_up == 0 and on (job, instance)"
+            ' rate(openbook_stage_seconds_count{stage="cache"}[1m]) > 0) > 0',
             "Redis fails: every question is encoded",
         ),
         Alert(

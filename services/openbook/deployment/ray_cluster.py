@@ -81,10 +81,18 @@ def aws(topology: Topology, cloud: Aws, has_gpus: bool, path: str) -> str:
 def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
     """A cluster on GCP, which tells Ray nothing of what its machines have."""
 
+    # Ray gives its account to the head alone, and without one nobody reads a bucket.
+    account = {
+        "email": f"ray-autoscaler-sa-v1@{cloud.project}.iam.gserviceaccount.com",
+        "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
+    }
+
     def node(kind: str, disk_gb: int) -> dict[str, Any]:
-        initial = {"diskSizeGb": disk_gb, "sourceImage": cloud.image}
+        image = cloud.gpu_image if has_gpus and kind == cloud.gpu else cloud.image
+        initial = {"diskSizeGb": disk_gb, "sourceImage": image}
         return {
             "machineType": kind,
+            "serviceAccounts": [account],
             "disks": [{"boot": True, "autoDelete": True, "type": "PERSISTENT", "initializeParams": initial}],
         }
 
@@ -121,6 +129,7 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
     home = _home(hosts.ssh_user)
     resources = shlex.quote(f'{{"{INDEX_RESOURCE}": 1}}')
     cpus = f" --num-cpus={hosts.worker_cpus}" if hosts.worker_cpus else ""
+    fetch = hosts.fetch or topology.index.fetch
     config = {
         "cluster_name": topology.name,
         "min_workers": len(hosts.workers),
@@ -130,7 +139,7 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "auth": {"ssh_user": hosts.ssh_user, "ssh_private_key": hosts.ssh_key},
         "file_mounts": _mounts(topology, home, hosts.has_gpus),
         "setup_commands": [hosts.install, _ON_PATH],
-        "worker_setup_commands": [topology.index.fetch] if topology.index.fetch else [],
+        "worker_setup_commands": [fetch] if fetch else [],
         "head_start_ray_commands": [
             *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
             clean_up(ENDED, topology.name),
@@ -162,8 +171,8 @@ def _of_a_cloud(
     topology: Topology, cloud: Cloud, provider: dict[str, Any], types: dict[str, Any], has_gpus: bool, path: str
 ) -> str:
     home = _home(cloud.ssh_user)
-    if topology.index.fetch:  # a node's own list replaces the common one
-        types["index"]["worker_setup_commands"] = [cloud.install, _ON_PATH, topology.index.fetch]
+    if fetch := cloud.fetch or topology.index.fetch:  # a node's own list replaces the common one
+        types["index"]["worker_setup_commands"] = [cloud.install, _ON_PATH, fetch]
     config = {
         "cluster_name": topology.name,
         "max_workers": topology.endpoint.max_workers + topology.index.replicas,

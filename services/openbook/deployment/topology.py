@@ -78,6 +78,7 @@ class Cloud(Section):
     gpu: str  # with one GPU
     cpu: str  # where there are no GPUs
     install: str  # a shell command after which ~/openbook/bin/openbook is there
+    fetch: str | None = None  # in place of index.fetch
     ssh_user: str = "ubuntu"
 
 
@@ -96,6 +97,9 @@ class Gcp(Cloud):
 
     project: str
     image: str = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
+    gpu_image: str = (  # with NVIDIA's driver
+        "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2404-amd64-with-nvidia-580"
+    )
     accelerator: str = "nvidia-l4"
     cpus: dict[str, Positive] = Field(default_factory=dict)  # by kind of machine, where its name does not say how many
 
@@ -123,6 +127,7 @@ class OnPremise(Section):
     ssh_user: str = "openbook"
     ssh_key: str = "~/.ssh/id_ed25519"  # on the machine that deploys
     install: str  # as for a cloud
+    fetch: str | None = None  # in place of index.fetch
     has_gpus: bool = False
     worker_cpus: Positive | None = None  # that Ray may give away on each; with none, all
 

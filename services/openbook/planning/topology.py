@@ -38,6 +38,7 @@ def topology(found: Plan) -> Topology:
                 "encoder": {"n_replicas": endpoint.machines},
                 "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus), "n_threads": endpoint.machine.cores},
                 "answer": {"timeout_s": found.demand.p99_s},
+                "access": {"keys": "redis"},  # without keys nothing is deployed that others reach
             },
             "min_workers": endpoint.machines,
             "max_workers": 2 * endpoint.machines,

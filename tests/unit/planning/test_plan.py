@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from openbook.cli import app
+from openbook.config import parse
 from openbook.deployment import render
 from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.planning import calibrate
@@ -22,6 +23,7 @@ from openbook.planning.measure import WORDS, Served, build, served
 from openbook.planning.model import Shape, memory, sizes, times
 from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
 from openbook.planning.topology import text
+from openbook.serving.access.exposure import check_exposure
 
 OFFERED = machines()
 EXAMPLES = 25
@@ -141,7 +143,9 @@ def test_more_never_costs_less(demand: Demand, factor: float) -> None:
 @given(DEMANDS)
 def test_a_plan_is_a_topology_that_can_be_rendered(demand: Demand) -> None:
     values = yaml.safe_load(text(plan(demand, HUGE, DEFAULTS)))
-    assert render.render(render.section(render.Topology, "plan", **values))
+    topology = render.section(render.Topology, "plan", **values)
+    assert render.render(topology)
+    check_exposure("what `openbook deploy serve` deploys", parse(topology.settings(has_gpus=False)).access)
 
 
 def test_what_cannot_be_met_is_said() -> None:

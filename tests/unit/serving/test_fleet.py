@@ -65,6 +65,54 @@ def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache
     assert (cluster.needs_cache(values), cluster.needs_keys(values)) == (needs_cache, needs_keys)
 
 
+class FakeServe:
+    """Tells of one application what the test says, one thing after the other; then no more."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        self._told = iter(told)
+
+    def get_serve_details(self) -> dict[str, Any]:
+        return {"applications": {"openbook": next(self._told), "another": {"status": "DEPLOY_FAILED"}}}
+
+
+NO_ROOM = {
+    "status": "DEPLOYING",
+    "message": "",
+    "deployments": {
+        "Ingress": {"status": "HEALTHY", "message": ""},
+        "Generator": {"status": "UPDATING", "message": "1 replicas that need a GPU"},
+    },
+}
+
+
+def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "POLL_S", 0.0)
+    begins, runs = {"status": "DEPLOYING", "message": ""}, {"status": "RUNNING", "message": ""}
+    with caplog.at_level("INFO", cluster.log.name):
+        cluster.wait_until_running(FakeServe(begins, NO_ROOM, NO_ROOM, runs), "openbook", 60.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for openbook: DEPLOYING",
+        "waiting for openbook: DEPLOYING; Generator UPDATING 1 replicas that need a GPU",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "timeout_s", "message"),
+    [
+        ({"status": "DEPLOY_FAILED", "message": "no such model"}, 60.0, "openbook cannot be deployed: .* no such"),
+        (NO_ROOM, -1.0, "openbook does not run after .* that need a GPU"),
+    ],
+)
+def test_a_deployment_that_fails_or_finds_no_room_is_told(
+    told: dict[str, Any], timeout_s: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "POLL_S", 0.0)
+    with pytest.raises(StartupError, match=message):
+        cluster.wait_until_running(FakeServe(told), "openbook", timeout_s)
+
+
 WANTED = Wanted("~/snapshot", 2, ClusterPorts(), has_cache=True, keys_folder="~/keys", password="word")
 
 

@@ -138,13 +138,13 @@ def deploy(
     dashboard: str = DASHBOARD,
     snapshot: str | None = None,
 ) -> None:
-    """Wait for the index tier, then deploy. Run it on the head node.
+    """Wait for the index tier, deploy, and wait until Serve has taken it up. Run it on the head node.
 
     Args:
         path: of the Serve config.
         n_nodes: with index servers, to wait for.
         n_shards: on each of them.
-        timeout_s: to wait so long; `GRACE_S` where a server of each shard is there.
+        timeout_s: to wait so long for each of both; `GRACE_S` where a server of each shard is there.
         ports: of index servers and Redis.
         ray_address: of the cluster.
         dashboard: that takes the config.
@@ -152,7 +152,7 @@ def deploy(
 
     Raises:
         InvalidConfig: as `load`.
-        StartupError: the index tier is not there in time.
+        StartupError: the index tier is not there in time, or the application fails or does not run in time.
     """
     import ray
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
@@ -181,9 +181,50 @@ def deploy(
             log.info("waiting for the index tier: %s", missing)
             time.sleep(POLL_S)
     if few:
-        log.warning("deployed with %s: those that are missing are found once they are there", few)
-    ServeSubmissionClient(dashboard).deploy_applications(completed)
-    log.info("deployed %s with index servers %s", path, ", ".join(index.addresses))
+        log.warning("deploying with %s: those that are missing are found once they are there", few)
+    client = ServeSubmissionClient(dashboard)
+    client.deploy_applications(completed)
+    log.info("handed in %s with index servers %s", path, ", ".join(index.addresses))
+    name = completed["applications"][0].get("name", "default")
+    wait_until_running(client, name, timeout_s)
+    log.info("deployed: %s runs as %s says", name, path)
+
+
+def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
+    """Serve takes a config up behind our back, and waits for ever where there is no room for its replicas.
+
+    Args:
+        client: a `ServeSubmissionClient`.
+        name: of the application.
+        timeout_s: to wait so long.
+
+    Raises:
+        StartupError: it fails, or does not run in time; carries what Serve says.
+    """
+    give_up, said = time.monotonic() + timeout_s, ""
+    while True:
+        found = client.get_serve_details()["applications"].get(name, {"status": "NOT_STARTED"})
+        if found["status"] == "RUNNING":
+            return
+        missing = _not_healthy(found)
+        if found["status"] == "DEPLOY_FAILED":
+            raise StartupError(f"{name} cannot be deployed: {missing}")
+        if time.monotonic() > give_up:
+            raise StartupError(f"{name} does not run after {timeout_s:.0f} s, and Serve goes on trying: {missing}")
+        if missing != said:
+            log.info("waiting for %s: %s", name, missing)
+        said = missing
+        time.sleep(POLL_S)
+
+
+def _not_healthy(application: Mapping[str, Any]) -> str:
+    """What Serve says of it, and of those of its deployments that are not as they should be."""
+    parts = {"": application, **application.get("deployments", {})}
+    return "; ".join(
+        f"{name} {each['status']} {each.get('message', '')}".strip()
+        for name, each in parts.items()
+        if each["status"] != "HEALTHY"
+    )
 
 
 def _how_few(index: IndexClientSettings, n_wanted: int) -> str:
