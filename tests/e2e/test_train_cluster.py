@@ -20,8 +20,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
-from openbook.errors import InvalidConfig
+from openbook.cli import app
+from openbook.errors import InvalidConfig, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.server.server import IndexServer
 from openbook.testing import served
@@ -198,6 +200,25 @@ def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files,
     with pytest.raises(InvalidConfig, match=problem) as raised:
         cluster.fit(changed)
     assert "\n" not in str(raised.value)
+
+
+def test_the_cluster_that_is_named_comes_before_that_of_the_environment(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(address: str) -> None:
+        raise StartupError(address)
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.local_ray, "joined", joined)
+    monkeypatch.setenv("RAY_ADDRESS", "environment:1")
+    config = files.folder / "named.yaml"
+    config.write_text(yaml.safe_dump(files.config("named")))
+    for options, problem in (
+        (["--ray", "option:1"], "option:1"),
+        ([], "environment:1"),
+        (["--local", "--ray", "option:1"], "--local trains without Ray, got --ray option:1 too"),
+    ):
+        assert str(CliRunner().invoke(app, ["train", str(config), *options]).exception) == problem
 
 
 @contextmanager

@@ -157,6 +157,8 @@ def test_another_evaluation_does_not_go_on_with_it(data: Path, whole: Path, tmp_
     with pytest.raises(InvalidConfig, match="holds another evaluation, whose k was 2, not 3"):
         evaluate(settings(data, whole, k=3))
     altered = lines(tmp_path / "facts.jsonl", [{"question": "Who?", "answers": ["I"]}])
+    with pytest.raises(InvalidConfig, match="whose batch was 2, not 3"):
+        evaluate(settings(data, whole, generator={"max_batch": 3}))
     with pytest.raises(InvalidConfig, match="whose facts was"):
         evaluate(settings(data, whole, questions=[altered, data / "patterns.jsonl"]))
     assert (whole / PREDICTIONS).read_bytes() == before
@@ -216,10 +218,27 @@ def test_a_snapshot_of_another_encoder_is_refused(data: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_a_question_that_cannot_be_read_is_named(data: Path, tmp_path: Path) -> None:
-    path = lines(tmp_path / "long.jsonl", [{"id": "q9", "question": "why " * 600, "answers": ["so"]}])
-    with pytest.raises(InvalidRequest, match="long, between questions q9 and q9: question has 602 tokens"):
-        evaluate(settings(data, tmp_path / "out", questions=[path]))
+@pytest.mark.parametrize(
+    ("n_words", "given", "problem"),
+    [
+        (600, {}, "question has 602 tokens, and the encoder can read"),
+        (230, {"snapshot": None, "context": "none"}, "question has 23[0-9] tokens, and the generator can read 224"),
+    ],
+)
+def test_a_question_that_cannot_be_read_is_named_before_one_is_asked(
+    data: Path, tmp_path: Path, n_words: int, given: dict[str, Any], problem: str
+) -> None:
+    """And nothing is left that would refuse the file once it is mended."""
+    short = [{"id": f"q{i}", "question": "why?", "answers": ["so"]} for i in range(3)]
+    long = {"id": "q9", "question": "why " * n_words, "answers": ["so"]}
+    path, seen = lines(tmp_path / "long.jsonl", [*short, long]), list[tuple[str, int, int]]()
+    with pytest.raises(InvalidRequest, match=f"^long, question q9: {problem}"):
+        evaluate(settings(data, tmp_path / "out", questions=[path], **given), lambda *at: seen.append(at))
+    assert not seen
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_questions_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidDocuments, match="holds no questions"):
         evaluate(settings(data, tmp_path / "out", questions=[lines(tmp_path / "none.jsonl", [])]))
 
@@ -241,3 +260,14 @@ def test_the_command_asks_a_random_sample_and_prints_the_table(data: Path, tmp_p
     refused = CliRunner().invoke(app, ["evaluate", str(data / "facts.jsonl"), "--out", str(tmp_path / "none")])
     assert isinstance(refused.exception, InvalidConfig)
     assert "name a snapshot or index servers" in str(refused.exception)
+
+
+def test_labels_are_recorded_by_their_names_whatever_the_generator_calls_them(data: Path, tmp_path: Path) -> None:
+    asked = [{"question": "What is the capital of France?", "label": "SUPPORTS"}]
+    claims, labels = lines(tmp_path / "claims.jsonl", asked), ["SUPPORTS=Paris", "REFUTES=Rome"]
+    evaluate(settings(data, tmp_path / "out", questions=[claims], labels=labels, formulations=["sequence"]))
+    (record,) = records(tmp_path / "out")
+    assert (record.prediction, record.em, record.f1) == ("SUPPORTS", True, 1.0)
+    facts = [data / "facts.jsonl"]
+    with pytest.raises(InvalidDocuments, match=r"facts\.jsonl: none of the labels 2: \['SUPPORTS', 'REFUTES'\] is an"):
+        evaluate(settings(data, tmp_path / "none", questions=facts, labels=labels))

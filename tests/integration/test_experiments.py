@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.config import EncoderSettings
+from openbook.config import EncoderSettings, section
 from openbook.corpus.build import build_corpus
-from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.evaluation.kilt import read
+from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.experiments import (
     abstractive,
@@ -24,11 +27,14 @@ from openbook.experiments import (
     posterior,
     retrievers,
 )
+from openbook.experiments.kept import folder_of
 from openbook.experiments.leaders import DATES, changed, documents, read_leaders, shipped
 from openbook.experiments.memory import MemorySettings, run
 from openbook.experiments.report import Expected, Heat, Report, Table
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
+
+Asking = TypeVar("Asking", bound=EvaluationSettings)
 
 BEFORE = [
     ("Poland", "President Anna KOWALSKA (since 3 May 2010)", "Prime Minister Jan NOWAK (since 1 May 2009)"),
@@ -147,6 +153,9 @@ def test_a_page_is_held_to_a_former_one(tmp_path: Path) -> None:
     assert again.expected[1].what == "right, as in former.html"
     with pytest.raises(InvalidConfig, match=r"former\.html: was made of something else, whose seed was 0, not 1"):
         replace(report(0.8), plan={"seed": 1}).against(tmp_path / "former.html")
+    of_nothing = replace(report(0.8), numbers={"right": 0.8, "right of none": nan})
+    of_nothing.write(tmp_path / "nothing.html")
+    assert of_nothing.against(tmp_path / "nothing.html").is_as_expected
     (tmp_path / "other.html").write_text("<p>nothing</p>")
     with pytest.raises(InvalidConfig, match=r"other\.html: is no experiment's page"):
         report(0.8).against(tmp_path / "other.html")
@@ -214,6 +223,7 @@ def test_every_page_can_be_made_again(name: str, facts: Path, tmp_path: Path) ->
     k = [] if name == "passages" else ["--k", "2"]
     done = CliRunner().invoke(app, [*command, *k, "--max-new-tokens", "8", *OPTIONS[name]])
     assert done.exit_code == 0, done.output
+    assert not folder_of(page).exists()
     text = page.read_text()
     for said in SAYS[name]:
         assert said in text
@@ -233,3 +243,76 @@ def test_what_ships_can_be_asked() -> None:
     files = asking.shipped(*{name for module in modules for name in module.DATA})
     assert len(files) == 5
     assert all(len(list(read(path, "title"))) >= 200 for path in files)
+
+
+def settings(kind: type[Asking], facts: Path, out: Path, **values: Any) -> Asking:
+    given: dict[str, Any] = {"snapshot": facts / "snapshot", "k": 2, "max_new_tokens": 8, "generator": {"max_batch": 2}}
+    return section(kind, "test", **{"questions": [facts / "questions.jsonl"], "out": out, **given, **values})
+
+
+def test_interrupted_it_goes_on_to_the_same_page(facts: Path, tmp_path: Path) -> None:
+    whole = posterior.run(settings(posterior.Settings, facts, tmp_path / "whole.html"), "", lambda *at: None)
+    asked = settings(posterior.Settings, facts, tmp_path / "page.html")
+
+    def stopping(stage: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        posterior.run(asked, "", stopping)
+    seen: list[tuple[str, int, int]] = []
+    report = posterior.run(asked, "", lambda *at: seen.append(at))
+    assert seen == [("questions", 2, 4), ("questions", 4, 4)]
+    assert report.page() == whole.page()
+
+
+def test_a_question_that_cannot_be_read_is_named_before_one_is_asked(facts: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"id": "q9", "question": "why " * 600, "answers": ["so"]}))
+    files = [facts / "questions.jsonl", tmp_path / "long.jsonl"]
+    asked = settings(posterior.Settings, facts, tmp_path / "page.html", questions=files)
+    seen: list[tuple[str, int, int]] = []
+    with pytest.raises(InvalidRequest, match=r"^long, question q9: question has 602 tokens"):
+        posterior.run(asked, "", lambda *at: seen.append(at))
+    assert not seen
+
+
+def test_claims_are_checked_with_the_words_that_the_generator_knows(facts: Path, tmp_path: Path) -> None:
+    page, claims = tmp_path / "page.html", str(facts / "claims.jsonl")
+    command = ["experiment", "abstractive", claims, "--snapshot", str(facts / "snapshot"), "--out", str(page)]
+    done = CliRunner().invoke(app, [*command, "--label", "SUPPORTS=Warsaw", "--label", "REFUTES=Rome"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(page.read_text().partition('id="numbers">')[2].partition("</script>")[0])
+    assert made["numbers"]["label accuracy, claims, RAG-Sequence"] == 1.0
+    assert made["plan"]["labels"] == ["SUPPORTS=Warsaw", "REFUTES=Rome"]
+    done = CliRunner().invoke(app, [*command, "--label", "SUPPORTS=Rome", "--label", "REFUTES=rome"])
+    assert isinstance(done.exception, InvalidRequest)
+    assert str(done.exception).startswith("claims, between questions 1 and 1: labels must differ in their tokens")
+
+
+def test_all_kinds_of_index_are_known_before_one_is_built(
+    facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(compression, "build_snapshot", built)
+    factories = ["Flat", "IVF{cells},Flat"]
+    asked = settings(compression.Settings, facts, tmp_path / "page.html", factories=factories)
+    with pytest.raises(InvalidConfig, match=r"FAISS factory 'IVF\{cells\},Flat'"):
+        compression.run(asked, "", lambda *at: None)
+
+
+@pytest.mark.parametrize("name", ["open-domain", "memory"])
+def test_a_page_that_cannot_be_written_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, problem in ((tmp_path / "file/page.html", "cannot be written"), (tmp_path, "must be a file, got")):
+        done = CliRunner().invoke(app, ["experiment", name, "--out", str(out)])
+        assert isinstance(done.exception, InvalidConfig)
+        assert problem in str(done.exception)
+
+
+def test_a_snapshot_and_servers_exclude_each_other(facts: Path, tmp_path: Path) -> None:
+    searched = ["--snapshot", str(facts / "snapshot"), "--index", "localhost:1"]
+    done = CliRunner().invoke(app, ["experiment", "diversity", *searched, "--out", str(tmp_path / "page.html")])
+    assert isinstance(done.exception, InvalidConfig)
+    assert "name a snapshot or index servers, one of them" in str(done.exception)

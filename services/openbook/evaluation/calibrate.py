@@ -5,6 +5,7 @@ right. The sums that the second is fitted to are those of weights fitted without
 would know it already, and be too sure.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,14 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
 
     Raises:
         InvalidModel: there is no such model.
-        InvalidConfig: a folder holds no evaluation of answers, of another generator, or one whose records know no
-            signals; there are too few answers; or no other questions.
+        InvalidConfig: the model is no folder that can be written to; a folder holds no evaluation of answers, of
+            another generator, or one whose records know no signals; there are too few answers; or no other questions.
     """
+    if not (model.is_dir() and os.access(model, os.W_OK)):
+        raise InvalidConfig(
+            f"{model}: {CONFIDENCE} is written beside the generator, so that must be a folder that can be written to: "
+            "save it to one first"
+        )
     fingerprint = str(_plan(fitted[0])["generator_fingerprint"])
     if (found := load_generator(str(model)).fingerprint) != fingerprint:
         raise InvalidConfig(f"{fitted[0]}: has answers of generator {fingerprint}, {model} is {found}")
@@ -84,7 +90,10 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
             )
         )
     written = Confidence(generator_fingerprint=fingerprint, curves=curves)
-    files.write(model / CONFIDENCE, written.model_dump_json(indent=1) + "\n")
+    try:
+        files.write(model / CONFIDENCE, written.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise InvalidConfig(f"{model / CONFIDENCE}: cannot be written: {error.strerror}") from None
     return judged
 
 

@@ -75,6 +75,8 @@ async def _search(
             "encoder_fingerprint": library.encoder.fingerprint,
             "dtype": settings.encoder.dtype,
         }
+        for batch in batches:
+            library.check(batch.file, [each.question for each in batch.judged], settings.retrieval(settings.n_passages))
         with RecordLog.alone(settings.out):
             log = RecordLog(settings.out, plan, Ranking, RANKINGS)
             for batch in batches[log.keep([len(batch.judged) for batch in batches]) :]:

@@ -6,23 +6,24 @@ very same plan: the predictions are then those of a run that was never interrupt
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from openbook.core import metrics
 from openbook.core.confidence import signals
 from openbook.core.fingerprint import file_digest
 from openbook.core.ranking import kilt_r_precision
-from openbook.core.types import Formulation, Generation, Retrieved
+from openbook.core.types import Formulation, Generation, Retrieved, shown
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments, InvalidRequest
 from openbook.evaluation.kilt import page_of, provenance_of, read
-from openbook.evaluation.record import Log, Record, write_json
+from openbook.evaluation.record import Log, Record, RecordLog, write_json
 from openbook.evaluation.score import holds_answer, is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Result, as_json, summarise
@@ -32,9 +33,11 @@ from openbook.evaluation.tables import as_markdown
 OnProgress = Callable[[str, int, int], None]
 """Called with the file's name, how many of its questions are done and how many there are."""
 
+R = TypeVar("R", bound=BaseModel)
+
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Questions of one file that are answered together."""
 
     file: str
@@ -48,8 +51,9 @@ def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stag
 
     Raises:
         InvalidConfig: `out` holds another evaluation.
-        InvalidDocuments: a file of questions cannot be read, or holds none; or gold context is asked for and not there.
-        InvalidRequest: a question is too long for a model; names file and question.
+        InvalidDocuments: a file of questions cannot be read, or holds none; gold context is asked for and not there; or
+            no label is an answer in it.
+        InvalidRequest: a question is too long for a model; names file and question. Nothing was asked.
         InvalidModel, InvalidSnapshot, ShardUnavailable, SnapshotMismatch: as `openbook.evaluation.system.opened`.
     """
     from openbook.evaluation.pictures import draw
@@ -57,7 +61,7 @@ def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stag
     batches = [
         batch
         for path, name in zip(settings.questions, settings.names, strict=True)
-        for batch in _batches(to_ask(path, settings), name, settings.generator.max_batch)
+        for batch in batches_of(to_ask(path, settings), name, settings.generator.max_batch)
     ]
     made_of, records = asyncio.run(_ask(settings, batches, on_progress))
     results = summarise(records, settings.k)
@@ -68,20 +72,47 @@ def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stag
 
 
 async def _ask(
-    settings: EvaluationSettings, batches: Sequence[_Batch], on_progress: OnProgress
+    settings: EvaluationSettings, batches: Sequence[Batch], on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Record]]:
     async with opened(settings) as system:
-        made_of = plan(settings, system)
+        for batch in batches:
+            system.check(batch.file, batch.questions)
+        # Records lie by batch, then by formulation: batches of another size would end in other places.
+        made_of = {**plan(settings, system), "batch": settings.generator.max_batch}
+
+        async def answers(batch: Batch) -> list[Record]:
+            found = await system.find(batch.questions)
+            return [
+                each.record
+                for formulation in settings.formulations
+                for each in await answer(system, batch.file, batch.questions, found, formulation)
+            ]
+
         with Log.alone(settings.out):
-            return made_of, await _asked(Log(settings.out, made_of), system, batches, on_progress)
+            log = Log(settings.out, made_of)
+            return made_of, await in_batches(log, batches, len(settings.formulations), answers, on_progress)
 
 
-async def _asked(log: Log, system: System, batches: Sequence[_Batch], on_progress: OnProgress) -> list[Record]:
-    """What is not in the log yet; gives all of it."""
-    n_done = log.keep([len(batch.questions) * len(system.settings.formulations) for batch in batches])
+async def in_batches(
+    log: RecordLog[R],
+    batches: Sequence[Batch],
+    n_each: int,
+    answers: Callable[[Batch], Awaitable[Sequence[R]]],
+    on_progress: OnProgress,
+) -> list[R]:
+    """Answers what is not in the log yet, `n_each` records a question; gives all of the log.
+
+    Raises:
+        InvalidRequest: as `answers`; names file and questions.
+    """
+    n_done = log.keep([len(batch.questions) * n_each for batch in batches])
     for batch in batches[n_done:]:
         on_progress(batch.file, batch.n_before, batch.n_of_file)
-        log.append(await _answer(system, batch))
+        try:
+            log.append(await answers(batch))
+        except InvalidRequest as error:
+            first, last = batch.questions[0].id, batch.questions[-1].id
+            raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None
         on_progress(batch.file, batch.n_before + len(batch.questions), batch.n_of_file)
     return log.read()
 
@@ -91,20 +122,6 @@ def plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:
     digests = {name: file_digest(path) for name, path in zip(settings.names, settings.questions, strict=True)}
     asked = {"limit": settings.limit, "seed": settings.seed, "pages": settings.pages}
     return {"questions": digests, **asked, "formulations": list(settings.formulations), **system.describe()}
-
-
-async def _answer(system: System, batch: _Batch) -> list[Record]:
-    try:
-        found = await system.find(batch.questions)
-        answered = [
-            each
-            for formulation in system.settings.formulations
-            for each in await answer(system, batch.file, batch.questions, found, formulation)
-        ]
-        return [each.record for each in answered]
-    except InvalidRequest as error:
-        first, last = batch.questions[0].id, batch.questions[-1].id
-        raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,7 @@ def _record(
     settings: EvaluationSettings,
 ) -> Record:
     to_calibrate = not (generation.classification or settings.follow)
+    prediction = dict(settings.words).get(generation.text, generation.text)
     pages = [page_of(each, settings.pages) for each in found.passages]
     wanted = frozenset[str]().union(*(sets := provenance_of(question)))
     return Record(
@@ -154,10 +172,10 @@ def _record(
         answers=question.answers,
         answer_regex=question.answer_regex,
         formulation=formulation,
-        prediction=generation.text,
-        em=is_right(generation.text, question),
-        f1=metrics.f1(generation.text, question.answers) if question.answers else None,
-        rouge_l=metrics.rouge_l(generation.text, question.answers) if question.answers else None,
+        prediction=prediction,
+        em=is_right(prediction, question),
+        f1=metrics.f1(prediction, question.answers) if question.answers else None,
+        rouge_l=metrics.rouge_l(prediction, question.answers) if question.answers else None,
         log_likelihood=generation.log_likelihood,
         answer_rank=_first(holds_answer(each.text, question) for each in found.passages),
         prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
@@ -175,12 +193,16 @@ def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
         raise InvalidDocuments(f"{path}: holds no questions")
     if bare := [each.id for each in questions if not each.answers and each.answer_regex is None]:
         raise InvalidDocuments(f"{path}: question {bare[0]} has no answer")
+    labels = [label for _, label in settings.words]
+    if labels and not any(is_right(label, each) for label in labels for each in questions):
+        raise InvalidDocuments(f"{path}: none of the labels {shown(labels)} is an answer to one of its questions")
     questions = settings.draw(questions)
     if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):
         raise InvalidDocuments(f"{path}: gold context needs a context for every question, question {bare[0]} has none")
     return questions
 
 
-def _batches(questions: Sequence[Question], file: str, size: int) -> Iterator[_Batch]:
+def batches_of(questions: Sequence[Question], file: str, size: int) -> Iterator[Batch]:
+    """The questions of a file, so many together."""
     for start in range(0, len(questions), size):
-        yield _Batch(file, tuple(questions[start : start + size]), start, len(questions))
+        yield Batch(file, tuple(questions[start : start + size]), start, len(questions))

@@ -96,7 +96,8 @@ class EvaluationSettings(SearchSettings):
     decoding: Decoding = Decoding.THOROUGH
     n_beams: Positive = 1
     max_new_tokens: Positive = 32
-    labels: tuple[str, ...] = ()  # if any, the answer is the most probable of them
+    # If any, the answer is the most probable of them. "SUPPORTS=true": SUPPORTS in the files, "true" to the generator.
+    labels: tuple[str, ...] = ()
     follow: Annotated[int, Field(ge=0)] = 0  # RAG-Token: look for passages again after so many tokens
 
     @model_validator(mode="after")
@@ -117,6 +118,12 @@ class EvaluationSettings(SearchSettings):
             raise ValueError(str(error)) from None
         return self
 
+    @property
+    def words(self) -> tuple[tuple[str, str], ...]:
+        """What the generator chooses from: each word, and the label that it stands for."""
+        parted = (each.partition("=") for each in self.labels)
+        return tuple((word if equals else label, label) for label, equals, word in parted)
+
     def generation(self, formulation: Formulation) -> GenerationSettings:
         """How the answers of one formulation are decoded."""
         return GenerationSettings(
@@ -124,7 +131,7 @@ class EvaluationSettings(SearchSettings):
             decoding=self.decoding,
             n_beams=self.n_beams,
             max_new_tokens=self.max_new_tokens,
-            labels=self.labels,
+            labels=tuple(word for word, _ in self.words),
             follow=self.follow,
         )
 

@@ -25,13 +25,14 @@ from openbook.core.types import (
     Retrieved,
 )
 from openbook.corpus.questions import Question
-from openbook.errors import SnapshotMismatch
+from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import EvaluationSettings, SearchSettings
 from openbook.index.client.opening import open_index
 from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
+from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
 from openbook.rag.following import Found, followed
@@ -49,6 +50,12 @@ class Library:
     index: ShardedIndex
     snapshot_id: str  # when the evaluation began
     description: dict[str, Any]
+
+    def check(self, file: str, questions: Sequence[Question], retrieval: RetrievalSettings) -> None:
+        """Raises InvalidRequest: a question has more tokens than the encoder can read; names file and question."""
+        for question in questions if needs_queries(retrieval) else ():
+            with _named(file, question):
+                self.encoder.padded_length(question.text)
 
     async def find(self, questions: Sequence[Question], retrieval: RetrievalSettings) -> list[Retrieved]:
         """The best k passages of each, best first.
@@ -87,6 +94,7 @@ class System:
 
     settings: EvaluationSettings
     generator: RagGenerator
+    reads: GeneratorCheckpoint  # what the generator was made of
     library: Library | None
 
     def describe(self) -> dict[str, Any]:
@@ -110,6 +118,14 @@ class System:
             "labels": list(settings.labels),
             **({"follow": settings.follow} if settings.follow else {}),
         }
+
+    def check(self, file: str, questions: Sequence[Question]) -> None:
+        """Raises InvalidRequest: a question has more tokens than a model can read; names file and question."""
+        if self.library and self.settings.context == "retrieved":
+            self.library.check(file, questions, self.settings.retrieval(self.settings.k))
+        for question in questions:
+            with _named(file, question):
+                self.reads.contexts(question.text, _own(question).passages)
 
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
         """At least as many passages as are read, best first. Raises as `Library.find`."""
@@ -148,6 +164,14 @@ class System:
         return (await followed(question.text, settings, lambda text: library.look(text, retrieval), generate))[1]
 
 
+@contextmanager
+def _named(file: str, question: Question) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{file}, question {question.id}: {error}") from None
+
+
 def _own(question: Question, title: str = "", text: str = "") -> Retrieved:
     """A passage of no snapshot, in place of what is found."""
     return Retrieved((Passage(0, question.id, title, text),), np.zeros(1, np.float32), "")
@@ -163,12 +187,13 @@ async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
         ShardUnavailable: the index tier cannot be reached.
         SnapshotMismatch: the index was not built for this encoder.
     """
-    generator = RagGenerator.load(settings.generator)
+    reads = load_generator(settings.generator.model)
+    generator = RagGenerator(reads, settings.generator)
     if settings.context != "retrieved":
-        yield System(settings, generator, None)
+        yield System(settings, generator, reads, None)
         return
     async with opened_library(settings) as library:
-        yield System(settings, generator, library)
+        yield System(settings, generator, reads, library)
 
 
 @asynccontextmanager

@@ -12,16 +12,10 @@ from openbook.evaluation.summary import HAS_PAGE_AT, Mean
 from openbook.experiments.asking import CLOSED_BOOK, SEQUENCE, TOKEN, Asked, OnProgress, Variant, ask
 from openbook.experiments.report import Cell, Expected, Report, Table, share
 
-Settings = EvaluationSettings
 DATA = ("fever-dev-kilt", "squad-dev")
 VARIANTS = (CLOSED_BOOK, TOKEN, SEQUENCE)
 NOT_ENOUGH = "NOT ENOUGH INFO"
 LABELS = ("SUPPORTS", "REFUTES", NOT_ENOUGH)
-THREE_WAY = [Variant(each.name, each.formulation, {**each.changes, "labels": LABELS}) for each in VARIANTS]
-TWO_WAY = [
-    Variant(f"{each.name}, of two", each.formulation, {**each.changes, "labels": LABELS[:2]}, lacks=NOT_ENOUGH)
-    for each in VARIANTS
-]
 LEAST_FOUND = 0.5
 """Of claims whose gold articles are in the snapshot; the paper found 71 % at 1, and 90 % at 10."""
 
@@ -43,18 +37,26 @@ PAPER = (
 )
 
 
-def run(settings: EvaluationSettings, command: str, on_progress: OnProgress) -> Report:
+class Settings(EvaluationSettings):
+    """What the experiment is told."""
+
+    labels: tuple[str, ...] = LABELS
+
+
+def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     """Ask every file in its own way. Raises OpenbookError as `ask`."""
     texts, claims = [], []
+    three_way, two_way = _ways(settings)
+    labels = {label for _, label in settings.words}
     for path in settings.questions:
-        of_file = settings.model_copy(update={"questions": (path,)})
-        if all(each.answers and set(each.answers) <= set(LABELS) for each in to_ask(path, of_file)):
-            claims.append(ask(of_file, [*THREE_WAY, *TWO_WAY], on_progress))
+        of_file = settings.model_copy(update={"questions": (path,), "labels": ()})
+        if all(each.answers and set(each.answers) <= labels for each in to_ask(path, of_file)):
+            claims.append(ask(of_file, [*three_way, *two_way], on_progress))
         else:
             texts.append(ask(of_file, VARIANTS, on_progress))
     everything = [*claims, *texts]
     knowing = [each for each in everything if _knows_pages(each)]
-    checked = {"three labels": THREE_WAY, "two labels": TWO_WAY}
+    checked = {"three labels": three_way, "two labels": two_way}
     return Report(
         title="Abstractive answers, questions, claims",
         about=ABOUT,
@@ -97,7 +99,10 @@ def run(settings: EvaluationSettings, command: str, on_progress: OnProgress) -> 
                 PAPER,
             ),
         ],
-        plan={each.files[0]: each.lasting_plan for each in everything},
+        plan={
+            **{each.files[0]: each.lasting_plan for each in everything},
+            **({"labels": list(settings.labels)} if settings.labels != LABELS else {}),
+        },
         numbers={
             **{f"label accuracy, {each.files[0]}, {one.name}": each.mean(one, _label).value
                for each in claims for variants in checked.values() for one in variants},
@@ -107,6 +112,17 @@ def run(settings: EvaluationSettings, command: str, on_progress: OnProgress) -> 
                for each in texts for one in VARIANTS},
         },
     )  # fmt: skip
+
+
+def _ways(settings: Settings) -> tuple[list[Variant], list[Variant]]:
+    """All labels to choose from, and those of claims that can be decided."""
+    decided = tuple(each for each in settings.labels if each.partition("=")[0] != NOT_ENOUGH)
+    of_all = [Variant(each.name, each.formulation, {**each.changes, "labels": settings.labels}) for each in VARIANTS]
+    of_two = [
+        Variant(f"{each.name}, of two", each.formulation, {**each.changes, "labels": decided}, lacks=NOT_ENOUGH)
+        for each in VARIANTS
+    ]
+    return of_all, of_two
 
 
 def _if_any(name: str, titles: Sequence[str], rows: list[list[Cell]], about: str = "") -> list[Table]:

@@ -1,21 +1,24 @@
 """Several configurations of one system, asked the same questions in turn: what most experiments have in common."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from openbook.config import EncoderSettings
+from openbook.core.fingerprint import json_digest
 from openbook.core.types import Formulation, Retrieved
 from openbook.corpus.build import build_corpus, embedded_documents
 from openbook.corpus.questions import Question
-from openbook.evaluation.record import Record
-from openbook.evaluation.run import Answered, answer, plan, to_ask
+from openbook.evaluation.record import Record, RecordLog
+from openbook.evaluation.run import Batch, answer, batches_of, in_batches, plan, to_ask
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.evaluation.system import System, opened
+from openbook.experiments.kept import ANSWERS, Kept, folder_of
 from openbook.experiments.report import Cell
 
 SNAPSHOT = Path("var/demo/snapshot")
@@ -47,14 +50,14 @@ class Asked:
     """What all variants answered to all questions."""
 
     plan: Mapping[str, Any]  # see `openbook.evaluation.run.plan`
-    answers: Mapping[tuple[str, Variant], Sequence[Answered]]  # by file
+    answers: Mapping[tuple[str, Variant], Sequence[Kept]]  # by file
 
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files of questions, in their order."""
         return tuple(dict.fromkeys(file for file, _ in self.answers))
 
-    def of(self, variant: Variant, file: str | None = None) -> list[Answered]:
+    def of(self, variant: Variant, file: str | None = None) -> list[Kept]:
         """Of one file, or of all in their order."""
         files = self.files if file is None else (file,)
         return [each for name in files for each in self.answers[name, variant]]
@@ -112,45 +115,70 @@ class Asked:
         return {**self.plan, "index": index}
 
 
-def difference(ones: Sequence[Answered], others: Sequence[Answered], worth: Callable[[Record], float]) -> Mean:
+def difference(ones: Sequence[Kept], others: Sequence[Kept], worth: Callable[[Record], float]) -> Mean:
     """Over answers to the same questions, one minus the other."""
     return Mean.of([worth(a.record) - worth(b.record) for a, b in zip(ones, others, strict=True)])
 
 
 def ask(
-    settings: EvaluationSettings, variants: Sequence[Variant], on_progress: OnProgress, texts: Sequence[str] = ()
+    settings: EvaluationSettings,
+    variants: Sequence[Variant],
+    on_progress: OnProgress,
+    texts: Sequence[str] = (),
+    apart: bool = False,
 ) -> Asked:
     """Every question of every file to every variant; those that search alike share what was found.
 
-    With `texts` these are asked instead, whose answers nobody knows.
+    With `texts` these are asked instead, whose answers nobody knows. `apart` keeps what an answer is made of. What is
+    answered lies in a folder beside the page, `settings.out`: interrupted, the same call goes on after the last batch.
 
     Raises:
+        InvalidConfig: another process asks for the same page.
         OpenbookError: as `openbook.evaluation.run.evaluate`.
     """
     files = {name: to_ask(path, settings) for path, name in zip(settings.questions, settings.names, strict=True)}
     if texts:
         files = {"asked": [Question(str(number), text) for number, text in enumerate(texts)]}
-    return asyncio.run(_ask(settings, variants, files, on_progress))
+    batches = [
+        batch for file, asked in files.items() for batch in batches_of(asked, file, settings.generator.max_batch)
+    ]
+    return asyncio.run(_ask(settings, variants, batches, on_progress, list(texts), apart))
 
 
 async def _ask(
     settings: EvaluationSettings,
     variants: Sequence[Variant],
-    files: Mapping[str, Sequence[Question]],
+    batches: Sequence[Batch],
     on_progress: OnProgress,
+    texts: Sequence[str],
+    apart: bool,
 ) -> Asked:
-    answers: dict[tuple[str, Variant], list[Answered]] = {}
     async with opened(settings) as system:
         systems = [replace(system, settings=settings.model_copy(update=dict(each.changes))) for each in variants]
-        for file, questions in files.items():
-            for start, batch in _batches(questions, settings.generator.max_batch):
-                on_progress(file, start, len(questions))
-                found = await _found(systems, batch)
-                for variant, changed, of_variant in zip(variants, systems, found, strict=True):
-                    answered = await answer(changed, file, batch, of_variant, variant.formulation)
-                    answers.setdefault((file, variant), []).extend(answered)
-            on_progress(file, len(questions), len(questions))
-        return Asked(plan(settings, system), answers)
+        for batch in batches:
+            for each in {_search(each): each for each in systems}.values():
+                each.check(batch.file, batch.questions)
+
+        async def answers(batch: Batch) -> list[Kept]:
+            found = await _found(systems, batch.questions)
+            return [
+                Kept.of(each, apart)
+                for variant, changed, of_variant in zip(variants, systems, found, strict=True)
+                for each in await answer(changed, batch.file, batch.questions, of_variant, variant.formulation)
+            ]
+
+        made_of = plan(settings, system)
+        ways = [[each.name, each.formulation, dict(each.changes)] for each in variants]
+        asked = {**made_of, "batch": settings.generator.max_batch, "variants": ways, "texts": texts, "apart": apart}
+        folder = folder_of(settings.out)
+        with RecordLog.alone(folder):
+            log = RecordLog(folder / json_digest(asked)[:16], asked, Kept, ANSWERS)
+            kept = iter(await in_batches(log, batches, len(variants), answers, on_progress))
+    by_variant: dict[tuple[str, Variant], list[Kept]] = {}
+    for batch in batches:  # as they were written
+        for variant in variants:
+            by_variant.setdefault((batch.file, variant), []).extend(islice(kept, len(batch.questions)))
+    return Asked(made_of, by_variant)
 
 
 async def _found(systems: Sequence[System], questions: Sequence[Question]) -> list[list[Retrieved]]:
@@ -166,11 +194,6 @@ async def _found(systems: Sequence[System], questions: Sequence[Question]) -> li
 
 def _search(system: System) -> tuple[Any, ...]:
     return system.settings.context, system.settings.retriever, system.settings.bm25_weight
-
-
-def _batches(questions: Sequence[Question], size: int) -> Iterator[tuple[int, Sequence[Question]]]:
-    for start in range(0, len(questions), size):
-        yield start, questions[start : start + size]
 
 
 def shipped(*names: str) -> list[Path]:

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +37,7 @@ Index = Annotated[list[str] | None, typer.Option(help="host:port of an index ser
 Limit = Annotated[int | None, typer.Option(help="Only so many questions of a file, drawn at random.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds draw equal questions.")]
 Encoder = Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")]
+PassageModel = Annotated[str, typer.Option(help="The index's passage encoder, if --encoder does not say.")]
 Generator = Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")]
 K = Annotated[int, typer.Option(help="Passages to read.")]
 Beams = Annotated[int, typer.Option(help="Beams; 1 is greedy.")]
@@ -63,6 +65,7 @@ def _of_all(
     limit: Limit = None,
     seed: Seed = 0,
     encoder: Encoder = "embedded",
+    passage_model: PassageModel = "",
     generator: Generator = "embedded",
     k: K = 5,
     beams: Beams = 1,
@@ -140,9 +143,11 @@ def compression(
 
 
 @_asking
-def abstractive() -> dict[str, Any]:
+def abstractive(
+    label: Annotated[list[str] | None, typer.Option(help="SUPPORTS=true: that word; give each its --label.")] = None,
+) -> dict[str, Any]:
     """Table 2: abstractive answers, generated questions, and claims checked (FEVER)."""
-    return {}
+    return {"labels": label} if label else {}
 
 
 @experiment_app.command("memory")
@@ -166,6 +171,7 @@ def memory(
     from openbook.experiments.memory import MemorySettings, run
     from openbook.terminal import build_progress
 
+    page = _page(out or Path("memory.html"))
     files = {name: path for name, path in (("before", before), ("after", after)) if path}
     settings = section(
         MemorySettings,
@@ -181,7 +187,7 @@ def memory(
     )
     with build_progress() as on_progress:
         report = run(settings, _command(), on_progress)
-    _end(report, out or Path("memory.html"), None, check)
+    _end(report, page, None, check)
 
 
 def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
@@ -191,17 +197,17 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
     from openbook.terminal import build_progress
 
     module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
-    out = given["out"] or Path(f"{name}.html")
-    if out.is_dir():
-        raise InvalidConfig(f"--out must be a file, got the folder {out}")
+    out = _page(given["out"] or Path(f"{name}.html"))
     if given["against"] and not given["against"].is_file():
         raise InvalidConfig(f"--against: {given['against']}: no such file")
     model = {"dtype": given["dtype"], "n_threads": given["threads"]}
     one = {setting: given[option] for setting, option in (("k", "k"), ("n_beams", "beams"))}
     with build_progress() as on_progress:
-        searched: dict[str, Any] = {"index": {"addresses": given["index"] or (), "timeout_s": 60}}
-        if not given["index"]:
-            searched = {"snapshot": given["snapshot"] or embedded_snapshot(on_progress)}
+        searched: dict[str, Any] = {"snapshot": given["snapshot"]}
+        if given["index"]:
+            searched["index"] = {"addresses": given["index"], "timeout_s": 60}
+        elif not given["snapshot"]:
+            searched["snapshot"] = embedded_snapshot(on_progress)
         settings = section(
             module.Settings,
             f"openbook experiment {name}",
@@ -209,7 +215,7 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
             out=out,
             **searched,
             pages="title",
-            encoder={"model": given["encoder"], **model},
+            encoder={"model": given["encoder"], "passage_model": given["passage_model"], **model},
             generator={"model": given["generator"], **model},
             **{option: given[option] for option in ("limit", "seed", "max_new_tokens")},
             **{setting: value for setting, value in one.items() if isinstance(value, int)},  # some take several
@@ -217,6 +223,19 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
         )
         report = module.run(settings, _command(), on_progress)
     _end(report, out, given["against"], given["check"])
+
+
+def _page(out: Path) -> Path:
+    """Where the page will be written, perhaps hours from now. Raises InvalidConfig: it cannot be."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--out {out} cannot be written: {error}") from None
+    if out.is_dir():
+        raise InvalidConfig(f"--out must be a file, got the folder {out}")
+    if not all(os.access(each, os.W_OK) for each in (out.parent, out) if each.exists()):
+        raise InvalidConfig(f"--out {out} cannot be written: permission denied")
+    return out
 
 
 def _command() -> str:
@@ -234,9 +253,12 @@ def _processor() -> str:
 
 
 def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None:
+    from openbook.experiments.kept import folder_of
+
     here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{_processor()}, {os.cpu_count()} cores")]
     report = replace(report, made_of=[*report.made_of, *here])
     report.write(out)  # whatever it is held to: it may have taken hours
+    shutil.rmtree(folder_of(out), ignore_errors=True)
     if against:
         report = report.against(against)
         report.write(out)

@@ -22,6 +22,7 @@ from openbook.experiments.report import Cell, Expected, Report, Table
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.snapshot import INDEX, VECTORS, Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
+from openbook.index.shard.engine import Index
 from openbook.index.shard.shard import Shard
 from openbook.models.encoder import TextEncoder
 
@@ -60,12 +61,14 @@ class Kind:
 
 
 def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
-    """Build each index, search it, ask. Raises OpenbookError as `build_snapshot` and `ask`."""
+    """Build each index, search it, ask. Raises OpenbookError as `Index.from_factory`, `build_snapshot` and `ask`."""
     if settings.snapshot is None:
         raise InvalidConfig("the experiment compression needs a snapshot, whose vectors are put into other indexes")
     vectors, passages, source = _read(settings.snapshot)
     cells = min(2 * isqrt(len(passages)), max(1, len(passages) // 39))  # FAISS wants 39 vectors for each
-    factories = [each.format(n=cells) for each in settings.factories or KINDS]
+    factories = [each.replace("{n}", str(cells)) for each in settings.factories or KINDS]
+    for factory in factories:  # all of them before the first takes its hour
+        Index.from_factory(factory, vectors.shape[1])
     queries = _queries(settings)
     kinds = []
     with tempfile.TemporaryDirectory(prefix="openbook-compression-") as folder:

@@ -74,9 +74,9 @@ def run(settings: EvaluationSettings, command: str, on_progress: OnProgress) -> 
 
 def _texts(asked: Asked, file: str) -> dict[str, list[str]]:
     """Of questions whose answers are texts."""
-    texts = {each.name: [one.record.prediction for one in asked.of(each, file) if one.question.answers]
+    texts = {each.name: [one.record.prediction for one in asked.of(each, file) if one.record.answers]
              for each in VARIANTS}  # fmt: skip
-    return {GOLD: [one.question.answers[0] for one in asked.of(SEQUENCE, file) if one.question.answers], **texts}
+    return {GOLD: [one.record.answers[0] for one in asked.of(SEQUENCE, file) if one.record.answers], **texts}
 
 
 def _of_as_many(of_file: Mapping[str, Sequence[str]]) -> dict[str, float]:

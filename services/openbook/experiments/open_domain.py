@@ -84,13 +84,13 @@ def _retrieval(asked: Asked, k: int) -> Table:
 
 
 def _said(asked: Asked, file: str) -> list[list[Cell]]:
-    answers = [asked.of(each, file)[:SHOWN] for each in VARIANTS]
+    answers = [[each.record for each in asked.of(variant, file)[:SHOWN]] for variant in VARIANTS]
     return [
         [
             file,
-            of_all[0].question.text,
-            " / ".join(of_all[0].question.answers) or (of_all[0].question.answer_regex or ""),
-            *(f"{'✓ ' if each.record.em else ''}{each.record.prediction}" for each in of_all),
+            of_all[0].question,
+            " / ".join(of_all[0].answers) or (of_all[0].answer_regex or ""),
+            *(f"{'✓ ' if each.em else ''}{each.prediction}" for each in of_all),
         ]
         for of_all in zip(*answers, strict=True)
     ]

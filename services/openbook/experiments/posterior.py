@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from math import exp
+from math import log
 
 import numpy as np
 
 from openbook.core.types import Float64
-from openbook.evaluation.run import Answered
-from openbook.evaluation.score import holds_answer
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.experiments.asking import SEQUENCE, TOKEN, OnProgress, Variant, ask
+from openbook.experiments.kept import Apart, Kept
 from openbook.experiments.pictures import Axes, Series, drawn
 from openbook.experiments.report import Cell, Expected, Heat, Report, Table
 
@@ -40,14 +39,14 @@ class Settings(EvaluationSettings):
 
 def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     """Ask, and take the answers apart. Raises OpenbookError as `ask`."""
-    asked = ask(settings, VARIANTS, on_progress)
+    asked = ask(settings, VARIANTS, on_progress, apart=True)
     if settings.shown:
-        of_texts = ask(settings, VARIANTS, on_progress, settings.shown)
+        of_texts = ask(settings, VARIANTS, on_progress, settings.shown, apart=True)
         shown = list(zip(*(of_texts.of(each) for each in VARIANTS), strict=True))
     else:
         shown = _longest([asked.of(each) for each in VARIANTS])
     answers = {each: asked.of(each) for each in VARIANTS}
-    moved = {each: _moved(answers[each], settings.k) for each in VARIANTS}
+    moved = {each: _moved(answers[each]) for each in VARIANTS}
     rows: list[list[Cell]] = [
         [each.name, str(len(prior)), Mean.of(prior), Mean.of(posterior), _entropy(answers[each], "prior"),
          _entropy(answers[each], "posterior")]
@@ -87,71 +86,72 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     )  # fmt: skip
 
 
-def _longest(answers: Sequence[Sequence[Answered]]) -> list[tuple[Answered, ...]]:
+def _apart(kept: Kept) -> Apart:
+    assert kept.apart is not None
+    return kept.apart
+
+
+def _longest(answers: Sequence[Sequence[Kept]]) -> list[tuple[Kept, ...]]:
     right = [of_all for of_all in zip(*answers, strict=True) if all(each.record.em for each in of_all)]
-    return sorted(right, key=lambda of_all: -len(of_all[0].generation.tokens))[:N_SHOWN]
+    return sorted(right, key=lambda of_all: -len(_apart(of_all[0]).tokens))[:N_SHOWN]
 
 
-def _heat(variant: Variant, answered: Answered) -> Table:
-    generation, passages = answered.generation, answered.found.passages
-    tokens = [token.text.strip() or "(end)" for token in generation.tokens]
-    by_token = np.exp([token.log_posterior for token in generation.tokens])  # (t, k)
+def _heat(variant: Variant, kept: Kept) -> Table:
+    apart, record = _apart(kept), kept.record
+    tokens = [token.strip() or "(end)" for token in apart.tokens]
     rows: list[list[Cell]] = [
-        [
-            passages[z].title or passages[z].text[:40],
-            Heat(exp(generation.log_prior[z])),
-            *map(Heat, by_token[:, z].tolist()),
-            Heat(exp(generation.log_posterior[z])),
-        ]
-        for z in range(len(generation.log_prior))
+        [title, Heat(prior), *map(Heat, of_passage), Heat(posterior)]
+        for title, prior, of_passage, posterior in zip(
+            apart.titles, apart.prior, _by_token(kept).T.tolist(), apart.posterior, strict=True
+        )
     ]
     return Table(
-        f"{answered.question.text}",
+        record.question,
         ("passage", "prior", *tokens, "posterior"),
         rows,
-        about=f"{variant.name}: “{generation.text}”, p(y|x) {answered.record.probability:.3f}",
+        about=f"{variant.name}: “{record.prediction}”, p(y|x) {record.probability:.3f}",
     )
 
 
-def _moved(answers: Sequence[Answered], k: int) -> tuple[list[float], list[float]]:
+def _moved(answers: Sequence[Kept]) -> tuple[list[float], list[float]]:
     """Prior and posterior weight of the passages with an answer, where some of those read have one, and some not."""
     before, after = [], []
-    for each in answers:
-        holds = np.array([holds_answer(passage.text, each.question) for passage in each.found.passages[:k]])
+    for each in map(_apart, answers):
+        holds = np.array(each.hold_answer)
         if holds.any() and not holds.all():
-            before.append(float(np.exp(each.generation.log_prior)[holds].sum()))
-            after.append(float(np.exp(each.generation.log_posterior)[holds].sum()))
+            before.append(float(np.array(each.prior)[holds].sum()))
+            after.append(float(np.array(each.posterior)[holds].sum()))
     return before, after
 
 
-def _entropy(answers: Sequence[Answered], what: str) -> str:
-    logs = [getattr(each.generation, f"log_{what}") for each in answers]
-    return f"{np.mean([-(np.exp(log) * np.where(np.isneginf(log), 0, log)).sum() for log in logs]):.3f}"
+def _entropy(answers: Sequence[Kept], what: str) -> str:
+    weights = [getattr(_apart(each), what) for each in answers]
+    return f"{np.mean([-sum(p * log(p) for p in each if p) for each in weights]):.3f}"
 
 
-def _by_token(answered: Answered) -> Float64:
+def _by_token(kept: Kept) -> Float64:
     """(t, k) p(z|x,y_<=t)"""
-    return np.exp([token.log_posterior for token in answered.generation.tokens])
+    return np.array(_apart(kept).by_token)
 
 
-def _error_of_sums(answers: Sequence[Answered]) -> float:
+def _error_of_sums(answers: Sequence[Kept]) -> float:
     return max(float(np.abs(_by_token(each).sum(axis=1) - 1).max()) for each in answers)
 
 
-def _error_of_answers(variant: Variant, answers: Sequence[Answered]) -> float:
+def _error_of_answers(variant: Variant, answers: Sequence[Kept]) -> float:
     """RAG-Sequence: the last token's is the answer's. RAG-Token: their mean is."""
     wholes = (
-        (_by_token(each).mean(axis=0) if variant is TOKEN else _by_token(each)[-1], each.generation.log_posterior)
+        (_by_token(each).mean(axis=0) if variant is TOKEN else _by_token(each)[-1], _apart(each).posterior)
         for each in answers
     )
-    return max(float(np.abs(of_tokens - np.exp(of_answer)).max()) for of_tokens, of_answer in wholes)
+    return max(float(np.abs(of_tokens - np.array(of_answer)).max()) for of_tokens, of_answer in wholes)
 
 
-def _curve(answers: dict[Variant, list[Answered]]) -> str:
+def _curve(answers: dict[Variant, list[Kept]]) -> str:
     """At 0 it is the prior's."""
     series = []
     for variant, of_all in answers.items():
-        peaks = [[float(np.exp(each.generation.log_prior).max()), *_by_token(each).max(axis=1)] for each in of_all]
+        peaks = [[max(_apart(each).prior), *_by_token(each).max(axis=1).tolist()] for each in of_all]
         at = [t for t in range(LAST_TOKEN + 1) if sum(len(each) > t for each in peaks) > 1]
         series.append(Series(variant.name, at, [Mean.of([each[t] for each in peaks if len(each) > t]) for t in at]))
     ticks = range(LAST_TOKEN + 1)

@@ -90,6 +90,7 @@ class Report:
         again = [
             Expected(f"{name}, as in {page.name}", self.numbers.get(name, nan), then - TOLERANCE, then + TOLERANCE)
             for name, then in former["numbers"].items()
+            if not isnan(then)  # of nothing: it is none again
         ]
         return replace(self, expected=[*self.expected, *again])
 

@@ -44,13 +44,15 @@ class WorkersFailed(OpenbookError):
     """Workers ended, not by an error of ours, more often than `workers.max_failures`."""
 
 
-def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None) -> Path:
+def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None, address: str | None = None) -> Path:
     """A run by `workers.n_workers`. Returns the folder of the trained models.
 
-    On the Ray that this process is connected to, else the cluster that RAY_ADDRESS names, else a Ray of our own.
-    `on_step` is called in another thread, soon after the step, and once for each.
+    On the Ray that this process is connected to, else the cluster at `address`, or at RAY_ADDRESS if none is given,
+    else a Ray of our own. Nodes share the file system: a worker finds all paths where they are here. `on_step` is
+    called in another thread, soon after the step, and once for each.
 
     Raises:
+        StartupError: the cluster cannot be joined.
         WorkersFailed: workers were lost too often. The same call goes on from the last checkpoint.
         OpenbookError: as `openbook.training.run.train`, of whichever worker had one; such errors are not retried.
         InvalidConfig: this machine has not the GPUs.
@@ -61,7 +63,7 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
     # Ray hides what it has not reserved for a worker.
     device = loop.device if loop.device != "auto" else "cuda" if workers.use_gpu else "cpu"
     settings = settings.model_copy(update={"loop": loop.model_copy(update={"out": out, "device": device})})
-    with _connected(workers), _followed(out, on_step), _interruptible():
+    with _connected(workers, address), _followed(out, on_step), _interruptible():
         trainer = TorchTrainer(
             _work,
             train_loop_config={"settings": settings, "folder": Path.cwd()},
@@ -138,11 +140,11 @@ def _environment(n_threads: int) -> dict[str, str]:
 
 
 @contextmanager
-def _connected(workers: WorkersSettings) -> Iterator[None]:
+def _connected(workers: WorkersSettings, address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address = address or os.environ.get("RAY_ADDRESS", "local")
     if address != "local":
         with local_ray.joined(address):
             yield

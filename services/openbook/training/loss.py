@@ -5,6 +5,7 @@ passages, and the generator through the likelihood. Passage encoder and index st
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,7 @@ class RagLoss(nn.Module):
 
         Raises:
             InvalidRequest: a question or an answer is too long.
-            ShardUnavailable, SnapshotMismatch: as `PassageFinder.find`.
+            ShardUnavailable, Overloaded, SnapshotMismatch: as `PassageFinder.find`.
         """
         return self.as_tensors(examples, self.retrieve(examples))
 
@@ -222,7 +223,9 @@ class RagLoss(nn.Module):
 
     def _queries(self, ids: Tensor, mask: Tensor) -> Tensor:
         # In float32, as in the search: a query is a few tokens, and query_scale would multiply its rounding.
-        with torch.autocast(self.device.type, enabled=False):
+        # Left alone where it is off: leaving it clears the weights that it has rounded for any thread of the process.
+        device = self.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             queries = embed(self.query_encoder, self._encoder.pooling, ids.to(self.device), mask.to(self.device))
         return queries * self._encoder.pooling.query_scale
 

@@ -32,7 +32,7 @@ class RagJob:
     def __init__(self, settings: TrainingSettings, world: World) -> None:
         self._settings = settings
         device = torch_device(settings.loop.device)
-        self._encoder = load_encoder(settings.models.query_encoder)
+        self._encoder = load_encoder(settings.models.query_encoder, passage_model=settings.models.passage_model)
         self._generator = load_generator(settings.models.generator)
         self._space = self._encoder.space
         self._check_layout()

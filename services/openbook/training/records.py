@@ -1,13 +1,17 @@
 """What a person sees of a run: a line of numbers for every step, TensorBoard, and one picture at the end."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from openbook import files
+
+log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 PICTURE = "curves.png"
@@ -29,30 +33,50 @@ TITLES = {
 
 
 class Records:
-    """The curves of a run, in its folder. A run that goes on drops what came after its checkpoint."""
+    """The curves of a run, in its folder. A run that goes on drops what came after its checkpoint.
+
+    Without tensorboardX or matplotlib, or where no picture can be drawn, there are the lines, and a warning.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
-        from tensorboardX import SummaryWriter
-
+        # Both now: at the end of a run it is late to learn what is missing.
+        tensorboard, self._plots = _imported("tensorboardX"), _imported("matplotlib")
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
         kept = [line for line in read_metrics(self._path) if line["step"] <= step] if step else []
         files.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1 if step else 0)
+        purge_step = step + 1 if step else 0
+        self._tensorboard = tensorboard and tensorboard.SummaryWriter(str(folder / TENSORBOARD), purge_step=purge_step)
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one step, by name."""
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            self._tensorboard.add_scalar(name, value, step)
+        if self._tensorboard:
+            for name, value in scalars.items():
+                self._tensorboard.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write what is not written yet, and draw the picture."""
         self._file.close()
-        self._tensorboard.close()
-        draw(self._path, self._path.with_name(PICTURE))
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._plots:
+            picture = self._path.with_name(PICTURE)
+            try:
+                draw(self._path, picture)
+            except Exception as error:  # whatever it is: the models are not saved yet
+                log.warning("%s: not drawn: %s", picture, error)
+
+
+def _imported(name: str) -> Any:
+    """The package, or None where it is not installed, which the log says."""
+    try:
+        return import_module(name)
+    except ImportError:
+        log.warning("%s is not installed: the curves are in %s all the same", name, METRICS)
+        return None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

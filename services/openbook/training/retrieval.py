@@ -15,7 +15,7 @@ from openbook.core.space import Space
 from openbook.core.topk import canonical_scores, score_error_bound, top_k
 from openbook.core.types import NO_HIT, Float32, Int64, Passage
 from openbook.corpus.questions import Question
-from openbook.errors import DeadlineExceeded, ShardUnavailable, SnapshotMismatch
+from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable, SnapshotMismatch
 from openbook.training.data import Example, Search
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class PassageFinder(Protocol):
         """k passages for each example, whose (n, d) queries are None unless the retriever is dense.
 
         Raises:
-            ShardUnavailable: shards are gone, and were for longer than a step may wait.
+            ShardUnavailable, Overloaded: shards are gone or busy, and were for longer than a step may wait.
             SnapshotMismatch: another snapshot was published since the run began.
         """
         ...
@@ -165,7 +165,7 @@ class MemoryIndex:
 
 
 class LiveIndex:
-    """The index tier. A step waits for shards that are gone, and fails rather than train on a part of the passages."""
+    """The index tier. A step waits for shards that are gone or busy, and fails rather than train on some passages."""
 
     def __init__(self, settings: IndexClientSettings, retry_s: float, queries: Space) -> None:
         from openbook.index.client.opening import open_index
@@ -221,7 +221,7 @@ class LiveIndex:
         from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
         attempts = Retrying(
-            retry=retry_if_exception_type((ShardUnavailable, DeadlineExceeded)),
+            retry=retry_if_exception_type((ShardUnavailable, DeadlineExceeded, Overloaded)),
             stop=stop_after_delay(self._retry_s),
             wait=wait_random_exponential(0.1, 5),
             reraise=True,

@@ -99,7 +99,7 @@ class Run:
             InvalidConfig: the checkpoint is one of another plan, or another run is at work in its folder.
             InvalidCheckpoint: there are checkpoints, and none of them is whole.
             TrainingDiverged: the loss is not a number any more.
-            ShardUnavailable, SnapshotMismatch: a step could not retrieve.
+            ShardUnavailable, Overloaded, SnapshotMismatch: a step could not retrieve.
         """
         out = self.settings.loop.out
         out.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class RetrieverSettings(Section):
     k: Positive = 5  # passages for each question
     index: IndexClientSettings = IndexClientSettings()  # servers to ask
     snapshot: Path | None = None  # or one in memory, searched exactly; bm25 reads the passages of one
-    retry_s: Annotated[float, Field(ge=0)] = 60.0  # a step waits so long for shards that are gone
+    retry_s: Annotated[float, Field(ge=0)] = 60.0  # a step waits so long for shards that are gone or busy
 
     @model_validator(mode="after")
     def _has_passages(self) -> "RetrieverSettings":
@@ -66,6 +66,7 @@ class ModelsSettings(Section):
     """What is trained, and how far."""
 
     query_encoder: str = "embedded"  # 'embedded', a hub name, or a folder
+    passage_model: str = ""  # the encoder of the index's passages; empty: what `query_encoder` says, or is known of it
     generator: str = "embedded"  # 'embedded', a hub name, or a folder
     formulation: Formulation = Formulation.SEQUENCE  # of the loss
     train_query_encoder: bool = True  # False: the frozen retriever
@@ -158,7 +159,7 @@ class TrainingSettings(Section):
                 f"workers.n_workers must divide the {n_micro_batches} micro-batches of a batch, "
                 f"got {self.workers.n_workers}"
             )
-        if not (self.models.train_generator or self.trains_query_encoder):
+        if self.biencoder is None and not (self.models.train_generator or self.trains_query_encoder):
             raise ValueError("nothing is trained: neither the generator nor the query encoder")
         return self
 

@@ -101,6 +101,15 @@ def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) ->
     assert load_calibration(str(tmp_path), FINGERPRINT) == {}
 
 
+def test_a_model_that_nothing_can_be_written_beside_is_named(write: Write, tmp_path: Path) -> None:
+    some, others = write("some", 0), write("others", 1)
+    with pytest.raises(InvalidConfig, match=r"^a/name: confidence\.json is written beside .* save it to one first"):
+        calibrate(Path("a/name"), [tmp_path / "nothing is read before"], [others])
+    (tmp_path / CONFIDENCE).mkdir()
+    with pytest.raises(InvalidConfig, match=r"confidence\.json: cannot be written: "):
+        calibrate(tmp_path, [some], [others])
+
+
 def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None:
     some, other, bare = write("some", 0), write("other", 0, fingerprint="g"), write("bare", 0, bare=True)
     for fitted, on, message in [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from openbook.config import section
+from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
 from openbook.evaluation.settings import EvaluationSettings
 
@@ -40,6 +41,8 @@ def test_files_have_the_names_of_what_they_hold() -> None:
         ({"n_beams": 33}, "n_beams must be 1..32, got 33"),
         ({"limit": 0}, "limit = 0"),
         ({"labels": ["yes", "yes"]}, "labels must be"),
+        ({"labels": ["SUPPORTS=true", "REFUTES=true"]}, "labels must be"),
+        ({"labels": ["SUPPORTS=", "REFUTES=false"]}, "labels must be"),
         ({"generator": {"dtype": "int8"}}, "generator.dtype = 'int8'"),
     ],
 )
@@ -47,3 +50,9 @@ def test_what_cannot_be_run_is_named(values: dict[str, Any], problem: str) -> No
     with pytest.raises(InvalidConfig) as refused:
         settings(**values)
     assert problem in str(refused.value)
+
+
+def test_a_label_may_have_a_word_of_its_own() -> None:
+    asked = settings(labels=["SUPPORTS=true", "REFUTES=a=b", "NOT ENOUGH INFO"])
+    assert asked.words == (("true", "SUPPORTS"), ("a=b", "REFUTES"), ("NOT ENOUGH INFO", "NOT ENOUGH INFO"))
+    assert asked.generation(Formulation.TOKEN).labels == ("true", "a=b", "NOT ENOUGH INFO")

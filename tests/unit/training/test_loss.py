@@ -345,3 +345,17 @@ def test_passages_longer_than_the_room_are_cut(folder: Path) -> None:
     collated = objective.collate(tiny.examples(2))
     assert collated.context_ids.shape == (6, 128)
     assert run(objective, tiny.examples(2))[0].isfinite()
+
+
+def test_queries_are_float32_and_collating_them_leaves_what_autocast_has_rounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are collated beside a computation, and torch clears one cache for all threads where one leaves autocast."""
+    cleared: list[bool] = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(True))
+    objective = build(folder, precise=False)
+    collated = objective.collate(tiny.examples(4))
+    assert not cleared
+    wanted = objective.scores(collated)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(objective.scores(collated), wanted)

@@ -1,7 +1,9 @@
 """What a person sees of a run: lines, TensorBoard, a picture; and what is left of them when the run goes on."""
 
 import json
+import logging
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 from tensorboardX.proto.event_pb2 import Event
 
+from openbook.training import records as recording
 from openbook.training.records import METRICS, PICTURE, TENSORBOARD, TITLES, Records, draw, read_metrics
 
 
@@ -104,3 +107,28 @@ def test_without_a_curve_there_is_no_picture(tmp_path: Path) -> None:
     assert not (tmp_path / PICTURE).exists()
     assert steps_of(tmp_path) == []
     assert list(read_metrics(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("missing", ["tensorboardX", "matplotlib"])
+def test_what_is_not_installed_is_said_at_the_start_and_nothing_else_is_lost(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    recorded(tmp_path, range(4))
+    assert caplog.messages == [f"{missing} is not installed: the curves are in metrics.jsonl all the same"]
+    assert steps_of(tmp_path) == list(range(4))
+    assert (tmp_path / TENSORBOARD).exists() == (missing != "tensorboardX")
+    assert (tmp_path / PICTURE).exists() == (missing != "matplotlib")
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draw(*_: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(recording, "draw", draw)
+    recorded(tmp_path, range(4))
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
+        (logging.WARNING, f"{tmp_path / PICTURE}: not drawn: no space left")
+    ]

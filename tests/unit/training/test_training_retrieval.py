@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openbook.config import IndexClientSettings
 from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import NO_HIT, Float32, Passage
 from openbook.corpus.questions import Question
-from openbook.errors import SnapshotMismatch
+from openbook.errors import DeadlineExceeded, Overloaded, ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
+from openbook.index.client import opening
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
 from openbook.training.opening import open_retriever
@@ -23,6 +25,7 @@ from openbook.training.retrieval import (
     EMPTY,
     Found,
     Given,
+    LiveIndex,
     MemoryIndex,
     Nothing,
     SnapshotTexts,
@@ -168,3 +171,24 @@ def test_a_question_without_a_word_of_the_corpus_is_read_with_the_first_passage(
 def test_what_regular_expressions_are_matched_in(bm25: Bm25) -> None:
     search = texts_by(lambda examples: bm25.find(examples, None, 2))
     assert search(["bird", "zebra"]) == [["a bird", "cat dog bird"], ["cat dog bird", ""]]
+
+
+@pytest.mark.parametrize("problem", [ShardUnavailable, DeadlineExceeded, Overloaded])
+def test_a_tier_that_is_gone_late_or_busy_is_asked_again(problem: type[Exception], monkeypatch: Any) -> None:
+    class Opened:
+        snapshot_id, encoder_fingerprint = "s", tiny.SPACE
+
+        async def close(self) -> None:
+            pass
+
+    problems = [problem("not now")]
+
+    async def open_index(*_: Any) -> Opened:
+        if problems:
+            raise problems.pop()
+        return Opened()
+
+    monkeypatch.setattr(opening, "open_index", open_index)
+    index = LiveIndex(IndexClientSettings(addresses=("a:1",)), 60, tiny.asks_for())
+    index.close()
+    assert index.identity == {"snapshot": "s", "space": tiny.SPACE}

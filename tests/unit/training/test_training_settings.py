@@ -48,6 +48,11 @@ def test_only_a_dense_prior_trains_the_query_encoder(sections: dict[str, Any], t
     assert tiny.settings(**sections).trains_query_encoder == trains
 
 
+def test_a_bi_encoder_has_no_generator_to_train() -> None:
+    given: dict[str, Any] = {"models": {"train_generator": False}, "retrieval": {"kind": "bm25"}, "biencoder": {}}
+    assert tiny.settings(**given).biencoder is not None
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGURATIONS.glob("*.yaml")), ids=lambda path: path.name)
 def test_the_configurations_of_the_default_model_are_valid(path: Path) -> None:
     TrainingSettings.model_validate(yaml.safe_load(path.read_text()))
