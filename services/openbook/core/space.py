@@ -23,5 +23,6 @@ def check_same_space(queries: Space, passages: Space) -> None:
     if (queries.encoder, queries.dimension) != (passages.encoder, passages.dimension):
         raise SnapshotMismatch(
             f"{queries.of} asks for passages of dimension {queries.dimension} by encoder {queries.encoder}, but "
-            f"{passages.of} has those of dimension {passages.dimension} by encoder {passages.encoder}"
+            f"{passages.of} has those of dimension {passages.dimension} by encoder {passages.encoder}; if they are a "
+            "pair, passage_model must name the encoder of the passages"
         )

@@ -1,20 +1,35 @@
 """Answers as their passages spell them: many a tokenizer knows no capitals, no accents, and not what stands apart."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from openbook.core.types import Passage
 
+Letters = tuple[str, list[int]]
+"""What of a text is compared, and where in it each of these stands."""
 
-def as_spelled(text: str, passages: Iterable[Passage]) -> str:
+
+def letters_of(text: str) -> Letters:
+    """Of a text. Those of two texts, one behind the other, are those of each."""
+    found = [
+        (letter, place)
+        for place, character in enumerate(text)
+        for letter in unicodedata.normalize("NFD", character.lower())
+        if not (letter.isspace() or unicodedata.combining(letter))
+    ]
+    return "".join(letter for letter, _ in found), [place for _, place in found]
+
+
+def as_spelled(text: str, passages: Iterable[Passage], letters: Callable[[str], Letters] = letters_of) -> str:
     """What the first passage that has this text, as whole words, has for it; the text itself where none has.
 
-    Letters are compared without capitals, accents and spaces. A passage's text counts before its title.
+    Letters are compared without capitals, accents and spaces. A passage's text counts before its title. `letters` may
+    remember those of passages that many texts are looked for in.
     """
-    wanted, _ = _letters(text)
+    wanted, _ = letters_of(text)
     for passage in passages if wanted else ():
         for given in (passage.text, passage.title):
-            found = _find(wanted, given)
+            found = _find(wanted, given, letters(given))
             if found:
                 return found
     return text
@@ -25,10 +40,13 @@ def spans(beginnings: Sequence[str], spelled: str) -> list[tuple[int, int]]:
 
     beginnings: the answer's text as far as each token. A token without letters of its own has none: start is end.
     """
-    _, places = _letters(spelled)
-    found, end, n_before = [], 0, 0
-    for text in beginnings:
-        n_letters = min(len(_letters(text)[0]), len(places))
+    _, places = letters_of(spelled)
+    found, end, n_before, n_read, before = [], 0, 0, 0, ""
+    for text in beginnings:  # of which only what is new is read: there are hundreds, and each begins with the former
+        if not text.startswith(before):
+            n_read, before = 0, ""
+        n_read, before = n_read + len(letters_of(text[len(before) :])[0]), text
+        n_letters = min(n_read, len(places))
         start = end
         if n_letters > n_before:
             start, end = max(end, places[n_before]), _behind(spelled, places[n_letters - 1])
@@ -37,8 +55,8 @@ def spans(beginnings: Sequence[str], spelled: str) -> list[tuple[int, int]]:
     return found
 
 
-def _find(wanted: str, given: str) -> str:
-    letters, places = _letters(given)
+def _find(wanted: str, given: str, of_given: Letters) -> str:
+    letters, places = of_given
     start = letters.find(wanted)
     while start >= 0:
         last = start + len(wanted) - 1
@@ -61,14 +79,3 @@ def _behind(text: str, place: int) -> int:
 def is_inside_a_word(text: str, place: int) -> bool:
     """Whether what stands before the place and what stands there belong to one word."""
     return text[max(0, place - 1) : place].isalnum() and text[place : place + 1].isalnum()
-
-
-def _letters(text: str) -> tuple[str, list[int]]:
-    """What is compared, and where in the text each of it stands."""
-    found = [
-        (letter, place)
-        for place, character in enumerate(text)
-        for letter in unicodedata.normalize("NFD", character.lower())
-        if not (letter.isspace() or unicodedata.combining(letter))
-    ]
-    return "".join(letter for letter, _ in found), [place for _, place in found]

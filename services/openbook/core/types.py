@@ -25,6 +25,8 @@ MAX_WITHOUT = 100
 """Passages that can be left out of an answer."""
 MAX_LABELS = 256
 """That an answer can be chosen from: each of them is read by every passage."""
+MAX_LABEL_CHARS = 1000
+"""Of a label: longer ones have more tokens than an answer may have, and take time that nothing stops."""
 MAX_SAMPLES = 32
 """That can be drawn for one question."""
 CONTEXT_TOKENS = 300
@@ -180,6 +182,7 @@ class Retrieved:
     scores: Float32  # (k,)
     snapshot_id: str
     coverage: Coverage = UNKNOWN_COVERAGE
+    encoder_fingerprint: str = ""  # of the encoder whose query found or scored them
 
     @property
     def complete(self) -> bool:
@@ -272,6 +275,7 @@ class PartSettings(GenerationSettings):
 
     begun: tuple[int, ...]  # its tokens so far
     n_more: int  # at the most
+    begun_by: str = ""  # `Generator.generates_by` of who gave these tokens, which mean nothing to another; empty: any
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -288,6 +292,9 @@ def check_labels(labels: Sequence[str]) -> None:
     """Raises InvalidRequest for texts among which no answer could be chosen."""
     if not 1 <= len(labels) <= MAX_LABELS or len(set(labels)) < len(labels) or not all(map(str.strip, labels)):
         raise InvalidRequest(f"labels must be 1..{MAX_LABELS} different texts, none empty, got {shown(labels)}")
+    if len(longest := max(labels, key=len)) > MAX_LABEL_CHARS:
+        limit = f"at most {MAX_LABEL_CHARS} characters"
+        raise InvalidRequest(f"labels must have {limit} each, got {len(longest)} in {longest[:50]!r} ...")
     try:
         "".join(labels).encode()
     except UnicodeEncodeError as error:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from openbook.core.types import Formulation, RetrieverKind
+from openbook.errors import InvalidConfig
 
 
 def explain(
@@ -37,6 +38,8 @@ def explain(
     from openbook.explain.screen import print_explanation
     from openbook.terminal import console
 
+    if html and (html.is_dir() or not html.absolute().parent.is_dir()):
+        raise InvalidConfig(f"--html must be a file in a folder that exists, got {html}")
     about_us = ("question", "html", "server", "timeout_s", "tls_ca", "tls_cert", "tls_key")
     options = {name: value for name, value in context.params.items() if name not in about_us}
     api_key = os.environ.get("OPENBOOK_API_KEY")

@@ -49,6 +49,7 @@ def explain(client: Answering, question: str, **options: Any) -> Explanation:
         "retriever": RetrieverKind.DENSE,
         "bm25_weight": None,
         "min_probability": 0.0,
+        "min_confidence": 0.0,
         "follow": 0,
     }
     found = (

@@ -31,9 +31,9 @@ def options(settings: LoadSettings) -> dict[str, Any]:
     of_answers = ["formulation", "decoding", "n_beams", "max_new_tokens"]
     names = ["k", *(of_answers if settings.what is not What.RETRIEVE else ())]
     asked = {name: getattr(settings, name) for name in ("timeout_s", *names)}
-    if settings.what is What.STREAM:  # only so are tokens decided one by one
-        asked |= {"formulation": Formulation.TOKEN, "n_beams": 1}
-    return {name: value for name, value in asked.items() if value is not None}
+    # Only so are tokens decided one by one.
+    usual = {"formulation": Formulation.TOKEN, "n_beams": 1} if settings.what is What.STREAM else {}
+    return usual | {name: value for name, value in asked.items() if value is not None}
 
 
 def who_asks(settings: LoadSettings) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Generators as they are loaded, and models of either kind made ready to compute."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -17,11 +17,12 @@ from transformers import (
 
 from openbook.config import ModelSettings
 from openbook.core.fingerprint import json_digest
-from openbook.core.spelling import as_spelled
+from openbook.core.spelling import Letters, as_spelled, letters_of
 from openbook.core.types import Float64, Passage
 from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, encoder_folder, reader_folder
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
+from openbook.models.seq2seq import n_positions
 from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
@@ -50,9 +51,7 @@ class GeneratorCheckpoint:
     @property
     def max_answer_tokens(self) -> int | None:
         """As many as the decoder has positions for; None: no matter how many."""
-        decoder = getattr(self.model.config, "decoder", self.model.config)
-        names = ("max_decoder_position_embeddings", "max_position_embeddings")  # the first is LED's
-        return next((found for name in names if (found := getattr(decoder, name, None))), None)
+        return n_positions(self.model.config)
 
     def contexts(self, question: str, passages: Sequence[Passage]) -> list[list[int]]:
         """Token ids of the question with each passage. Raises InvalidRequest as `InputFormat.encode`."""
@@ -66,16 +65,22 @@ class GeneratorCheckpoint:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()  # half a character at the end is left out for now
 
-    def answer(self, token_ids: Sequence[int], passages: Sequence[Passage], log_posterior: Float64) -> str:
+    def answer(
+        self,
+        token_ids: Sequence[int],
+        passages: Sequence[Passage],
+        log_posterior: Float64,
+        letters: Callable[[str], Letters] = letters_of,
+    ) -> str:
         """A whole answer's text; if tokens do not tell, spelled as in the likeliest of the passages that has it.
 
-        log_posterior is (k,), that of the passages first and of empty slots behind them.
+        log_posterior is (k,), that of the passages first and of empty slots behind them; letters as in `as_spelled`.
         """
         text = self.text(token_ids)
         if self.text(self.tokenizer(SPELLED, add_special_tokens=False)["input_ids"]) == SPELLED:
             return text
         likeliest = (-log_posterior[: len(passages)]).argsort(kind="stable")
-        return as_spelled(text, (passages[i] for i in likeliest))
+        return as_spelled(text, (passages[i] for i in likeliest), letters)
 
 
 def load_generator(name: str) -> GeneratorCheckpoint:

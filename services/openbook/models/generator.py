@@ -1,7 +1,8 @@
 """The generator: questions with their passages to answers, text in and text out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import pairwise
 from typing import Self
 
@@ -13,7 +14,7 @@ from openbook.config import GeneratorSettings
 from openbook.core.confidence import UNFITTED, Calibration
 from openbook.core.deadline import Check, go_on
 from openbook.core.fingerprint import json_digest
-from openbook.core.spelling import spans
+from openbook.core.spelling import Letters, letters_of, spans
 from openbook.core.types import (
     Classification,
     Formulation,
@@ -90,7 +91,7 @@ class RagGenerator:
         decoded = decoding.generate_several(
             model, *inputs, settings, settings.n_answers, max_tokens=self._max_tokens_in_flight
         )
-        return [self._several(each, r.passages) for each, r in zip(decoded, retrieved, strict=True)]
+        return [self._several(each, r.passages, check) for each, r in zip(decoded, retrieved, strict=True)]
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
@@ -191,14 +192,23 @@ class RagGenerator:
             contexts += [[]] * (k - n_hits)
         return *pad(contexts, self._model.special.pad), scores
 
-    def _several(self, answers: Sequence[Decoded], passages: Sequence[Passage]) -> Generation:
-        best, *others = (self._generation(each, passages) for each in answers)
-        return replace(best, others=tuple(others))
+    def _several(self, answers: Sequence[Decoded], passages: Sequence[Passage], check: Check) -> Generation:
+        generations, letters = [], cache(letters_of)
+        for each in answers:  # the texts of many long ones take as long as a step of decoding
+            check()
+            generations.append(self._generation(each, passages, letters=letters))
+        return replace(generations[0], others=tuple(generations[1:]))
 
-    def _generation(self, decoded: Decoded, passages: Sequence[Passage], spelled: str | None = None) -> Generation:
+    def _generation(
+        self,
+        decoded: Decoded,
+        passages: Sequence[Passage],
+        spelled: str | None = None,
+        letters: Callable[[str], Letters] = letters_of,
+    ) -> Generation:
         n_hits, ids = len(passages), decoded.token_ids
         if spelled is None:
-            spelled = self._checkpoint.answer(ids, passages, decoded.log_posterior)
+            spelled = self._checkpoint.answer(ids, passages, decoded.log_posterior, letters)
         beginnings = [self._checkpoint.text(ids[: t + 1]) for t in range(len(ids))]
         texts = (text[len(before) :] for before, text in pairwise(["", *beginnings]))
         log_likelihood, log_posterior = decoded.token_log_likelihood, decoded.token_log_posterior[:, :n_hits]

@@ -75,8 +75,10 @@ class _Part:
         """log p of each token that each piece adds to its first `begun` ones, and whatever behind its end."""
         device, special = self._reader.device, self._reader.special
         shape = (len(pieces), max(map(len, pieces)))
+        most = self._reader.n_positions
+        width = _BLOCK if most is None else min(_BLOCK, most - begun)  # the decoder's last positions may be fewer
         parents = torch.zeros(shape, dtype=torch.long)
-        inputs = torch.full((*shape, _BLOCK), special.pad)
+        inputs = torch.full((*shape, width), special.pad)
         targets, mask = inputs.clone(), torch.zeros(inputs.shape, dtype=torch.bool)
         for row, of_row in enumerate(pieces):
             for beam, y in enumerate(of_row):

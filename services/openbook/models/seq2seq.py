@@ -93,6 +93,13 @@ class Contexts:
         return Contexts(self.hidden[rows], None if self.mask is None else self.mask[rows], cross)
 
 
+def n_positions(config: Any) -> int | None:
+    """How many tokens the decoder reads at most; None: no matter how many."""
+    decoder = getattr(config, "decoder", config)
+    names = ("max_decoder_position_embeddings", "max_position_embeddings")  # the first is LED's
+    return next((found for name in names if (found := getattr(decoder, name, None))), None)
+
+
 class Seq2Seq:
     """One encoder-decoder. Shares the weights of `model` and leaves `model` itself untouched.
 
@@ -121,6 +128,7 @@ class Seq2Seq:
         self._recompute = recompute
         self._check: Check = go_on
         self.special = SpecialTokens.of(model)
+        self.n_positions = n_positions(model.config)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
         self._twin, bias = _twin(model), None

@@ -9,7 +9,7 @@ from openbook.core.deadline import Clock
 from openbook.core.fingerprint import json_digest, text_digest
 from openbook.core.types import Float32, Generation, GenerationSettings, Retrieved
 from openbook.rag.in_flight import InFlight
-from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator
+from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, Maker
 from openbook.rag.stopwatch import Stopwatch
 
 
@@ -33,7 +33,16 @@ class Query:
     """A question's embedding, shared by all who ask it at the same time."""
 
     embedding: Float32  # (d,)
+    made_by: str  # the encoder's fingerprint
     stages: dict[str, float]  # seconds that finding it took, for whoever asked first
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A generation, and whose it is."""
+
+    generation: Generation
+    made_by: Maker
 
 
 class Queries:
@@ -62,12 +71,12 @@ class Queries:
             (embedding,) = await self._cache.get_many([key])
         # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
         if embedding is not None and embedding.shape == (self._encoder.dimension,):
-            return Query(embedding, watch.stages)
+            return Query(embedding, made_by, watch.stages)
         with watch.stage("encode", context) as inner:
             embedding = (await self._encoder.encode([question], inner))[0]
-        if self._encoder.fingerprint == made_by:
+        if (of_call := self._encoder.fingerprint) == made_by:
             self._write_backs.start(self._cache.put_many([(key, embedding)]))
-        return Query(embedding, watch.stages)
+        return Query(embedding, of_call, watch.stages)
 
 
 class Generations:
@@ -76,27 +85,29 @@ class Generations:
     def __init__(self, generator: Generator, cache: AnswerCache | None) -> None:
         self._generator = generator
         self._cache = cache
-        self._in_flight: InFlight[Generation] = InFlight("generator")
+        self._in_flight: InFlight[Generated] = InFlight("generator")
         self._write_backs = _WriteBacks()
 
     async def find(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> Generation:
+    ) -> Generated:
         """The generation: fresh, where there is no cache."""
         if self._cache is None:
-            return await self._generator.generate(question, retrieved, settings, context)
-        cache, made_by = self._cache, self._generator.generates_by
-        key = of_tenant(context.tenant, generation_key(made_by, question, retrieved, settings))
+            generation = await self._generator.generate(question, retrieved, settings, context)
+            return Generated(generation, Maker.of(self._generator))
+        cache, made_by = self._cache, Maker.of(self._generator)
+        key = of_tenant(context.tenant, generation_key(made_by.generates_by, question, retrieved, settings))
 
-        async def compute(shared: Context) -> Generation:
+        async def compute(shared: Context) -> Generated:
             (found,) = await cache.get_many([key])
             # Whatever stands in a shared cache, only what has a posterior of each of these passages is theirs.
             if found is not None and found.log_prior.shape == found.log_posterior.shape == retrieved.scores.shape:
-                return found
-            generated = await self._generator.generate(question, retrieved, settings, shared)
-            if self._generator.generates_by == made_by:
-                self._write_backs.start(cache.put_many([(key, generated)]))
-            return generated
+                return Generated(found, made_by)
+            generation = await self._generator.generate(question, retrieved, settings, shared)
+            of_call = Maker.of(self._generator)
+            if of_call.generates_by == made_by.generates_by:
+                self._write_backs.start(cache.put_many([(key, generation)]))
+            return Generated(generation, of_call)
 
         return await self._in_flight.get(key, compute, context)
 

@@ -21,7 +21,7 @@ from openbook.core.types import (
     Retrieved,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
-from openbook.rag.cached import Queries
+from openbook.rag.cached import Queries, Query
 from openbook.rag.following import Found
 from openbook.rag.own import as_passage, check_retriever, check_text, joined
 from openbook.rag.ports import EmbeddingCache, Encoder, PassageStore, Retriever
@@ -73,12 +73,14 @@ class Finder:
         if own:
             check_retriever(settings, "passages of the caller's own")
         query = await self._query(question, context, watch) if needs_queries(settings) else None
-        retrieved = NOTHING
+        made_by = query.made_by if query else self._encoder.fingerprint
+        retrieved = replace(NOTHING, encoder_fingerprint=made_by)
         if settings.k:
             hits, found = await self._retrieve(question, query, settings, self._passages.fetch, context, watch)
-            retrieved = Retrieved(tuple(found), hits.scores[0], hits.snapshot_id, hits.coverage)
-        if query is not None and own:
-            retrieved = joined(retrieved, own, canonical_scores(query, await self.encode_own(own, context, watch)))
+            retrieved = Retrieved(tuple(found), hits.scores[0], hits.snapshot_id, hits.coverage, made_by)
+        if query and own:
+            vectors = await self.encode_own(own, context, watch)
+            retrieved = joined(retrieved, own, canonical_scores(query.embedding, vectors))
         if not retrieved.passages:
             raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
         return retrieved
@@ -90,7 +92,7 @@ class Finder:
         hits, (found, vectors) = await self._retrieve(
             text, query, settings, self._passages.fetch_with_vectors, context, watch
         )
-        return Found(query, tuple(found), vectors, hits.snapshot_id, hits.coverage)
+        return Found(query.embedding, tuple(found), vectors, hits.snapshot_id, hits.coverage, query.made_by)
 
     async def encode_own(self, own: Sequence[Passage], context: Context, watch: Stopwatch) -> Float32:
         """(n, d) embeddings of the caller's own passages. Raises as `Encoder.encode_own`."""
@@ -104,7 +106,7 @@ class Finder:
     async def _retrieve(
         self,
         text: str,
-        query: Float32 | None,
+        query: Query | None,
         settings: RetrievalSettings,
         fetch: Fetch[Fetched],
         context: Context,
@@ -113,7 +115,7 @@ class Finder:
         """The hits, without empty slots, and what is fetched of them."""
 
         async def once() -> tuple[Hits, Fetched]:
-            queries = None if query is None else query[None, :]
+            queries = None if query is None else query.embedding[None, :]
             with watch.stage("search", context, k=settings.k, retriever=settings.retriever) as inner:
                 hits = await find(self._retriever, [text], queries, settings, inner)
             held = hits.ids[0] != NO_HIT
@@ -128,10 +130,10 @@ class Finder:
                 raise
             return await once()  # a shard that took part in the search is gone by now: do without it
 
-    async def _query(self, text: str, context: Context, watch: Stopwatch) -> Float32:
+    async def _query(self, text: str, context: Context, watch: Stopwatch) -> Query:
         query = await self._queries.find(text, context)
         watch.add(query.stages)
-        return query.embedding
+        return query
 
 
 def _why_none(settings: RetrievalSettings) -> str:

@@ -27,6 +27,7 @@ from openbook.core.types import (
 )
 from openbook.errors import InvalidRequest
 from openbook.rag.own import joined
+from openbook.rag.ports import BegunByAnother
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Found:
     vectors: Float32  # (n, d)
     snapshot_id: str
     coverage: Coverage
+    encoder_fingerprint: str = ""  # of the query's encoder
 
     def beside(self, own: Sequence[Passage], vectors: Float32) -> "Found":
         """These and the caller's own, with their vectors."""
@@ -45,7 +47,7 @@ class Found:
 
 
 Look = Callable[[str], Awaitable[Found]]
-Generate = Callable[[Retrieved, GenerationSettings], Awaitable[Generation]]
+Generate = Callable[[Retrieved, PartSettings], Awaitable[Generation]]
 
 
 async def followed(
@@ -54,8 +56,8 @@ async def followed(
     """The answer, and all passages that it was read from, whose scores and prior are those of the last query.
 
     Tokens keep the probability and the posterior that they were decided with; before a passage was found its
-    posterior is 0. All passages are of one snapshot: when another one is published meanwhile, the answer begins anew.
-    Raises as `look` and `generate`.
+    posterior is 0. All passages are of one snapshot, all queries and all tokens of one model each: when another one is
+    published or comes meanwhile, the answer begins anew. Raises as `look` and `generate`.
     """
     found = await look(question)
     union = found
@@ -64,7 +66,10 @@ async def followed(
     while True:
         read = _scored(union, found)
         begun = whole[1].token_ids if whole else ()
-        part = await generate(read, _part(settings, begun))
+        try:
+            part = await generate(read, _part(settings, begun))
+        except BegunByAnother:
+            return await followed(question, settings, look, generate)
         of_part = part.tokens[len(begun) :]
         ids = [passage.id for passage in read.passages]
         decided += [(token, dict(zip(ids, token.log_posterior, strict=True))) for token in of_part]
@@ -74,7 +79,7 @@ async def followed(
             one_part = len(decided) <= settings.follow
             return whole if one_part else (whole[0], _as_decided(*whole, decided))
         found = await _look_again(question, part.text, look)
-        if found.snapshot_id != union.snapshot_id:
+        if (found.snapshot_id, found.encoder_fingerprint) != (union.snapshot_id, union.encoder_fingerprint):
             return await followed(question, settings, look, generate)
         union = _union(union, found)
 
@@ -98,7 +103,7 @@ def _part(settings: GenerationSettings, begun: tuple[int, ...]) -> PartSettings:
 
 def _scored(union: Found, found: Found) -> Retrieved:
     """Best first by the latest query."""
-    nothing = Retrieved((), np.empty(0, np.float32), union.snapshot_id, union.coverage)
+    nothing = Retrieved((), np.empty(0, np.float32), union.snapshot_id, union.coverage, union.encoder_fingerprint)
     return joined(nothing, union.passages, canonical_scores(found.query, union.vectors))
 
 

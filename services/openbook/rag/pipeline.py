@@ -4,11 +4,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 
 from openbook.config import AnswerDefaults
-from openbook.core.confidence import confidence
+from openbook.core.confidence import Calibration, confidence
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.marginal import log_prior
@@ -17,6 +18,7 @@ from openbook.core.types import (
     Generation,
     GenerationSettings,
     OwnPassage,
+    PartSettings,
     Passage,
     ReplySettings,
     RetrievalSettings,
@@ -25,11 +27,11 @@ from openbook.core.types import (
 )
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Excerpt, Retrieval, alternative, evidence_of, labels_of
-from openbook.rag.cached import Generations
+from openbook.rag.cached import Generated, Generations
 from openbook.rag.excerpt import excerpt
 from openbook.rag.finding import Finder
 from openbook.rag.following import Found, followed
-from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, PassageStore, Retriever
+from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, Maker, PassageStore, Retriever
 from openbook.rag.stopwatch import Stopwatch
 
 BARE = ReplySettings()
@@ -51,7 +53,6 @@ class Pipeline:
         clock: Clock = time.monotonic,
         answers: AnswerCache | None = None,
     ) -> None:
-        self._encoder = encoder
         self._passages = passages
         self._generator = generator
         self._limits = limits
@@ -77,7 +78,7 @@ class Pipeline:
             ShardUnavailable, SnapshotMismatch, Overloaded, DeadlineExceeded: as the ports say.
         """
         self.work(retrieval, generation, len(own))
-        self._check_reply(reply, generation)
+        _check_reply(reply, generation, self._generator.calibration)
         watch = Stopwatch(self._clock)
         question, passages = self._finder.checked(question, own)
         if generation.follow:
@@ -103,7 +104,7 @@ class Pipeline:
         answer that is to be held back if it is not probable enough, which its end alone can tell.
         """
         self.work(retrieval, generation, len(own))
-        self._check_reply(reply, generation)
+        _check_reply(reply, generation, self._generator.calibration)
         watch, n_told = Stopwatch(self._clock), 0
         question, passages = self._finder.checked(question, own)
         if generation.follow:
@@ -113,17 +114,20 @@ class Pipeline:
             retrieved = await self._finder.find(question, retrieval, passages, context, watch)
             yield self._to_retrieval(retrieved, context, watch)
             with watch.stage("generate", context) as inner:
+                made_by = Maker.of(self._generator)
                 items = self._generator.stream(question, retrieved, generation, inner)
                 async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
                     async for item in items:
-                        if not isinstance(item, Token):
-                            generated = item
+                        if isinstance(item, Maker):
+                            made_by = item
+                        elif isinstance(item, Generation):
+                            generated = Generated(item, made_by)
                         elif not reply.may_hold_back:
                             n_told += 1
                             yield item
         answer = self._to_answer(generated, retrieved, generation, reply, context, watch)
         if not (n_told or answer.abstained):
-            for token in generated.tokens:
+            for token in generated.generation.tokens:
                 yield token
         yield answer
 
@@ -165,16 +169,6 @@ class Pipeline:
             )
         return generation.work(retrieval.k * generation.n_looks + n_own, limits.max_work)
 
-    def _check_reply(self, reply: ReplySettings, generation: GenerationSettings) -> None:
-        if not reply.min_confidence:
-            return
-        if generation.labels or generation.follow or generation.formulation not in self._generator.calibration:
-            raise InvalidRequest(
-                f"min_confidence must be 0 where answers have no confidence, got {reply.min_confidence}: labels and "
-                "answers with follow have none, and this generator's is known for "
-                f"{', '.join(self._generator.calibration) or 'no formulation'}"
-            )
-
     async def aclose(self) -> None:
         """Wait for what is still on its way into the caches."""
         await self._finder.aclose()
@@ -188,25 +182,32 @@ class Pipeline:
         own: Sequence[Passage],
         context: Context,
         watch: Stopwatch,
-    ) -> tuple[Retrieved, Generation]:
+    ) -> tuple[Retrieved, Generated]:
+        made_by = Maker.of(self._generator)
         vectors = await self._finder.encode_own(own, context, watch) if own else None
 
         async def look(text: str) -> Found:
             found = await self._finder.look(text, retrieval, context, watch)
             return found if vectors is None else found.beside(own, vectors)
 
-        async def generate(retrieved: Retrieved, of_part: GenerationSettings) -> Generation:
+        async def generate(retrieved: Retrieved, of_part: PartSettings) -> Generation:
+            nonlocal made_by
+            if of_part.begun:
+                of_part = replace(of_part, begun_by=made_by.generates_by)
             with watch.stage("generate", context) as inner:
-                return await self._generator.generate(question, retrieved, of_part, inner)
+                part = await self._generator.generate(question, retrieved, of_part, inner)
+            made_by = Maker.of(self._generator)
+            return part
 
-        return await followed(question, generation, look, generate)
+        retrieved, generated = await followed(question, generation, look, generate)
+        return retrieved, Generated(generated, made_by)
 
     def _to_retrieval(self, retrieved: Retrieved, context: Context, watch: Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
             evidence=evidence_of(retrieved, prior, prior),
             snapshot_id=retrieved.snapshot_id,
-            encoder_fingerprint=self._encoder.fingerprint,
+            encoder_fingerprint=retrieved.encoder_fingerprint,
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=_is_cached(watch),
@@ -216,19 +217,20 @@ class Pipeline:
 
     def _to_answer(
         self,
-        generation: Generation,
+        generated: Generated,
         retrieved: Retrieved,
         settings: GenerationSettings,
         reply: ReplySettings,
         context: Context,
         watch: Stopwatch,
     ) -> Answer:
+        generation, made_by = generated.generation, generated.made_by
         answers = tuple(alternative(each, reply) for each in generation.several)
         best = answers[0]
         right = None
         if not settings.follow:  # nothing was fitted to such answers
-            self._check_reply(reply, settings)  # once more: another model may have come since
-            right = confidence(self._generator.calibration, settings.formulation, generation, retrieved.passages)
+            _check_reply(reply, settings, made_by.calibration)  # once more: another model may have come since
+            right = confidence(made_by.calibration, settings.formulation, generation, retrieved.passages)
         abstained = math.exp(generation.log_likelihood) < reply.min_probability or (
             right is not None and right < reply.min_confidence
         )
@@ -239,8 +241,8 @@ class Pipeline:
             formulation=settings.formulation,
             decoding=settings.decoding,
             snapshot_id=retrieved.snapshot_id,
-            encoder_fingerprint=self._encoder.fingerprint,
-            generator_fingerprint=self._generator.fingerprint,
+            encoder_fingerprint=retrieved.encoder_fingerprint,
+            generator_fingerprint=made_by.fingerprint,
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=_is_cached(watch),
@@ -252,6 +254,17 @@ class Pipeline:
             answers=answers if abstained or settings.n_answers > 1 else (),
             abstained=abstained,
             confidence=right,
+        )
+
+
+def _check_reply(reply: ReplySettings, generation: GenerationSettings, calibration: Calibration) -> None:
+    if not reply.min_confidence:
+        return
+    if generation.labels or generation.follow or generation.formulation not in calibration:
+        raise InvalidRequest(
+            f"min_confidence must be 0 where answers have no confidence, got {reply.min_confidence}: labels and "
+            "answers with follow have none, and this generator's is known for "
+            f"{', '.join(calibration) or 'no formulation'}"
         )
 
 

@@ -1,7 +1,8 @@
 """What the pipeline needs of the tiers around it. The contract stands here; implementations stay bare."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 from openbook.core.confidence import Calibration
 from openbook.core.context import Context
@@ -17,6 +18,7 @@ from openbook.core.types import (
     Retrieved,
     Token,
 )
+from openbook.errors import ModelUnavailable
 
 
 class Encoder(Protocol):
@@ -142,6 +144,24 @@ class PassageStore(Protocol):
         ...
 
 
+class BegunByAnother(ModelUnavailable):
+    """The generator that began an answer is gone, and no other can go on with its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Who made a generation: what its generator said of itself when it did."""
+
+    fingerprint: str
+    generates_by: str
+    calibration: Calibration
+
+    @classmethod
+    def of(cls, generator: "Generator") -> Self:
+        """Of all that its last call returned, as long as nothing was awaited since."""
+        return cls(generator.fingerprint, generator.generates_by, generator.calibration)
+
+
 class Generator(Protocol):
     """Reads a question with each of its passages and marginalises them out."""
 
@@ -170,14 +190,15 @@ class Generator(Protocol):
 
         Raises:
             InvalidRequest: the question alone fills the generator's input, or a label cannot be its answer.
+            BegunByAnother: of a part, whose `begun_by` is no longer this generator's `generates_by`.
             DeadlineExceeded, Overloaded: as in `Encoder.encode`.
         """
         ...
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[Token | Generation]:
-        """Tokens as they are decided, the whole generation last.
+    ) -> AsyncIterator[Maker | Token | Generation]:
+        """Tokens as they are decided, the whole generation last; before them, where it may change, who makes them.
 
         Only RAG-Token, greedy or sampled, decides token by token; anything else yields the generation alone. Closing
         the iterator stops the work behind it.

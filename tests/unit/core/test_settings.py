@@ -52,3 +52,9 @@ def test_too_much_work_is_refused_by_all_that_it_is_made_of(
     message = f"k x (context tokens + {name} x max_new_tokens) must be at most max_work = 100000, got {got}"
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
         settings.work(k, AnswerDefaults().max_work)
+
+
+def test_a_label_longer_than_an_answer_can_be_of_use_is_refused_by_its_length() -> None:
+    assert GenerationSettings(labels=("b", "a" * 1000)).labels
+    with pytest.raises(InvalidRequest, match=r"labels must have at most 1000 characters each, got 1001 in 'a{50}' "):
+        GenerationSettings(labels=("b", "a" * 1001))

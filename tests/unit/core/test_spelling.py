@@ -1,4 +1,5 @@
 import unicodedata
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -81,3 +82,17 @@ def test_places_ascend_and_hold_every_letter_once(texts: list[str]) -> None:
     places = [0, *(place for span in found for place in span)]
     assert places == sorted(places)
     assert plain("".join(whole[start:end] for start, end in found)) == plain(whole)
+
+
+def test_each_letter_of_a_growing_answer_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at, normalize = [], unicodedata.normalize
+
+    def counted(form: Literal["NFD"], letter: str) -> str:
+        looked_at.append(letter)
+        return normalize(form, letter)
+
+    monkeypatch.setattr(unicodedata, "normalize", counted)
+    whole = "Élan " * 20
+    found = spans([whole[: end + 1].strip().lower() for end in range(len(whole))], whole)
+    assert found[-1][1] == len(whole.strip())
+    assert len(looked_at) <= 2 * len(whole)  # of the answer as spelled, and of its tokens

@@ -4,17 +4,20 @@ import asyncio
 from html.parser import HTMLParser
 from io import StringIO
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from openbook.cache.memory import MemoryCache
+from openbook.cli import app
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.types import Formulation, GenerationSettings, Passage, ReplySettings, RetrievalSettings
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.explain import Explanation, explain
 from openbook.explain.screen import print_explanation
 from openbook.rag.answer import Answer
@@ -97,6 +100,25 @@ def told_back(answer: Answer) -> Answer:
     posterior = tuple(each.log_posterior for each in answer.evidence)
     would_be = Alternative(answer.text, answer.log_likelihood, posterior, answer.tokens, answer.citations)
     return replace(answer, text="", tokens=(), citations=(), answers=(would_be,), abstained=True)
+
+
+def test_each_passage_says_what_it_would_however_sure_the_answer_is_to_be() -> None:
+    asked: list[Any] = []
+
+    class Sure(Local):
+        def answer(self, question: str, **options: Any) -> Answer:
+            asked.append(options.pop("min_confidence"))
+            return super().answer(question, **options)
+
+    explain(Sure(), "who?", k=2, min_confidence=0.9)
+    assert asked == [0.9, 0.0, 0.0]
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    for page in (tmp_path, tmp_path / "missing" / "page.html"):
+        done = CliRunner().invoke(app, ["explain", "who?", "--html", str(page), "--server", "127.0.0.1:1"])
+        assert isinstance(done.exception, InvalidConfig)
+        assert str(done.exception) == f"--html must be a file in a folder that exists, got {page}"
 
 
 def test_several_answers_are_refused() -> None:

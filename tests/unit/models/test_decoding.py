@@ -453,3 +453,15 @@ def test_questions_are_taken_together_up_to_the_token_budget() -> None:
     assert list(under_test._batches(mask, prior, 1)) == [(0, 1), (1, 2), (2, 3)]
     assert list(under_test._batches(mask, prior, 40)) == [(0, 2), (2, 3)]
     assert list(under_test._batches(mask, prior, 40, n_new=10)) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_candidates_are_read_to_the_decoder_s_last_position_and_no_further() -> None:
+    long, short = tiny.bart(), tiny.bart()
+    n = short.config.max_position_embeddings = 10  # the encoder keeps all of its own
+    places = short.get_decoder().embed_positions
+    places.weight = torch.nn.Parameter(places.weight[: n + places.offset])
+    settings = GenerationSettings(n_beams=3, max_new_tokens=n, min_new_tokens=n)
+    inputs = (*tiny.contexts(0, 6), tiny.scores(0, 2, 3))
+    for got, wanted in zip(generate(short, *inputs, settings), generate(long, *inputs, settings), strict=True):
+        assert len(got.token_ids) == n
+        _assert_same(got, wanted)

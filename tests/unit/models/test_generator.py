@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from openbook.config import GeneratorSettings
 from openbook.core.marginal import log_prior
+from openbook.core.spelling import Letters, letters_of
 from openbook.core.types import (
     Decoding,
     Float32,
@@ -25,6 +27,8 @@ from openbook.core.types import (
     Token,
 )
 from openbook.errors import InvalidRequest
+from openbook.models import decoding
+from openbook.models import generator as generator_module
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.formats import PairFormat, RagFormat
 from openbook.models.generator import RagGenerator
@@ -326,3 +330,27 @@ def test_several_answers_come_best_first_and_the_first_is_the_one_that_comes_alo
     [only] = list(_reader().stream(*TELEPHONE, drawn))
     assert isinstance(only, Generation)
     assert [each.text for each in only.several] == [each.text for each in samples]
+
+
+def test_of_many_answers_the_check_is_looked_at_between_two_and_each_passage_is_read_once_for_its_spelling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    read: list[str] = []
+    generate_several = decoding.generate_several
+
+    def counted(text: str) -> Letters:
+        read.append(text)
+        return letters_of(text)
+
+    def decoded(*given: Any, **options: Any) -> Any:
+        found = generate_several(*given, **options)
+        events.clear()
+        return found
+
+    monkeypatch.setattr(generator_module, "letters_of", counted)
+    monkeypatch.setattr(decoding, "generate_several", decoded)
+    drawn = GenerationSettings(formulation=Formulation.TOKEN, temperature=1.0, seed=3, n_answers=4)
+    [found] = _reader().generate([TELEPHONE[0]], [TELEPHONE[1]], drawn, lambda: events.append("checks"))
+    assert len(events) == len(found.several) == 4
+    assert len(read) == len(set(read)) > 0

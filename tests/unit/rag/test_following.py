@@ -34,6 +34,7 @@ from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.following import Found, followed
 from openbook.rag.pipeline import Pipeline
+from openbook.rag.ports import BegunByAnother
 from openbook.testing import ExactIndex, HashEncoder, ManualClock
 
 WORDS = ["", "alpha", "beta", "gamma", "delta", "epsilon"]  # token 0 ends an answer
@@ -224,6 +225,56 @@ def test_an_answer_is_from_one_snapshot_whatever_is_published_meanwhile() -> Non
     assert index.n_searches == 3 + len(expected.tokens) + (len(expected.tokens) < 8)
     assert answer.snapshot_id == "published meanwhile"
     assert (answer.text, answer.log_likelihood) == (expected.text, expected.log_likelihood)
+
+
+class Replaced(TableGenerator):
+    """When its first answer goes on another one comes, which knows the first three tokens alone."""
+
+    n_tokens = len(WORDS)
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+    ) -> Generation:
+        assert isinstance(settings, PartSettings)
+        if settings.begun:
+            self.fingerprint, self.generates_by, self.n_tokens = "another", "another-float32", 3
+        if settings.begun_by not in ("", self.generates_by):
+            raise BegunByAnother(f"{settings.begun_by} is gone")
+        return await super().generate(question, retrieved, settings, context)
+
+    def _given(self, retrieved: Retrieved, begun: Sequence[int]) -> Float64:
+        return super()._given(retrieved, begun)[:, : self.n_tokens]
+
+
+@pytest.mark.parametrize("question", ["who", "who delta epsilon"])
+def test_an_answer_is_of_one_generator_whichever_comes_meanwhile(question: str) -> None:
+    def told(generator: Replaced) -> Answer:
+        index = ExactIndex(PASSAGES, VECTORS)
+        rag = Pipeline(ENCODER, index, index, generator, MemoryCache(9), AnswerDefaults(), ManualClock())
+        how = replace(ONCE, follow=1)
+        return asyncio.run(rag.answer(question, RetrievalSettings(k=2), how, Context(request_id="id"), TOKENS))
+
+    generator = Replaced()
+    found = told(generator)
+    assert len(found.tokens) > 1
+    assert found.generator_fingerprint == "another"
+    assert replace(found, timings={}, cached=True) == replace(told(generator), timings={}, cached=True)
+
+
+def test_all_queries_of_an_answer_are_of_one_encoder() -> None:
+    encoders, texts = iter(["former", *["next"] * 9]), []
+
+    async def look(text: str) -> Found:
+        texts.append(text)
+        query = ENCODER.encode_questions([text])[0]
+        return Found(query, tuple(PASSAGES[:2]), VECTORS[:2], "s", Coverage(2, 2), next(encoders))
+
+    async def generate(retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        return await TableGenerator().generate("who", retrieved, settings, Context())
+
+    read, _ = asyncio.run(followed("who", replace(ONCE, follow=1, max_new_tokens=2), look, generate))
+    assert (texts[:3:2], len(texts)) == (["who", "who"], 4)
+    assert read.encoder_fingerprint == "next"
 
 
 @pytest.mark.parametrize(

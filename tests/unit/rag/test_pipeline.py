@@ -628,3 +628,31 @@ def test_a_question_of_no_word_of_the_index_has_no_passage_by_words() -> None:
     with pytest.raises(InvalidRequest, match="must be a passage to answer from: none has a word of the question"):
         found_by("xyzzy?", retriever=BM25)
     assert found_by("xyzzy?", retriever=HYBRID)[0].evidence
+
+
+def test_an_answer_names_the_models_that_made_it_whichever_come_meanwhile() -> None:
+    class Former(Judged):
+        def __init__(self) -> None:
+            self.fingerprint = "former"
+
+    encoder, generator = HashEncoder(), Former()
+
+    class Slow(MemoryCache[Generation]):
+        async def get_many(self, keys: Sequence[str]) -> list[Generation | None]:
+            found = await super().get_many(keys)
+            if found[0]:
+                encoder.fingerprint = generator.fingerprint = "later"
+                Former.calibration = {}
+            return found
+
+    async def scenario() -> None:
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, generator, MemoryCache(9), AnswerDefaults(), answers=Slow(9))
+        for _ in range(2):
+            found = await rag.answer("telephone", asked(2), GenerationSettings(), Context())
+            made_by = found.encoder_fingerprint, found.generator_fingerprint, found.confidence
+            assert made_by == ("hash-64", "former", 0.6)
+            await rag.aclose()
+        assert generator.fingerprint == "later"
+
+    asyncio.run(scenario())

@@ -112,6 +112,37 @@ def test_a_sign_of_life_brings_it_back_and_death_does_not(monkeypatch: pytest.Mo
     asyncio.run(answer_late())
 
 
+def test_of_who_was_silent_for_long_no_question_is_waited_for_longer_than_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "ANSWER_S", 0.001)
+    monkeypatch.setattr(routing, "MOST_ANSWER_S", 0.004)
+
+    class Frozen(Replica):
+        def __init__(self) -> None:
+            super().__init__("frozen")
+            self.waited_s: list[float] = []
+
+        async def get_queue_len(self, *, deadline_s: float) -> int:
+            if deadline_s < 0.1:  # which Serve gives by itself
+                self.waited_s.append(deadline_s)
+            if len(self.waited_s) < 5:
+                await asyncio.Event().wait()
+            return 0
+
+    async def ask() -> None:
+        house, frozen = House(), Frozen()
+        house.router.update_replicas([*house.replicas, frozen])
+        house.call(frozen)
+        house.now += 2 * SILENCE_S
+        await house.chosen()
+        while house.router._asking:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert frozen.waited_s == [0.001, 0.002, 0.004, 0.004, 0.004]
+
+    asyncio.run(ask())
+
+
 def test_of_many_two_are_chosen_and_of_those_that_are_gone_nothing_is_kept() -> None:
     async def choose() -> None:
         house = House()

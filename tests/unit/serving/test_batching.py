@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
+from prometheus_client import REGISTRY
 
 from openbook.core.context import Context
 from openbook.core.deadline import Check, Deadline
@@ -203,7 +204,11 @@ def test_one_bad_item_does_not_fail_its_neighbours() -> None:
         assert isinstance(results[2], InvalidRequest)
         assert str(results[2]) == "item must be 0.., got -1"
 
-    assert run(test).batches == [[0], [1, -1, 3], [1], [-1], [3]]
+    def counted(name: str) -> float:
+        return REGISTRY.get_sample_value(f"openbook_{name}", {"model": "one bad"}) or 0.0
+
+    assert run(test, name="one bad").batches == [[0], [1, -1, 3], [1], [-1], [3]]
+    assert (counted("batch_size_count"), counted("batch_size_sum"), counted("queue_seconds_count")) == (2, 4, 4)
 
 
 def test_a_broken_model_fails_its_batch_and_serves_the_next() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
@@ -79,6 +81,19 @@ def test_when_a_replica_dies_another_is_asked_once() -> None:
     assert asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(5)))) == 5
     with pytest.raises(ModelUnavailable, match="no replica of the encoder answers: ActorDiedError"):
         asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(ActorDiedError()))))
+
+
+def broken(code: StatusCode) -> Response:
+    return Response(AioRpcError(code, Metadata(), Metadata(), "RST_STREAM"))
+
+
+@pytest.mark.parametrize("code", [StatusCode.CANCELLED, StatusCode.INTERNAL])
+def test_a_call_over_grpc_whose_connection_breaks_is_one_of_a_replica_that_died(code: StatusCode) -> None:
+    assert asyncio.run(call("encoder", NEVER, sender(broken(code), Response(5)))) == 5
+    with pytest.raises(ModelUnavailable, match="no replica of the encoder answers: ActorUnavailableError"):
+        asyncio.run(call("encoder", NEVER, sender(broken(code), broken(code))))
+    with pytest.raises(ModelUnavailable, match="no replica of the generator answers"):
+        asyncio.run(_read(call_stream("generator", NEVER, sender(broken(code)))))
 
 
 def test_a_call_that_others_cancelled_is_an_error_of_ours_and_no_cancellation_of_who_waits() -> None:

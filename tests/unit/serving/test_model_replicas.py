@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from openbook.core.types import (
     Formulation,
     Generation,
     GenerationSettings,
+    PartSettings,
     Passage,
     RetrievalSettings,
     Retrieved,
@@ -26,6 +28,7 @@ from openbook.core.types import (
 from openbook.errors import ModelUnavailable
 from openbook.rag.answer import Answer
 from openbook.rag.pipeline import Pipeline
+from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers import encoder, generator, replicas
 from openbook.serving.workers.encoder import EncoderDeployment, RemoteEncoder
 from openbook.serving.workers.generator import GeneratorDeployment, RemoteGenerator
@@ -53,7 +56,7 @@ class Generator:
     calibration = UNFITTED
 
     def __init__(self, number: int) -> None:
-        self.fingerprint, self.generates_by, self.number = "generator", f"generator-{number}", number
+        self.fingerprint, self.generates_by, self.number = f"reader-{number}", f"generator-{number}", number
 
     def generate(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
@@ -174,7 +177,7 @@ def test_who_starts_waits_for_a_replica_of_his_settings() -> None:
         found = await RemoteEncoder.connect(Handle(*deployed[:2], None, deployed[2]), encoder_settings(2))  # type: ignore[arg-type]
         assert (found.fingerprint, found.space, found.dimension) == ("encoder-2", "hash-64", 64)
         reader = await RemoteGenerator.connect(Handle(*deployed[3:5], None, deployed[5]), generator_settings(2))  # type: ignore[arg-type]
-        assert (reader.fingerprint, reader.generates_by, reader.calibration) == ("generator", "generator-2", UNFITTED)
+        assert (reader.fingerprint, reader.generates_by, reader.calibration) == ("reader-2", "generator-2", UNFITTED)
         await end(deployed)
 
     run(scenario)
@@ -248,8 +251,50 @@ def test_a_stream_too_adopts_what_is_there() -> None:
         reader = await RemoteGenerator.connect(handle, generator_settings(1))
         handle.replicas = [deployed[1]]
         retrieved = Retrieved(tuple(PASSAGES), np.ones(2, np.float32), "exact")
-        assert [part.text async for part in reader.stream("who", retrieved, ONE_BY_ONE, CONTEXT)] == ["2", "2"]
-        assert reader.generates_by == "generator-2"
+        made_by, *parts = [part async for part in reader.stream("who", retrieved, ONE_BY_ONE, CONTEXT)]
+        assert isinstance(made_by, Maker)
+        assert made_by.generates_by == reader.generates_by == "generator-2"
+        assert [part.text for part in parts if not isinstance(part, Maker)] == ["2", "2"]
+        await end(deployed)
+
+    run(scenario)
+
+
+def test_a_stream_names_the_model_that_it_is_of_though_another_call_adopts_the_next() -> None:
+    async def scenario() -> None:
+        deployed = generators(1, 2)
+        handle: Any = Handle(deployed[0])
+        reader = await RemoteGenerator.connect(handle, generator_settings(1))
+        rag = pipeline(HashEncoder(), reader, MemoryCache(1), MemoryCache(1))
+        parts = rag.stream("who", RetrievalSettings(k=2), ONE_BY_ONE, CONTEXT)
+        while not isinstance(await anext(parts), Token):
+            pass
+        handle.replicas = [deployed[1]]
+        other = await rag.answer("why", RetrievalSettings(k=2), ONE_BY_ONE, CONTEXT)
+        assert other.generator_fingerprint == "reader-2"
+        (answer,) = [part async for part in parts]
+        assert isinstance(answer, Answer)
+        assert (answer.text, answer.generator_fingerprint) == ("1", "reader-1")
+        await rag.aclose()
+        await end(deployed)
+
+    run(scenario)
+
+
+def test_what_a_model_began_goes_to_no_other() -> None:
+    async def scenario() -> None:
+        deployed = generators(1, 2)
+        handle: Any = Handle(deployed[0])
+        reader = await RemoteGenerator.connect(handle, generator_settings(1))
+        retrieved = Retrieved(tuple(PASSAGES), np.ones(2, np.float32), "exact")
+        first = PartSettings(**asdict(ONE_BY_ONE), begun=(), n_more=1)
+        further = replace(first, begun=(0,), begun_by="generator-1")
+        assert (await reader.generate("who", retrieved, further, CONTEXT)).text == "1"
+        handle.replicas = [deployed[1]]
+        for _ in range(2):
+            with pytest.raises(BegunByAnother, match="generator-1 began the answer, and generator-2 has come"):
+                await reader.generate("who", retrieved, further, CONTEXT)
+        assert (await reader.generate("who", retrieved, first, CONTEXT)).text == "2"
         await end(deployed)
 
     run(scenario)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel, ValidationError
 from ray.serve._private import grpc_util
 from small_endpoint import QUESTION, service
 
@@ -12,8 +13,11 @@ from openbook.client.messages import error
 from openbook.config import parse
 from openbook.errors import KeysUnavailable, Overloaded, QuotaExceeded, ShardUnavailable, SnapshotMismatch
 from openbook.serving.endpoint import ingress
+from openbook.serving.endpoint.batch import BatchRequest
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.serving.endpoint.mcp import Search
+from openbook.serving.endpoint.schemas import MAX_TOLD, AnswerRequest, OwnPassageIn, describe
 
 WIDE = 500_000
 
@@ -41,6 +45,17 @@ def test_a_request_with_half_a_million_mistakes_hears_of_the_first(client: TestC
     reply = client.post(path, content=sent, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert len(reply.content) < 3000
+
+
+@pytest.mark.parametrize("kind", [AnswerRequest, BatchRequest, OwnPassageIn, Search])
+def test_of_unknown_fields_no_more_errors_are_made_than_are_told(kind: type[BaseModel]) -> None:
+    for n, n_errors in ((MAX_TOLD, MAX_TOLD), (100_000, 1)):
+        known = dict.fromkeys(kind.model_fields)
+        with pytest.raises(ValidationError) as refused:
+            kind.model_validate(known | {f"{i}": 0 for i in range(n)})
+        unknown = [each for each in refused.value.errors() if each["type"] in ("extra_forbidden", "too_many_fields")]
+        assert len(unknown) == n_errors
+    assert describe(unknown).startswith(f"body: there are {len(known)} fields, and not {len(known) + n}, got ")
 
 
 @pytest.mark.parametrize(

@@ -192,14 +192,13 @@ class Batcher(Generic[Item, Result]):
             self._queued.set(len(self._queue))
             if not batch:
                 return
-            await self._work([asked for asked in batch if not asked.result.done()], is_short)
+            if wanted := [asked for asked in batch if not asked.result.done()]:
+                self._batch_size.observe(len(wanted))
+                for asked in wanted:
+                    self._turn_came(asked)
+                await self._work(wanted, is_short)
 
     async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
-        if not batch:  # all were cancelled
-            return
-        self._batch_size.observe(len(batch))
-        for asked in batch:
-            self._turn_came(asked)
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:

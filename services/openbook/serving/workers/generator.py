@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, thread_time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from openbook.config import GeneratorSettings, ServingSettings
 from openbook.core.confidence import Calibration
 from openbook.core.context import Context
 from openbook.core.deadline import Check, go_on
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
+from openbook.core.types import Generation, GenerationSettings, PartSettings, Passage, Retrieved, Token
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
+from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
@@ -144,12 +145,8 @@ class LocalGenerator:
 
 
 @dataclass(frozen=True, slots=True)
-class AboutGenerator:
+class AboutGenerator(Maker):
     """What a replica says of its generator: `replicas.About`."""
-
-    fingerprint: str
-    generates_by: str
-    calibration: Calibration
 
     @property
     def made_by(self) -> str:
@@ -174,8 +171,7 @@ class GeneratorDeployment:
         """What it has; None if that was made with other settings than these."""
         if settings not in (None, self._settings):
             return None
-        generator = self._generator
-        return AboutGenerator(generator.fingerprint, generator.generates_by, generator.calibration)
+        return AboutGenerator.of(self._generator)
 
     async def generate(
         self,
@@ -240,14 +236,17 @@ class RemoteGenerator:
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        generation: Generation = await self._replicas.call(
-            context, lambda made_by: self._handle.generate.remote(question, retrieved, settings, context, made_by)
-        )
+        def send(made_by: str) -> Any:
+            if isinstance(settings, PartSettings) and settings.begun_by not in ("", made_by):
+                raise BegunByAnother(f"{settings.begun_by} began the answer, and {made_by} has come in its place")
+            return self._handle.generate.remote(question, retrieved, settings, context, made_by)
+
+        generation: Generation = await self._replicas.call(context, send)
         return generation
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> AsyncIterator[Token | Generation]:
+    ) -> AsyncIterator[Maker | Token | Generation]:
         streaming = self._handle.options(stream=True).stream
         return self._replicas.stream(
             context, lambda made_by: streaming.remote(question, retrieved, settings, context, made_by)

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray.exceptions import RayActorError
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from openbook.core.context import Context
@@ -47,6 +49,9 @@ left then is given to that one before a third try: Serve's router may have chose
 """
 N_AT_ONCE = 3
 
+GONE = (StatusCode.CANCELLED, StatusCode.INTERNAL)
+"""How calls over gRPC end whose replica stops, or whose connection breaks. Ray has an error for UNAVAILABLE alone."""
+
 
 def over_grpc(handle: "DeploymentHandle") -> "DeploymentHandle":
     """The handle, of which calls go from replica to replica without Ray: that holds up all that an actor returns while
@@ -78,7 +83,7 @@ async def call_stream(name: str, context: Context, send: Send) -> AsyncIterator[
     try:
         while True:
             async with in_time(name, context.deadline):
-                with _from_ray(name):
+                with _from_ray(name), _from_grpc():
                     part = unwrap(await anext(response))
             yield part
     except StopAsyncIteration:
@@ -149,13 +154,24 @@ def _failure(task: "asyncio.Task[Any]") -> str:
 async def _cancellable(response: Any) -> Any:
     """Raises ModelUnavailable: others than who waits for it have cancelled it."""
     try:
-        return await response
+        with _from_grpc():
+            return await response
     except asyncio.CancelledError:
         response.cancel()
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise ModelUnavailable("a call was cancelled where it was to be answered") from None
+
+
+@contextmanager
+def _from_grpc() -> Iterator[None]:
+    try:
+        yield
+    except AioRpcError as error:
+        if error.code() not in GONE:
+            raise
+        raise ActorUnavailableError(f"{error.code().name}: {error.details()}", None) from None
 
 
 @contextmanager

@@ -90,20 +90,23 @@ class Replicas(Generic[A]):
                 await self._adopt(made_by, context)
 
     async def stream(self, context: Context, send: Send) -> AsyncIterator[Any]:
-        """What the model yields. Raises as `call`."""
+        """What its replica said of the model, then what that yields. Raises as `call`."""
         while True:
-            made_by = self.about.made_by
+            about, is_told = self.about, False  # another call may adopt another one meanwhile
             for i in range(N_TRIES):
-                parts = call_stream(self._name, context, partial(send, made_by))
+                parts = call_stream(self._name, context, partial(send, about.made_by))
                 async with aclosing(parts):  # type: ignore[type-var]  # an async generator
                     async for part in parts:
                         if isinstance(part, OtherModel):
                             await self._passed_by(i)
                             break
+                        if not is_told:
+                            is_told = True
+                            yield about
                         yield part
                     else:
                         return
-            await self._adopt(made_by, context)
+            await self._adopt(about.made_by, context)
 
     async def _passed_by(self, i: int) -> None:
         hop_errors(self._name, OtherModel.__name__).inc()

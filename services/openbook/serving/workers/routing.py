@@ -19,6 +19,8 @@ MOMENT_S = 0.05
 """For one that has been silent so long, to say something before another is chosen."""
 ANSWER_S = 1.0
 """For one that is silent, to say how much it has to do; then it is asked again, and has twice as long."""
+MOST_ANSWER_S = 30.0
+"""It has at most: the question itself may be lost, and one that is back is passed by until it is asked again."""
 AGAIN_S = 1.0
 """Until one is asked again that Ray could not reach."""
 
@@ -81,7 +83,7 @@ class AnsweringRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # of a l
                 except ActorDiedError:
                     self.on_replica_actor_died(replica_id)
                 except TimeoutError:
-                    patience_s *= 2
+                    patience_s = min(2 * patience_s, MOST_ANSWER_S)
                 except RayError:
                     await asyncio.sleep(AGAIN_S)
         finally:
