@@ -24,8 +24,9 @@ from torch import Tensor
 
 from openbook.core.types import Formulation
 from openbook.models.checkpoint import GeneratorCheckpoint
-from openbook.models.encoder import EncoderCheckpoint, Pooling
+from openbook.models.encoder import EncoderCheckpoint
 from openbook.models.formats import RagFormat
+from openbook.models.pooling import Pooling
 from openbook.training.loop import Loop
 from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Nothing

@@ -13,8 +13,9 @@ from transformers import BertConfig, BertModel, DPRConfig, DPRContextEncoder
 from gpu.part import OUT_OF_MEMORY, Part, Sizes
 from openbook.config import ModelSettings
 from openbook.core.types import Float32, Passage
-from openbook.models.encoder import EncoderCheckpoint, Pooling, TextEncoder
+from openbook.models.encoder import EncoderCheckpoint, TextEncoder
 from openbook.models.packing import GPU_BATCH_TOKENS
+from openbook.models.pooling import Pooling
 
 AT_ONCE = (16, GPU_BATCH_TOKENS // 128)
 """Passages of 128 tokens in a batch: few, and those of every build."""

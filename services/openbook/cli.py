@@ -138,7 +138,7 @@ def build(
     failures: list[Failure] = []
     if report:
         check_place(report)
-    on_cores = {"n_threads": threads or os.cpu_count(), "num_gpus": ray_gpus}
+    on_cores = {"n_threads": threads or 0, "num_gpus": ray_gpus}
     encodes = section(EncoderSettings, "openbook build", model=encoder, dtype=dtype, **on_cores)
     on_ray: AbstractContextManager[Elsewhere | None] = nullcontext()
     if ray_gpus and not ray:
@@ -506,11 +506,15 @@ def evaluate(
     decoding: Annotated[Decoding, typer.Option(help="How RAG-Sequence scores its candidates.")] = Decoding.THOROUGH,
     beams: Annotated[int, typer.Option(help="Beams; 1 is greedy.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 32,
-    label: Annotated[list[str] | None, typer.Option(help="The answer is one of these; give each its --label.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="The answer is one of these; give each its --label. SUPPORTS=true: by that word."),
+    ] = None,
     follow: Annotated[int, typer.Option(help="RAG-Token: look for passages again after so many tokens.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Only so many questions of each file, drawn at random.")] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal questions.")] = 0,
     encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    passage_model: Annotated[str, typer.Option(help="The index's passage encoder, if --encoder does not say.")] = "",
     generator: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
@@ -525,13 +529,13 @@ def evaluate(
 
     if retrieve + gold + closed_book > 1:
         raise InvalidRequest("--retrieve, --gold and --closed-book exclude each other: only --retrieve searches")
-    model = {"dtype": dtype, "n_threads": threads or os.cpu_count()}
+    model = {"dtype": dtype, "n_threads": threads or 0}
     asked = {
         "questions": questions,
         "out": out,
         "snapshot": snapshot,
         "index": _index_settings(config, index) if index or not (snapshot or gold or closed_book) else {},
-        "encoder": {"model": encoder, **model},
+        "encoder": {"model": encoder, "passage_model": passage_model, **model},
         "limit": limit,
         "seed": seed,
         "retriever": retriever,
@@ -565,12 +569,15 @@ def evaluate(
 def train(
     config: Annotated[Path, typer.Argument(help="YAML: task, retrieval, models, optimizer, loop, workers.")],
     local: Annotated[bool, typer.Option(help="In this process, without Ray: one worker.")] = False,
+    ray: Annotated[str | None, typer.Option(help="Train on the Ray cluster there; 'auto': on this one.")] = None,
 ) -> None:
     """Fine-tune query encoder and generator end to end. Interrupted, run it again: it goes on where it stopped."""
     from openbook.config import read
     from openbook.terminal import training_progress
     from openbook.training.settings import TrainingSettings
 
+    if local and ray:
+        raise InvalidConfig(f"--local trains without Ray, got --ray {ray} too")
     settings = read(TrainingSettings, config)
     with training_progress(settings.loop.n_steps) as on_step:
         if local:
@@ -580,7 +587,7 @@ def train(
         else:
             from openbook.training.cluster import fit
 
-            models = fit(settings, on_step)
+            models = fit(settings, on_step, ray)
     print(f"{models}: trained for {settings.loop.n_steps} steps; curves in {settings.loop.out}")
 
 

@@ -66,8 +66,11 @@ class IndexServerSettings(Section):
     keep_in_memory: bool = False
     max_k: Positive = 1000  # hits in one request
     max_rows: Positive = 1024  # queries in one request
+    # How many times as widely as its index was built a search may look: `nprobe`, `ef_search`, `rerank_factor`
+    max_width: Positive = 64
     max_queued_rows: Positive = 4096  # queries waiting; beyond it the newest of who has most waiting is refused
-    max_streams: Positive = 64  # connections of clients; one more takes the place of an idle one, or is refused
+    # Connections of clients; one more takes the place of an idle one, or of one of whoever has most, or is refused
+    max_streams: Positive = 64
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     # URLs below which snapshots may be fetched into a root: s3://bucket/snapshots; none: from nowhere
@@ -168,6 +171,7 @@ class EncoderSettings(ModelSettings):
     """The query encoder."""
 
     max_batch: Positive = 64
+    passage_model: str = ""  # the encoder of the index's passages; empty: what `model` says, or is known of it
 
 
 class GeneratorSettings(ModelSettings):
@@ -179,7 +183,6 @@ class GeneratorSettings(ModelSettings):
 class ServedEncoderSettings(EncoderSettings):
     """The query encoder of an endpoint."""
 
-    passage_model: str = ""  # for callers' own passages: the index's passage encoder; empty: found from `model`
     dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
     n_threads: Annotated[int, Field(ge=0)] = 1  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, DPRContextEncoder, DPRQuestionEncoder, RagModel
 
-from openbook.config import ModelSettings
+from openbook.config import EncoderSettings, ModelSettings
 from openbook.core.deadline import Check, go_on
 from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
@@ -21,30 +21,16 @@ from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
 from openbook.models.packing import STEP, Packing
+from openbook.models.pooling import Pooling, sentence_pooling
+from openbook.models.published import passage_model_of
 from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
 Role = Literal["query", "passage"]
 
 DPR_MAX_TOKENS = 256
-SENTENCE_SCALE = 20.0
-"""Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
-in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
 LENGTH_STEP = 32
 """Batches to train on are padded to multiples of this: CPU kernels cache what they prepare for every new shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pooling:
-    """From text to embedding: all that is not weights or tokenizer."""
-
-    mode: Literal["mean", "cls", "pooler"]
-    normalize: bool
-    max_tokens: int  # special tokens included
-    titles: Literal["pair", "joined"]  # [CLS] title [SEP] text [SEP], or "title. text" as one text
-    query_prefix: str = ""
-    passage_prefix: str = ""
-    query_scale: float = 1.0  # queries are made this long: the prior is a softmax of inner products
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +60,14 @@ class EncoderCheckpoint:
         return int(getattr(config, "projection_dim", 0) or config.hidden_size)
 
 
-def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
+def load_encoder(name: str, role: Role = "query", passage_model: str = "") -> EncoderCheckpoint:
     """The embedded encoder, DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
+
+    Args:
+        name: `embedded`, a folder, or a hub name.
+        role: what it reads.
+        passage_model: of a query encoder that does not say itself which passages it is for, the encoder of these; it is
+            loaded once, for its digest. Of published pairs it is known.
 
     Raises:
         InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
@@ -98,8 +90,11 @@ def load_encoder(name: str, role: Role = "query") -> EncoderCheckpoint:
         max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
         pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
     else:
-        pooling = _sentence_pooling(source, model, tokenizer, declared.query_scale)
-    return EncoderCheckpoint(model, tokenizer, pooling, declared.space, EMBEDDED if name == EMBEDDED else None)
+        pooling = sentence_pooling(source, model, tokenizer, declared.query_scale)
+    space = declared.space
+    if role == "query" and not space and name != EMBEDDED and (partner := passage_model or passage_model_of(name)):
+        space = load_encoder(partner, "passage").fingerprint
+    return EncoderCheckpoint(model, tokenizer, pooling, space, EMBEDDED if name == EMBEDDED else None)
 
 
 def _load_trained(source: Source, declared: Declaration) -> EncoderCheckpoint:
@@ -116,7 +111,8 @@ class TextEncoder:
     Question and passage side of a DPR pair have different weights, hence different fingerprints. `space` tells
     whether they belong together: it identifies the passage encoder whose embeddings the queries are meant for, whatever
     the dtype. A query encoder that is also the passage encoder is its own space; any other has it in its
-    `openbook.json` (`{"space": "<the snapshot's encoder_fingerprint>"}`), and training writes it there.
+    `openbook.json` (`{"space": "<the snapshot's encoder_fingerprint>"}`), where training writes it, or its passage
+    encoder is known by name: `load_encoder`.
     """
 
     def __init__(self, checkpoint: EncoderCheckpoint, settings: ModelSettings) -> None:
@@ -145,9 +141,9 @@ class TextEncoder:
         the version of the libraries."""
 
     @classmethod
-    def load(cls, settings: ModelSettings, role: Role = "query") -> Self:
+    def load(cls, settings: EncoderSettings, role: Role = "query") -> Self:
         """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
-        encoder = cls(load_encoder(settings.model, role), settings)
+        encoder = cls(load_encoder(settings.model, role, settings.passage_model), settings)
         if role == "query":
             encoder._batches.keep_bits()  # tried now, so that no question waits for it
         return encoder
@@ -252,47 +248,3 @@ def _pool(output: Any, mask: Tensor, pooling: Pooling) -> Tensor:
 def _precise(states: Tensor) -> Tensor:
     """In float32 or better."""
     return states if states.dtype == torch.float64 else states.float()
-
-
-def _sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: float | None) -> Pooling:
-    """As sentence-transformers' files say; without them the mean over tokens, normalised.
-
-    Raises:
-        InvalidModel: they ask for something that is not done here.
-    """
-    modules = source.json("modules.json") or []
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
-    unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
-    if unknown:
-        raise InvalidModel(f"model {source.name!r}: modules.json asks for {', '.join(sorted(unknown))}")
-    mode: Literal["mean", "cls"] = "mean"
-    for module in modules:
-        if module["type"].endswith(".Pooling"):
-            mode = _pooling_mode(source, source.json(f"{module['path']}/config.json") or {})
-    transformer = source.json("sentence_bert_config.json") or {}
-    prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
-    limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, model.config.max_position_embeddings)
-    normalize = "Normalize" in kinds or not modules
-    return Pooling(
-        mode,
-        normalize,
-        max_tokens=min(int(limit) for limit in limits if limit),
-        titles="joined",
-        query_prefix=prompts.get("query", ""),
-        passage_prefix=prompts.get("document", prompts.get("passage", "")),
-        query_scale=query_scale or (SENTENCE_SCALE if normalize else 1.0),
-    )
-
-
-def _pooling_mode(source: Source, config: dict[str, Any]) -> Literal["mean", "cls"]:
-    modes = [
-        name.removeprefix("pooling_mode_")
-        for name, on in config.items()
-        if name.startswith("pooling_mode_") and on is True
-    ]
-    modes = modes or [config.get("pooling_mode", "mean")]
-    if modes in (["mean_tokens"], ["mean"]):
-        return "mean"
-    if modes in (["cls_token"], ["cls"]):
-        return "cls"
-    raise InvalidModel(f"model {source.name!r}: pooling must be mean or cls, got {', '.join(modes)}")

@@ -5,12 +5,13 @@ from math import inf
 from time import monotonic
 from typing import Self
 
-from openbook.config import ModelSettings, ServedEncoderSettings
+from openbook.config import EncoderSettings, ServedEncoderSettings
 from openbook.core.deadline import Check, go_on
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models.embedded import EMBEDDED
 from openbook.models.encoder import TextEncoder
+from openbook.models.published import passage_model_of
 
 TRY_AGAIN_S = 60.0
 """After the passage encoder could not be loaded: the hub was away, or the GPU was full."""
@@ -25,8 +26,9 @@ class EncoderPair:
         self.dimension = questions.dimension
         self._questions = questions
         # What the snapshot's builder has: its embeddings are float32.
-        self._name = settings.passage_model or (EMBEDDED if questions.base else settings.model)
-        self._settings = ModelSettings(model=self._name, device=settings.device, n_threads=settings.n_threads)
+        known = settings.passage_model or passage_model_of(settings.model)
+        self._name = known or (EMBEDDED if questions.base else settings.model)
+        self._settings = EncoderSettings(model=self._name, device=settings.device, n_threads=settings.n_threads)
         self._passages: TextEncoder | None = None
         self._missing = ""
         self._try_at = 0.0  # on time's own clock; what was missing then may be there now

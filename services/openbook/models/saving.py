@@ -26,8 +26,9 @@ from openbook.core.types import Formulation
 from openbook.errors import InvalidModel
 from openbook.models.checkpoint import GeneratorCheckpoint, of_base
 from openbook.models.embedded import WEIGHTS
-from openbook.models.encoder import EncoderCheckpoint, Pooling, load_encoder
+from openbook.models.encoder import EncoderCheckpoint, load_encoder
 from openbook.models.formats import PairFormat, RagFormat
+from openbook.models.pooling import Pooling
 from openbook.models.source import quiet, tokenizer_digest
 
 _KINDS = {Formulation.SEQUENCE: RagSequenceForGeneration, Formulation.TOKEN: RagTokenForGeneration}

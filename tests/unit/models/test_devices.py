@@ -18,7 +18,8 @@ from openbook.core.types import Decoding, Formulation, GenerationSettings, Passa
 from openbook.models import marginal
 from openbook.models.checkpoint import place
 from openbook.models.decoding import Decoded, generate_several, score_answers, stream
-from openbook.models.encoder import EncoderCheckpoint, Pooling, TextEncoder
+from openbook.models.encoder import EncoderCheckpoint, TextEncoder
+from openbook.models.pooling import Pooling
 from openbook.models.seq2seq import Seq2Seq
 
 N, K = 3, 4

@@ -1,13 +1,20 @@
 """Callers' own passages get the embeddings that the index would hold of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tiny_encoders as tiny
+import transformers
 
 from openbook.config import EncoderSettings, ServedEncoderSettings
+from openbook.core.space import Space, check_same_space
 from openbook.core.types import Passage
-from openbook.errors import InvalidModel, InvalidRequest
-from openbook.models.encoder import TextEncoder
+from openbook.errors import InvalidModel, InvalidRequest, SnapshotMismatch
+from openbook.models.encoder import TextEncoder, load_encoder
 from openbook.models.pair import TRY_AGAIN_S, EncoderPair
+from openbook.models.published import passage_model_of
+from openbook.models.saving import save_encoder
 
 BELL = Passage(-1, "", "Telephone", "Bell patented the telephone in 1876")
 MOON = Passage(-2, "", "Moon", "the Moon goes around the Earth")
@@ -31,6 +38,57 @@ def test_an_encoder_of_another_space_is_refused_by_name_every_time() -> None:
         with pytest.raises(InvalidRequest, match=r"encoder\.passage_model: .*no/such/encoder"):
             pair.encode_passages([BELL])
     assert np.isfinite(pair.encode_questions(["who?"])).all()
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """DPR's question and passage encoder, which do not say that they are a pair."""
+    folder = tmp_path_factory.mktemp("towers")
+    kinds = {"questions": transformers.DPRQuestionEncoder, "passages": transformers.DPRContextEncoder}
+    questions, passages = (
+        tiny.saved(folder / name, kind(tiny.DPR), tiny.bert_tokenizer()) for name, kind in kinds.items()
+    )
+    return questions, passages
+
+
+def test_two_encoders_are_a_pair_if_it_is_said(towers: tuple[str, str]) -> None:
+    questions, passages = towers
+    builder = TextEncoder.load(EncoderSettings(model=passages), role="passage")
+    snapshot = Space("this snapshot", builder.space, builder.dimension)
+    pair = EncoderPair.load(ServedEncoderSettings(model=questions, passage_model=passages))
+    check_same_space(Space("these queries", pair.space, pair.dimension), snapshot)
+    assert pair.encode_passages([BELL]).tobytes() == builder.encode_passages([BELL]).tobytes()
+    alone = TextEncoder.load(EncoderSettings(model=questions))
+    with pytest.raises(SnapshotMismatch, match="passage_model must name the encoder of the passages"):
+        check_same_space(Space("these queries", alone.space, alone.dimension), snapshot)
+
+
+def test_what_was_trained_of_a_pair_says_so_itself(towers: tuple[str, str], tmp_path: Path) -> None:
+    questions, passages = towers
+    loaded = load_encoder(questions, passage_model=passages)
+    save_encoder(tmp_path / "trained", loaded)
+    assert load_encoder(str(tmp_path / "trained")).space == load_encoder(passages, "passage").fingerprint
+
+
+def test_published_pairs_are_known(towers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    questions, passages = towers
+    monkeypatch.setattr("openbook.models.encoder.passage_model_of", {questions: passages}.__getitem__)
+    assert load_encoder(questions).space == load_encoder(passages, "passage").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("query_encoder", "passage_encoder"),
+    [
+        ("facebook/dpr-question_encoder-single-nq-base", "facebook/dpr-ctx_encoder-single-nq-base"),
+        ("facebook/dpr-question_encoder-multiset-base", "facebook/dpr-ctx_encoder-multiset-base"),
+        ("facebook/rag-sequence-nq", "facebook/dpr-ctx_encoder-single-nq-base"),
+        ("facebook/rag-token-base", "facebook/dpr-ctx_encoder-single-nq-base"),
+        ("sentence-transformers/all-MiniLM-L6-v2", ""),
+        ("/models/facebook/dpr-question_encoder-single-nq-base", ""),
+    ],
+)
+def test_names_of_published_pairs(query_encoder: str, passage_encoder: str) -> None:
+    assert passage_model_of(query_encoder) == passage_encoder
 
 
 def test_an_encoder_that_could_not_be_loaded_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,68 @@
+"""How an encoder's output becomes an embedding, and what its files say of it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openbook.errors import InvalidModel
+from openbook.models.source import Source
+
+SENTENCE_SCALE = 20.0
+"""Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
+in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """From text to embedding: all that is not weights or tokenizer."""
+
+    mode: Literal["mean", "cls", "pooler"]
+    normalize: bool
+    max_tokens: int  # special tokens included
+    titles: Literal["pair", "joined"]  # [CLS] title [SEP] text [SEP], or "title. text" as one text
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    query_scale: float = 1.0  # queries are made this long: the prior is a softmax of inner products
+
+
+def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: float | None) -> Pooling:
+    """As sentence-transformers' files say; without them the mean over tokens, normalised.
+
+    Raises:
+        InvalidModel: they ask for something that is not done here.
+    """
+    modules = source.json("modules.json") or []
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise InvalidModel(f"model {source.name!r}: modules.json asks for {', '.join(sorted(unknown))}")
+    mode: Literal["mean", "cls"] = "mean"
+    for module in modules:
+        if module["type"].endswith(".Pooling"):
+            mode = _pooling_mode(source, source.json(f"{module['path']}/config.json") or {})
+    transformer = source.json("sentence_bert_config.json") or {}
+    prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
+    limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, model.config.max_position_embeddings)
+    normalize = "Normalize" in kinds or not modules
+    return Pooling(
+        mode,
+        normalize,
+        max_tokens=min(int(limit) for limit in limits if limit),
+        titles="joined",
+        query_prefix=prompts.get("query", ""),
+        passage_prefix=prompts.get("document", prompts.get("passage", "")),
+        query_scale=query_scale or (SENTENCE_SCALE if normalize else 1.0),
+    )
+
+
+def _pooling_mode(source: Source, config: dict[str, Any]) -> Literal["mean", "cls"]:
+    modes = [
+        name.removeprefix("pooling_mode_")
+        for name, on in config.items()
+        if name.startswith("pooling_mode_") and on is True
+    ]
+    modes = modes or [config.get("pooling_mode", "mean")]
+    if modes in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if modes in (["cls_token"], ["cls"]):
+        return "cls"
+    raise InvalidModel(f"model {source.name!r}: pooling must be mean or cls, got {', '.join(modes)}")
