@@ -338,6 +338,7 @@ def walk(faults: bool) -> None:
             120,
         )
 
+        until("the first deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
         # HAProxy is no matter of ours: Serve replaces it for each replica that joins, however late that is.
         before = settled(made)
         (WALK / "again.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))

@@ -23,25 +23,17 @@ let running = null; // the AbortController of the question on its way
 let view = null;
 let due = 0; // the frame in which tokens are drawn
 
-// --- the API key, in this tab; where the browser keeps no data of a site, as long as the page is open
+// --- the API key, in this tab
 
 const KEY = "openbook key";
-let unkept = "";
-
-function keyOfTab() {
-  try {
-    return sessionStorage.getItem(KEY) ?? unkept;
-  } catch {
-    return unkept;
-  }
-}
+let store = {}; // where the browser keeps no data of a site: forgotten with the page
+try {
+  store = sessionStorage;
+} catch {}
 
 function keep(key) {
-  unkept = key;
-  try {
-    if (key) sessionStorage.setItem(KEY, key);
-    else sessionStorage.removeItem(KEY);
-  } catch {} // what is kept nowhere else is forgotten with the page
+  if (key) store[KEY] = key;
+  else delete store[KEY];
   $("forget").hidden = !key;
 }
 
@@ -76,7 +68,7 @@ async function askFor(request, push = true) {
   const begun = performance.now();
   let result = null;
   try {
-    for await (const [name, data] of ask({ ...request, tokens: true }, keyOfTab(), mine.signal)) {
+    for await (const [name, data] of ask({ ...request, tokens: true }, store[KEY], mine.signal)) {
       if (!result) show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
       if (name === "retrieved") say(`Reading ${data.evidence.length} passages …`);
       else if (name === "token") result.tokens.push(data);
@@ -228,7 +220,7 @@ function problem(found, request) {
   $("alert").replaceChildren();
   if (!found) return;
   const { kind, message, requestId } = found;
-  const [title, hint] = kind === "key" && keyOfTab() ? ["This API key is not accepted"] : TOLD[kind];
+  const [title, hint] = kind === "key" && store[KEY] ? ["This API key is not accepted"] : TOLD[kind];
   const again = el("button.strong", { onclick: () => askFor(request, false) }, "Try again");
   $("alert").append(
     el("div.problem", { role: "alert" },
@@ -381,5 +373,5 @@ addEventListener("resize", fit);
 new ResizeObserver(redrawThreads).observe(document.body);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
 
-$("forget").hidden = !keyOfTab();
+$("forget").hidden = !store[KEY];
 follow();
