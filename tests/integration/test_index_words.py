@@ -32,7 +32,7 @@ from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.server import IndexServer
 from openbook.index.server.threads import PART_IDS
 from openbook.index.server.waiting import Outcome, Ticket
-from openbook.index.server.words import PART_WORDS, WordSearches
+from openbook.index.server.words import MOST_BEGUN, PART_WORDS, WordSearches
 from openbook.rag.retrieving import find
 from openbook.testing import ExactIndex, served
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -238,9 +238,12 @@ class Asked:
     def __init__(self, *questions: str, deadline: Deadline) -> None:
         self.words, self.ticket, self.outcomes = Slow(), Ticket("caller"), list[Outcome]()
         shard: Any = SimpleNamespace(words=self.words, max_k=9, max_rows=9)
-        request = index_pb2.SearchRequest(questions=questions, k=1)
-        searches = WordSearches(HeldSnapshots("s", shard, 1, 0.0), self)  # type: ignore[arg-type]
-        searches.begin(request, b"", Context(deadline), self.ticket, self.outcomes.append)
+        self._request, self._context = index_pb2.SearchRequest(questions=questions, k=1), Context(deadline)
+        self._searches = WordSearches(HeldSnapshots("s", shard, 1, 0.0), self)  # type: ignore[arg-type]
+        self.begin()
+
+    def begin(self) -> None:
+        self._searches.begin(self._request, b"", self._context, self.ticket, self.outcomes.append)
 
     def submit(self, caller: object, n_ids: int, parts: Iterator[None], refuse: object) -> None:
         self.n_parts, self.parts = n_ids // PART_IDS, parts
@@ -258,6 +261,17 @@ def test_a_long_question_is_done_in_parts_that_were_counted_before() -> None:
     (found,) = asked.outcomes
     assert isinstance(found, Candidates)
     assert found.ids.shape == (3, 1)
+
+
+def test_few_questions_wait_in_their_middle() -> None:
+    asked = Asked("aa " * 1000, deadline=Deadline.never())
+    parts = [asked.parts]
+    for _ in range(MOST_BEGUN):
+        asked.begin()
+        parts.append(asked.parts)
+    for each in parts:
+        next(each)
+    assert len(asked.words.told) == MOST_BEGUN * PART_WORDS + 1000
 
 
 def test_a_long_question_stops_at_its_deadline_and_when_nobody_waits() -> None:

@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,9 +135,9 @@ def test_a_file_goes_on_where_it_stopped_unless_it_changed(web: WebFiles, corpus
             assert whole() == size - 3 * PIECE + 2 * PROBED
 
 
-@pytest.mark.parametrize("is_restless", [False, True])
+@pytest.mark.parametrize(("is_restless", "n_words"), [(False, 300), (False, 30), (True, 300)])
 def test_a_file_that_changes_while_it_is_fetched_is_no_mixture(
-    web: WebFiles, corpus: Path, tmp_path: Path, is_restless: bool
+    web: WebFiles, corpus: Path, tmp_path: Path, is_restless: bool, n_words: int
 ) -> None:
     url, file = f"{web.url}/a%20b.txt", corpus / "a b.txt"
     web.version = '"0"'
@@ -143,7 +145,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_no_mixture(
     def change(done: int, total: int) -> None:
         if is_restless or done == 3 * PIECE:
             web.version = f'"{done}"'
-            file.write_text("Seas rise into the sky. " * 300)
+            file.write_text("Seas rise into the sky. " * n_words)
 
     fetching = fetched(url, tmp_path / "out", raise_it, change, PIECE)
     if is_restless:
@@ -152,6 +154,15 @@ def test_a_file_that_changes_while_it_is_fetched_is_no_mixture(
     else:
         with fetching as got:
             assert got.read_bytes() == file.read_bytes()
+
+
+def test_a_server_that_tells_another_version_each_time_says_nothing_of_changes(
+    web: WebFiles, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, numbers = Place.about, count()
+    monkeypatch.setattr(Place, "about", lambda place, path: replace(about(place, path), version=str(next(numbers))))
+    with fetched(f"{web.url}/a%20b.txt", tmp_path / "out", raise_it, piece_bytes=PIECE) as got:
+        assert got.read_bytes() == (corpus / "a b.txt").read_bytes()
 
 
 def test_wherever_it_is_killed_the_folder_is_known_as_ours(

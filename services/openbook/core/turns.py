@@ -77,12 +77,12 @@ class Turns(Generic[Item]):
         accounts = (_in_order(account, at_once) for account in self._accounts.values())
         return map(itemgetter(1), merge(*accounts, key=itemgetter(0)))
 
-    def give(self, item: Item, size: int | None = None) -> None:
-        """All of it, or so much, waits no longer, for it is its turn."""
+    def give(self, item: Item, size: int | None = None, times: float = 1.0) -> None:
+        """All of it, or so much, waits no longer, for it is its turn. It counts for so many times its size."""
         account = self._account_of[item]
         size = account.waiting[item] if size is None else size
-        account.given += size
-        self._share += size / len(self._accounts)
+        account.given += size * times
+        self._share += size * times / len(self._accounts)
         account.waiting[item] -= size
         account.size -= size
         self.size -= size

@@ -22,6 +22,7 @@ from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
 N_FILES = 8  # at once
 N_TRIES = 3  # to fetch a file that changes meanwhile
+N_ASKED = 4  # times again, whether it has changed or its server tells versions at random
 MAX_NAME_BYTES = 240  # of a file or a folder; while it is written it has a longer name
 LOCK = ".lock"
 JOURNAL = ".fetched.jsonl"
@@ -174,10 +175,16 @@ class _Fetch:
 
     def _file(self, file: tuple[str, Listed], transfer: Transfer) -> None:
         name, listed = file
-        for _ in range(N_TRIES):
-            if not self._fetch(name, listed, transfer):
-                return
+        for n_before in range(N_TRIES):
+            shorter = None
+            try:
+                if not self._fetch(name, listed, transfer, goes_on=not n_before):
+                    return
+            except InvalidSnapshot as error:  # it ended too soon: perhaps it is another one by now
+                shorter = error
             if (now := self._now(listed)) == listed:
+                if shorter:
+                    raise shorter
                 files.put(files.partial_of(self._folder / name), self._folder / name)
                 self._note(name, listed, is_whole=True)
                 return
@@ -185,16 +192,23 @@ class _Fetch:
         raise InvalidDocuments(f"{self._place.at(listed.path)}: has changed {N_TRIES} times while it was fetched")
 
     def _now(self, listed: Listed) -> Listed:
-        """The file as it lies there by now, where it came from a web server in pieces, maybe of two versions."""
-        is_web = self._place.url.startswith("http")
-        in_pieces = listed.size_bytes is not None and listed.size_bytes > self._piece_bytes
-        return self._place.about(listed.path) if is_web and in_pieces else listed
+        """The file as it lies there by now, where it came from a web server in pieces, maybe of two versions.
 
-    def _fetch(self, name: str, listed: Listed, transfer: Transfer) -> bool:
-        """Bring a file, or the rest of it, beside its place; False: the others were stopped."""
+        A server that says one thing and another, as mirrors behind one name may, says nothing of it: then as it was.
+        """
+        is_web = self._place.url.startswith("http")
+        if not (is_web and listed.size_bytes is not None and listed.size_bytes > self._piece_bytes):
+            return listed
+        found = {self._place.about(listed.path)}
+        if listed not in found:
+            found |= {self._place.about(listed.path) for _ in range(N_ASKED)}
+        return found.pop() if len(found) == 1 else listed
+
+    def _fetch(self, name: str, listed: Listed, transfer: Transfer, goes_on: bool) -> bool:
+        """Bring a file, or where it `goes_on` the rest of it, beside its place; False: the others were stopped."""
         here = self._folder / name
         here.parent.mkdir(parents=True, exist_ok=True)
-        partial, begun = files.partial_of(here), self._begun(name, listed)
+        partial, begun = files.partial_of(here), self._begun(name, listed) if goes_on else 0
         self._note(name, listed, is_whole=False)
         if listed.size_bytes is None:
             pieces = self._place.stream(listed.path, self._piece_bytes)

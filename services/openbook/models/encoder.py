@@ -60,14 +60,14 @@ class EncoderCheckpoint:
         return int(getattr(config, "projection_dim", 0) or config.hidden_size)
 
 
-def load_encoder(name: str, role: Role = "query", passage_model: str = "") -> EncoderCheckpoint:
+def load_encoder(name: str, role: Role = "query", passage_model: str | None = "") -> EncoderCheckpoint:
     """The embedded encoder, DPR, the query encoder of a RAG checkpoint, or a sentence encoder.
 
     Args:
         name: `embedded`, a folder, or a hub name.
         role: what it reads.
-        passage_model: of a query encoder that does not say itself which passages it is for, the encoder of these; it is
-            loaded once, for its digest. Of published pairs it is known.
+        passage_model: of a query encoder, the encoder of the passages that it is for, loaded for its digest. Empty:
+            what it says itself, or is known of a published one. None: nobody asks.
 
     Raises:
         InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
@@ -92,8 +92,9 @@ def load_encoder(name: str, role: Role = "query", passage_model: str = "") -> En
     else:
         pooling = sentence_pooling(source, model, tokenizer, declared.query_scale)
     space = declared.space
-    if role == "query" and not space and name != EMBEDDED and (partner := passage_model or passage_model_of(name)):
-        space = load_encoder(partner, "passage").fingerprint
+    partner = passage_model or ("" if space or passage_model is None else passage_model_of(name))
+    if role == "query" and name != EMBEDDED and partner:
+        space = load_encoder(partner, "passage").space
     return EncoderCheckpoint(model, tokenizer, pooling, space, EMBEDDED if name == EMBEDDED else None)
 
 

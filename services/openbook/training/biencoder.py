@@ -210,7 +210,7 @@ RECALL_AT = (1, 5, 20)
 
 def _towers(query: str, passage: str | None) -> tuple[EncoderCheckpoint, EncoderCheckpoint]:
     """Query and passage encoder, which are the same object where there is one tower."""
-    query_encoder = load_encoder(query)
+    query_encoder = load_encoder(query, passage_model=None)
     if passage is None:
         if query_encoder.pooling.mode == "pooler":
             raise InvalidConfig(f"biencoder.passage_encoder is needed: {query!r} is DPR's encoder of questions alone")

@@ -33,6 +33,19 @@ def test_a_turn_is_measured_by_the_size_of_what_is_given() -> None:
     assert Counter(given) == {"small": 8, "large": 2}
 
 
+def test_what_costs_several_times_its_size_counts_so() -> None:
+    turns: Turns[str] = Turns(1000)
+    for i in range(20):
+        turns.put("wide", f"wide {i}", 1)
+        turns.put("narrow", f"narrow {i}", 1)
+    given = Counter[str]()
+    for _ in range(20):
+        item = next(turns.in_order(AT_ONCE))
+        turns.give(item, 1, 9.0 if item.startswith("wide") else 1.0)
+        given[item.split()[0]] += 1
+    assert given == {"narrow": 18, "wide": 2}
+
+
 def test_who_comes_late_neither_waits_for_all_others_nor_has_saved_up_turns() -> None:
     turns: Turns[str] = Turns(10_000)
     for caller in range(10):

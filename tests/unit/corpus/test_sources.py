@@ -178,7 +178,14 @@ def test_a_table_keeps_its_rows_and_an_image_what_stands_for_it_in_markdown() ->
 
 @pytest.mark.parametrize(
     ("front", "shown"),
-    [("title: T", ""), ("", ""), ("a: [", ""), ("A note between rules.", "A note between rules."), ("- a\n- b", "a b")],
+    [
+        ("title: T", ""),
+        ("", ""),
+        ("a: [", ""),
+        ("A note between rules.", "A note between rules."),
+        ("- a\n- b", "a b"),
+        ("> **Note** this", "Note this"),
+    ],
 )
 def test_words_between_two_rules_are_text_unless_they_are_front_matter(front: str, shown: str) -> None:
     assert parse_one(f"---\n{front}\n---\n\nMore.\n".encode(), "a.md").text.split() == [*shown.split(), "More."]

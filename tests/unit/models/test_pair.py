@@ -1,5 +1,6 @@
 """Callers' own passages get the embeddings that the index would hold of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,10 +71,19 @@ def test_what_was_trained_of_a_pair_says_so_itself(towers: tuple[str, str], tmp_
     assert load_encoder(str(tmp_path / "trained")).space == load_encoder(passages, "passage").fingerprint
 
 
+def test_what_is_said_comes_before_what_a_model_says(towers: tuple[str, str], tmp_path: Path) -> None:
+    questions, passages = towers
+    save_encoder(tmp_path / "trained", replace(load_encoder(questions), declared_space="of another"))
+    name, space = str(tmp_path / "trained"), load_encoder(passages, "passage").fingerprint
+    assert [load_encoder(name, passage_model=given).space for given in ("", passages)] == ["of another", space]
+
+
 def test_published_pairs_are_known(towers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     questions, passages = towers
-    monkeypatch.setattr("openbook.models.encoder.passage_model_of", {questions: passages}.__getitem__)
+    monkeypatch.setattr("openbook.models.encoder.passage_model_of", lambda name: {questions: passages}.get(name, ""))
     assert load_encoder(questions).space == load_encoder(passages, "passage").fingerprint
+    monkeypatch.setattr("openbook.models.encoder.passage_model_of", lambda _: "no/such/model")
+    assert load_encoder(questions, passage_model=None).declared_space is None
 
 
 @pytest.mark.parametrize(

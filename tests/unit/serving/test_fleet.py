@@ -66,13 +66,15 @@ def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache
 
 
 class FakeServe:
-    """Tells of one application what the test says, one thing after the other; then no more."""
+    """Tells of one application what the test says, one thing after the other; then no more. None: it is away."""
 
-    def __init__(self, *told: dict[str, Any]) -> None:
+    def __init__(self, *told: dict[str, Any] | None) -> None:
         self._told = iter(told)
 
     def get_serve_details(self) -> dict[str, Any]:
-        return {"applications": {"openbook": next(self._told), "another": {"status": "DEPLOY_FAILED"}}}
+        if (told := next(self._told)) is None:
+            raise RuntimeError("503")
+        return {"applications": {"openbook": told, "another": {"status": "DEPLOY_FAILED"}}}
 
 
 NO_ROOM = {
@@ -91,10 +93,11 @@ def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
     begins, runs = {"status": "DEPLOYING", "message": ""}, {"status": "RUNNING", "message": ""}
     with caplog.at_level("INFO", cluster.log.name):
-        cluster.wait_until_running(FakeServe(begins, NO_ROOM, NO_ROOM, runs), "openbook", 60.0)
+        cluster.wait_until_running(FakeServe(begins, NO_ROOM, NO_ROOM, None, runs), "openbook", 60.0)
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for openbook: DEPLOYING",
         "waiting for openbook: DEPLOYING; Generator UPDATING 1 replicas that need a GPU",
+        "waiting for openbook: Ray's dashboard: 503",
     ]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BETWEEN = "\n\n"
 _HEADING = re.compile("h[1-6]")
+_FIELD = re.compile(r"^\s*\w[\w -]*:", re.MULTILINE)
 FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 
@@ -49,14 +50,16 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
 
 
 def _parted(text: str) -> tuple[dict[str, Any], str]:
-    """What a file's front matter states, and the text behind it. Words between two rules are text."""
+    """What a file's front matter states, and the text behind it. Words between two rules are text, but where they are
+    of the form `name: value`, though damaged.
+    """
     if not (front := FRONT_MATTER.match(text)):
         return {}, text
     try:
         fields = yaml.safe_load(front[1])
     except (yaml.YAMLError, ValueError):
         fields = None
-    if not isinstance(fields, dict | None):
+    if not (isinstance(fields, dict) or (fields is None and (not front[1].strip() or _FIELD.search(front[1])))):
         return {}, text
     return {str(name): value for name, value in (fields or {}).items()}, text[front.end() :]
 

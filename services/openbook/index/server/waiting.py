@@ -167,7 +167,7 @@ class SearchQueue:
             self._turns.remove(search)
         for search in batch:
             assert search.end is not None
-            self._turns.give(search, search.end - search.begin)
+            self._turns.give(search, search.end - search.begin, search.width)
         return batch, [search for search in dropped if not search.is_over]
 
     def _is_shared(self, caller: Hashable, now: float) -> bool:

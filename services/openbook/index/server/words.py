@@ -9,7 +9,7 @@ from openbook import wire
 from openbook.core.context import Context
 from openbook.core.topk import check_search
 from openbook.core.types import Candidates, Float32, Int64
-from openbook.errors import InvalidRequest, Overloaded
+from openbook.errors import InvalidRequest, InvalidSnapshot, OpenbookError, Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import CANCELLED, explain
 from openbook.index.server.held import HeldSnapshots
@@ -25,6 +25,9 @@ PART_CHARS = 128
 PART_WORDS = math.ceil(PART_CHARS / 3)
 """That these may be: one has at least two letters, and something after it."""
 
+MOST_BEGUN = 2
+"""Questions that wait in their middle: each keeps a number for every passage of the shard meanwhile."""
+
 
 class WordSearches:
     """What the snapshots held find by the words of questions: a part of a question after the other, by turns with
@@ -34,6 +37,7 @@ class WordSearches:
     def __init__(self, held: HeldSnapshots[Shard], fetches: Fetches) -> None:
         self._held = held
         self._fetches = fetches
+        self._n_begun = 0
 
     def begin(
         self,
@@ -64,11 +68,17 @@ class WordSearches:
                         if ticket.cancelled:
                             end(CANCELLED)
                             return
-                        if n_words and n_words % PART_WORDS == 0:
-                            yield
+                        if n_words and n_words % PART_WORDS == 0 and self._n_begun < MOST_BEGUN:
+                            self._n_begun += 1
+                            try:
+                                yield
+                            finally:
+                                self._n_begun -= 1
                     rows.append(shard.words.candidates(scores, query, request.k, also))
                     yield
                 end(_stacked(rows))
+            except InvalidSnapshot as error:  # an error of this server: another one's copy may be whole
+                end(explain("Search", context.request_id, OpenbookError(str(error))))
             except Exception as error:
                 end(explain("Search", context.request_id, error))
 

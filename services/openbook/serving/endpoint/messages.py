@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import ValidationError
 
 from openbook import wire
-from openbook.core.types import Citation, Coverage, Token
+from openbook.core.types import MAX_LABELS, MAX_WITHOUT, Citation, Coverage, Token
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
 from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, describe
@@ -42,7 +42,8 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
     """Fields that the message leaves out stay open.
 
     Raises:
-        InvalidRequest: an enum has a value of no name here, or there are more passages than so many.
+        InvalidRequest: an enum has a value of no name here, or there are more passages than so many, or more labels or
+            passages to leave out than there may be.
     """
     values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
     for name, enum in ENUMS.items():
@@ -51,9 +52,10 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
             if number not in known:
                 raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
             values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
+    for name, most in (("passages", max_passages), ("labels", MAX_LABELS), ("without", MAX_WITHOUT)):
+        if len(values.get(name, ())) > most:  # said before any of a million becomes an object
+            raise InvalidRequest(f"{name} must be at most {most}, got {len(values[name])}")
     if passages := values.get("passages"):
-        if len(passages) > max_passages:  # said before any of a million empty ones becomes an object
-            raise InvalidRequest(f"passages must be at most {max_passages}, got {len(passages)}")
         values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
     try:
         return kind.model_validate({"question": "", **values})

@@ -203,10 +203,13 @@ def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
     """
     give_up, said = time.monotonic() + timeout_s, ""
     while True:
-        found = client.get_serve_details()["applications"].get(name, {"status": "NOT_STARTED"})
+        try:
+            found = client.get_serve_details()["applications"].get(name, {"status": "NOT_STARTED"})
+            missing = _not_healthy(found)
+        except (RuntimeError, OSError) as error:  # Ray's dashboard, or what it asks, is away for a moment
+            found, missing = {"status": "UNKNOWN"}, f"Ray's dashboard: {error}"
         if found["status"] == "RUNNING":
             return
-        missing = _not_healthy(found)
         if found["status"] == "DEPLOY_FAILED":
             raise StartupError(f"{name} cannot be deployed: {missing}")
         if time.monotonic() > give_up:
