@@ -70,6 +70,9 @@ def test_a_batch_of_another_size_than_there_may_be_is_refused_by_name(n: int) ->
 REQUEST, NUMBER, PASSAGE, LABEL = b"\x0a\x00", b"\x78\x00", b"\xda\x02\x03\x0a\x01x", b"\x9a\x02\x01x"
 
 
+LABELS = "labels must be 1..256 different texts, none empty, got 10000: ['x', 'x', 'x', 'x', 'x'] ..."
+
+
 def packed_without(n: int) -> bytes:
     return answer_pb2.AnswerRequest(without=[0] * n).SerializeToString()
 
@@ -82,7 +85,7 @@ def packed_without(n: int) -> bytes:
         ("AnswerBatch", NUMBER, 2_000_000, "body must have at most 16384 fields, got more"),
         ("Answer", PASSAGE, 10_000, "passages must be at most 20, got 10000"),
         ("Retrieve", PASSAGE, 10_000, "passages must be at most 20, got 10000"),
-        ("Answer", LABEL, 10_000, "labels must be at most 256, got 10000"),
+        ("Answer", LABEL, 10_000, LABELS),
         ("Answer", packed_without(2_000_000), 1, "without must be at most 100, got 2000000"),
         ("Answer", PASSAGE, 600_000, "body must have at most 16384 fields, got more"),
     ],

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import ValidationError
 
 from openbook import wire
-from openbook.core.types import MAX_LABELS, MAX_WITHOUT, Citation, Coverage, Token
+from openbook.core.types import MAX_LABELS, MAX_WITHOUT, Citation, Coverage, Token, check_labels
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
 from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, describe
@@ -52,9 +52,11 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
             if number not in known:
                 raise InvalidRequest(f"{name} must be one of {', '.join(enum.keys())}, got {number}")
             values[name] = enum.Name(number).removeprefix(f"{name.upper()}_").lower()
-    for name, most in (("passages", max_passages), ("labels", MAX_LABELS), ("without", MAX_WITHOUT)):
+    for name, most in (("passages", max_passages), ("without", MAX_WITHOUT)):
         if len(values.get(name, ())) > most:  # said before any of a million becomes an object
             raise InvalidRequest(f"{name} must be at most {most}, got {len(values[name])}")
+    if len(labels := values.get("labels", ())) > MAX_LABELS:
+        check_labels(labels)
     if passages := values.get("passages"):
         values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
     try:
