@@ -14,7 +14,7 @@ export class Problem extends Error {
 
 /** [name, data] of every event until the answer. Throws a Problem, or what `signal` was aborted with. */
 export async function* ask(body, key, signal) {
-  if (!/^[ -~]*$/.test(key)) throw new Problem("key", { message: "A key has printable ASCII characters alone." });
+  if (!/^[ -~]*$/.test(key)) throw new Problem("key", { message: "It has printable ASCII characters." });
   let response;
   try {
     response = await fetch("v1/answer/stream", {

@@ -40,7 +40,7 @@ export function fromLink(hash) {
   }
   const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
   if (without.length) asked.without = without;
-  // Without surrounding white space, as the endpoint gives them back: by their texts they are known.
+  // as the endpoint trims them
   const own = given.getAll("passage").map((each) => each.match(/^([^\n]*)\n\s*([^]*\S)/)).filter(Boolean);
   if (own.length) asked.passages = own.map(([, title, text]) => ({ title: title.trim(), text }));
   return asked;

@@ -23,19 +23,15 @@ let running = null; // the AbortController of the question on its way
 let view = null;
 let due = 0; // the frame in which tokens are drawn
 
-// --- the API key, in this tab
-
 const KEY = "openbook key";
-let store = {}; // where the browser keeps no data of a site: forgotten with the page
+let store = {}; // if nothing is kept
 try {
   store = sessionStorage;
 } catch {}
-
-function keep(key) {
-  if (key) store[KEY] = key;
-  else delete store[KEY];
+const keep = (key) => {
+  key ? (store[KEY] = key) : delete store[KEY];
   $("forget").hidden = !key;
-}
+};
 
 // --- asking
 
@@ -373,5 +369,5 @@ addEventListener("resize", fit);
 new ResizeObserver(redrawThreads).observe(document.body);
 addEventListener("scroll", redrawThreads, { passive: true, capture: true });
 
-$("forget").hidden = !store[KEY];
+keep(store[KEY]);
 follow();
