@@ -2,7 +2,6 @@
 
 import os
 import platform
-import statistics
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from openbook.config import ServedEncoderSettings, ServedGeneratorSettings
 from openbook.core.types import GenerationSettings, Retrieved
 from openbook.planning.constants import Calibration
 from openbook.planning.measure import Served, Texts, build, served
-from openbook.planning.model import Shape
+from openbook.planning.model import RERANKED, Shape
 
 OnStep = Callable[[str, int, int], None]
 """Called with what is measured, and how much of it is done."""
@@ -35,7 +34,9 @@ GRAPH: Tier = (40_000, 768, "HNSW32", 1)
 TIERS = (EMPTY, FLAT, CODES, TWO, LARGE, GRAPH_SHORT, GRAPH)
 SECONDS = 2.0
 READ_BYTES = 4096
-N_READS = 300
+N_AT_ONCE = 10 * RERANKED
+N_READS = 8 * N_AT_ONCE
+STRIDE_BYTES = 104_729 * READ_BYTES
 N_PASSAGES = 5
 QUESTIONS = tuple(
     f"who wrote the {word} book about rivers?" for word in ("first", "second", "third", "fourth", "fifth")
@@ -110,18 +111,21 @@ def _line(x: float, y: float, larger_x: float, larger_y: float) -> tuple[float, 
 
 
 def _random_read_s(path: Path) -> float:
-    """Of a page of a file that is not in memory, as far as the system can be made to forget it."""
+    """Of a page of a file that is not in memory, as far as the system can be made to forget it, where as many are asked
+    for at once as a server asks for of one query."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        size, taken = os.fstat(descriptor).st_size, []
-        for i in range(N_READS):
-            began = monotonic()
-            os.pread(descriptor, READ_BYTES, (i * 104_729 * READ_BYTES) % max(1, size - READ_BYTES))
-            taken.append(monotonic() - began)
-        return statistics.mean(taken)
+        last, began = os.fstat(descriptor).st_size - READ_BYTES, monotonic()
+        for first in range(0, N_READS, N_AT_ONCE):
+            begins = [i * STRIDE_BYTES % last for i in range(first, first + N_AT_ONCE)]
+            for begin in begins:
+                os.posix_fadvise(descriptor, begin, READ_BYTES, os.POSIX_FADV_WILLNEED)
+            for begin in begins:
+                os.pread(descriptor, READ_BYTES, begin)
+        return (monotonic() - began) / N_READS
     finally:
         os.close(descriptor)
 

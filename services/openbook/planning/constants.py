@@ -44,8 +44,8 @@ DEFAULTS: Constants = MappingProxyType(
         "client_cpu_s": _of(0.079e-3, "of who asks, for such a search", "plan.md"),
         "flat_alone_s": _of(0.135e-9, "a number of a Flat index read for one query", "plan.md"),
         "flat_s": _of(0.023e-9, "a number of a Flat index multiplied", "plan.md"),
-        "codes_alone_s": _of(74e-9 / 768, "a byte of codes scanned for one query", "scale.md"),
-        "codes_s": _of(39e-9 / 768, "a byte of codes scanned for one of many queries", "scale.md"),
+        "codes_alone_s": _of(55e-9 / 768, "a byte of codes scanned for one query", "scale.md"),
+        "codes_s": _of(62e-9 / 768, "a byte of codes scanned for one of many queries", "scale.md"),
         "cells_alone_s": _of(0.063e-3, "a search of cells, besides finding and reading them, for one query", "plan.md"),
         "cells_s": _of(0.021e-3, "the same for one of many queries", "plan.md"),
         "graph_alone_s": _of(
@@ -54,11 +54,13 @@ DEFAULTS: Constants = MappingProxyType(
         "graph_s": _of(0.26e-3 / 17.6 / 768 / 1.2, "the same for one of many queries", "index-server.md"),
         "graph_step_alone_s": _of(0.0, "such a step, whatever its numbers", "plan.md"),
         "graph_step_s": _of(0.0, "the same for one of many queries", "plan.md"),
-        "rescored_s": _of(0.105e-3, "a read of an exact vector that is not in memory", "plan.md"),
+        "rescored_s": _of(
+            0.9e-3 / 40, "a read of an exact vector that is not in memory, where 40 are asked for at once", "scale.md"
+        ),
         "encode_s": _of(1 / 172, "a question encoded by the embedded encoder, bfloat16", "encoder.md"),
         "generate_s": _of(2 / 4.27, "an answer of the embedded generator, 4 beams, 5 passages", "serving.md"),
         "endpoint_s": _of(13.0e-3, "of all processes besides the models, `split` behind HAProxy", "hops.md"),
-        "index_tail": _of(1.5, "p99 of a search over its p50", "scale.md"),
+        "index_tail": _of(2.5, "p99 of a search over its p50", "scale.md"),
         "endpoint_tail": _of(3.1, "p99 of an answer over its p50, at 70 % of what can be answered", "serving.md"),
         "embedded_parameters": _of(17.9e6, "of the embedded generator", "assumed: time grows with the parameters"),
         "busy": _of(
