@@ -27,6 +27,7 @@ from openbook.experiments import (
     posterior,
     retrievers,
 )
+from openbook.experiments.command import _end
 from openbook.experiments.kept import folder_of
 from openbook.experiments.leaders import DATES, changed, documents, read_leaders, shipped
 from openbook.experiments.memory import MemorySettings, run
@@ -161,6 +162,31 @@ def test_a_page_is_held_to_a_former_one(tmp_path: Path) -> None:
         report(0.8).against(tmp_path / "other.html")
 
 
+def test_a_page_is_held_to_one_of_another_processor(tmp_path: Path) -> None:
+    """On which `auto` became another dtype: pages say so within the encoder's fingerprint."""
+    asked = {"dtype": "auto", "encoder_fingerprint": "ab12"}
+    for former, now in (("-bfloat16", ""), ("", "-bfloat16")):
+        plans = ({"file": {**asked, "encoder_fingerprint": f"ab12{dtype}"}} for dtype in (former, now))
+        of_former, of_now = (replace(report(0.8), plan=plan) for plan in plans)
+        of_former.write(tmp_path / "former.html")
+        assert of_now.against(tmp_path / "former.html").is_as_expected
+    other = replace(report(0.8), plan={"file": {**asked, "encoder_fingerprint": "ab13"}})
+    with pytest.raises(InvalidConfig, match='encoder_fingerprint was "ab12", not "ab13"'):
+        other.against(tmp_path / "former.html")
+
+
+def test_answers_are_kept_until_the_page_was_held_to_another(tmp_path: Path) -> None:
+    page, other, same = (tmp_path / name for name in ("page.html", "other.html", "same.html"))
+    replace(report(0.8), plan={"seed": 1}).write(other)
+    report(0.8).write(same)
+    folder_of(page).mkdir()
+    with pytest.raises(InvalidConfig, match=r"other\.html: was made of something else"):
+        _end(report(0.8), page, other, check=False)
+    assert folder_of(page).exists()
+    _end(report(0.8), page, same, check=False)
+    assert not folder_of(page).exists()
+
+
 def test_shares_are_shown_with_their_intervals() -> None:
     table = Table("t", ("a", "b", "c"), [(Mean(0.25, 0.125, 0.5), Heat(0.5), Mean(float("nan"), 0, 0))])
     page = replace(report(0.8), tables=[table]).page()
@@ -192,7 +218,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPTIONS = {
-    "open-domain": [],
+    "open-domain": ["--decoding", "fast"],
     "retrievers": [],
     "passages": ["--k", "1", "--k", "2"],
     "decoding": ["--beams", "1", "--beams", "2"],
@@ -227,14 +253,16 @@ def test_every_page_can_be_made_again(name: str, facts: Path, tmp_path: Path) ->
     text = page.read_text()
     for said in SAYS[name]:
         assert said in text
-    numbers = json.loads(text.partition('id="numbers">')[2].partition("</script>")[0])["numbers"]
+    made = json.loads(text.partition('id="numbers">')[2].partition("</script>")[0])
+    if name == "open-domain":
+        assert made["plan"]["decoding"] == "fast"
     known = {
         "open-domain": {"exact match, questions, RAG-Token": 1.0, "exact match, questions, RAG-Sequence": 1.0},
         "retrievers": {"answer in the first 2, questions, BM25": 1.0},
         "compression": {"recall at 5, Flat": 1.0},
         "abstractive": {"gold article in the first 10, claims": 1.0},
     }
-    assert numbers.items() >= known.get(name, {}).items()
+    assert made["numbers"].items() >= known.get(name, {}).items()
     assert "FAIL  nan" not in done.stdout.replace("FAIL  nan  (0 to 1)  distinct", "")
 
 

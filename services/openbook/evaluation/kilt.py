@@ -23,8 +23,9 @@ class WithPages(Question):
     provenance: tuple[frozenset[str], ...] = ()  # sets of pages that support an answer together, none of them empty
 
 
-def read(path: Path, pages: Pages) -> Iterator[WithPages | Question]:
-    """The questions of a file of either kind, in its order. Of KILT's some may have no answer, or no provenance.
+def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
+    """The questions of a file of either kind, in its order. Of KILT's some may have no answer, or no provenance;
+    with `pages` None it is not read.
 
     Raises:
         InvalidDocuments: the file cannot be read, or a line is not a question; names file, line and field.
@@ -34,18 +35,18 @@ def read(path: Path, pages: Pages) -> Iterator[WithPages | Question]:
         yield from read_questions(path)
         return
     for number, record in records(path):
-        where, outputs = f"{path}:{number}", record.get("output", [])
+        where, outputs, key = f"{path}:{number}", record.get("output", []), KEYS[pages] if pages else None
         try:
             answers = [output["answer"] for output in outputs if output.get("answer")]
-            sets = [{str(page[KEYS[pages]]).strip() for page in output.get("provenance", ())} for output in outputs]
+            sets = [{str(page[key]).strip() for page in output.get("provenance", ()) if key} for output in outputs]
             "".join(answers).encode()  # JSON's escapes can spell half a character
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
-            raise InvalidDocuments(
-                f"{where}: output must be a list whose provenance has {KEYS[pages]}, got {outputs!r:.200}"
-            ) from None
+            wanted = f"a list whose provenance has {key}" if key else "a list of objects with an answer"
+            raise InvalidDocuments(f"{where}: output must be {wanted}, got {outputs!r:.200}") from None
         provenance = tuple(frozenset(each) for each in sets if each)
         text = text_of(record, "input", where)
-        yield WithPages(str(record.get("id", number)), text, tuple(answers), provenance=provenance)
+        different = tuple(dict.fromkeys(answers))
+        yield WithPages(str(record.get("id", number)), text, different, provenance=provenance)
 
 
 def provenance_of(question: Question) -> tuple[frozenset[str], ...]:

@@ -37,7 +37,7 @@ class Record(BaseModel):
     log_likelihood: float  # log p(y|x)
     answer_rank: int | None  # of the first passage that holds an answer, from 1; None: none of those searched
     prior_entropy: float  # of p(z|x) over the passages read, in nats
-    passage_ids: tuple[int, ...]  # all that were searched for, best first; none of a question's own passage
+    passage_ids: tuple[int, ...]  # those read, then others searched for, best first; none of a question's own passage
     page_rank: int | None = None  # of the first passage of a page that answers, from 1
     r_precision: float | None = None  # of the pages found, as KILT has it; None where no page is known
     signals: tuple[float, ...] = ()  # `core.confidence.SIGNALS`; none of a label, nor where a former version wrote it

@@ -23,6 +23,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
+    RetrieverKind,
 )
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
@@ -57,18 +58,20 @@ class Library:
             with _named(file, question):
                 self.encoder.padded_length(question.text)
 
-    async def find(self, questions: Sequence[Question], retrieval: RetrievalSettings) -> list[Retrieved]:
-        """The best k passages of each, best first.
+    async def find(self, questions: Sequence[Question], *searches: RetrievalSettings) -> list[Retrieved]:
+        """The best k passages of each, best first: what one search finds, and behind it what the next one finds beyond.
 
         Raises:
             SnapshotMismatch: another snapshot was published since the evaluation began.
             InvalidRequest: a question has more tokens than the encoder can read.
         """
         texts = [question.text for question in questions]
-        queries = await asyncio.to_thread(self.encoder.encode_questions, texts) if needs_queries(retrieval) else None
-        hits = self._of_ours(await find(self.index, texts, queries, retrieval, Context()))
-        rows = zip(hits.ids, hits.scores, strict=True)
-        return await asyncio.gather(*(self._fetch(ids[ids != NO_HIT], scores[ids != NO_HIT]) for ids, scores in rows))
+        needed = any(map(needs_queries, searches))
+        queries = await asyncio.to_thread(self.encoder.encode_questions, texts) if needed else None
+        hits = [self._of_ours(await find(self.index, texts, queries, each, Context())) for each in searches]
+        ids, scores = np.hstack([each.ids for each in hits]), np.hstack([each.scores for each in hits])
+        rows = (_first(*row, searches[-1].k) for row in zip(ids, scores, strict=True))
+        return await asyncio.gather(*(self._fetch(*row) for row in rows))
 
     async def look(self, text: str, retrieval: RetrievalSettings) -> Found:
         """The best k passages with their vectors. Raises as `find`."""
@@ -97,6 +100,21 @@ class System:
     reads: GeneratorCheckpoint  # what the generator was made of
     library: Library | None
 
+    @property
+    def ranks_alike(self) -> bool:
+        """Whether a search begins with what one for fewer passages finds.
+
+        A dense one of an index that is not exact looks the more widely the more it is asked for.
+        """
+        is_dense = self.settings.retriever is RetrieverKind.DENSE
+        return not (self.library and is_dense and self.library.description["factory"] != "Flat")
+
+    @property
+    def _searches(self) -> tuple[int, ...]:
+        """How many passages each search is for: those that are read are found as for whoever is served."""
+        k, n = self.settings.k, max(self.settings.k, self.settings.n_searched)
+        return (n,) if self.ranks_alike or k == n else (k, n)
+
     def describe(self) -> dict[str, Any]:
         """What identifies it, as far as answers depend on it."""
         settings = self.settings
@@ -109,7 +127,7 @@ class System:
             "generator_fingerprint": self.generator.fingerprint,
             "dtype": settings.generator.dtype,
             "k": settings.k if self.library else 1,
-            "n_searched": settings.n_searched,
+            "n_searched": settings.n_searched if len(self._searches) == 1 else list(self._searches),
             "retriever": self.library and settings.retriever,
             "bm25_weight": self.library and settings.bm25_weight,
             "decoding": settings.decoding,
@@ -130,8 +148,7 @@ class System:
     async def find(self, questions: Sequence[Question]) -> list[Retrieved]:
         """At least as many passages as are read, best first. Raises as `Library.find`."""
         if self.library and self.settings.context == "retrieved":
-            retrieval = self.settings.retrieval(max(self.settings.k, self.settings.n_searched))
-            found = await self.library.find(questions, retrieval)
+            found = await self.library.find(questions, *map(self.settings.retrieval, self._searches))
             # By words, a question may find nothing: it is read alone.
             return [each if each.passages else _own(question) for question, each in zip(questions, found, strict=True)]
         if self.settings.context == "none":
@@ -170,6 +187,14 @@ def _named(file: str, question: Question) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise InvalidRequest(f"{file}, question {question.id}: {error}") from None
+
+
+def _first(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
+    """The first k of one question, each once, and no empty slot."""
+    real = np.flatnonzero(ids != NO_HIT)
+    _, seen_at = np.unique(ids[real], return_index=True)
+    first = real[np.sort(seen_at)][:k]
+    return ids[first], scores[first]
 
 
 def _own(question: Question, title: str = "", text: str = "") -> Retrieved:

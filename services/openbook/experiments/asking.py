@@ -182,18 +182,19 @@ async def _ask(
 
 
 async def _found(systems: Sequence[System], questions: Sequence[Question]) -> list[list[Retrieved]]:
-    """For each system; those that differ in k alone read from one ranking."""
-    k = max(each.settings.k for each in systems)
+    """For each system; those that search alike, so that one ranking begins with the other, read from one."""
     found: dict[tuple[Any, ...], list[Retrieved]] = {}
     for each in systems:
         if (key := _search(each)) not in found:
+            k = max(other.settings.k for other in systems if _search(other) == key)
             widest = replace(each, settings=each.settings.model_copy(update={"k": k}))
             found[key] = await widest.find(questions)
     return [found[_search(each)] for each in systems]
 
 
 def _search(system: System) -> tuple[Any, ...]:
-    return system.settings.context, system.settings.retriever, system.settings.bm25_weight
+    settings = system.settings
+    return settings.context, settings.retriever, settings.bm25_weight, None if system.ranks_alike else settings.k
 
 
 def shipped(*names: str) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openbook.core.types import Formulation
+from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ PassageModel = Annotated[str, typer.Option(help="The index's passage encoder, if
 Generator = Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")]
 K = Annotated[int, typer.Option(help="Passages to read.")]
 Beams = Annotated[int, typer.Option(help="Beams; 1 is greedy.")]
+Scoring = Annotated[Decoding, typer.Option(help="How RAG-Sequence scores its candidates.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Of an answer.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")]
 Threads = Annotated[int, typer.Option(help="Threads of the models.")]
@@ -69,6 +70,7 @@ def _of_all(
     generator: Generator = "embedded",
     k: K = 5,
     beams: Beams = 1,
+    decoding: Scoring = Decoding.THOROUGH,
     max_new_tokens: MaxNewTokens = 32,
     dtype: Dtype = "float32",
     threads: Threads = 1,
@@ -217,7 +219,7 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
             pages="title",
             encoder={"model": given["encoder"], "passage_model": given["passage_model"], **model},
             generator={"model": given["generator"], **model},
-            **{option: given[option] for option in ("limit", "seed", "max_new_tokens")},
+            **{option: given[option] for option in ("limit", "seed", "decoding", "max_new_tokens")},
             **{setting: value for setting, value in one.items() if isinstance(value, int)},  # some take several
             **own,
         )
@@ -258,10 +260,10 @@ def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None
     here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{_processor()}, {os.cpu_count()} cores")]
     report = replace(report, made_of=[*report.made_of, *here])
     report.write(out)  # whatever it is held to: it may have taken hours
-    shutil.rmtree(folder_of(out), ignore_errors=True)
     if against:
         report = report.against(against)
         report.write(out)
+    shutil.rmtree(folder_of(out), ignore_errors=True)  # only now: it goes on to another `--against`
     for each in report.expected:
         print(f"{'ok  ' if each.is_met else 'FAIL'}  {each.found:.4g}  ({each.low:g} to {each.high:g})  {each.what}")
     print(f"{out}: written")

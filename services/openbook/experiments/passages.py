@@ -15,7 +15,7 @@ NAMES = {Formulation.SEQUENCE: "RAG-Sequence", Formulation.TOKEN: "RAG-Token"}
 RETRIEVERS = {RetrieverKind.BM25: "BM25", RetrieverKind.DENSE: "dense", RetrieverKind.HYBRID: "hybrid, by rank"}
 
 ABOUT = (
-    "One search for each question, and answers from its first k passages, for several k: the generator was trained "
+    "Answers from the first k passages that are found for a question, for several k: the generator was trained "
     "with one number of passages and reads another. In the paper RAG-Sequence gains with every passage more, while "
     "RAG-Token is best at ten.",
     "The middle picture of the paper's figure stands beside it: how often an answer is among the first k, by "
@@ -53,7 +53,11 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     pictures.append(("How often an answer stands in the first k passages, per cent", _recall(asked, searching, ks)))
     first, last = of_k[Formulation.SEQUENCE, ks[0]], of_k[Formulation.SEQUENCE, ks[-1]]
     rows: list[list[Cell]] = [
-        [str(k), *(asked.mean(of_k[kind, k], of) for kind in NAMES for _, of in worth), asked.mean(first, found_at(k))]
+        [
+            str(k),
+            *(asked.mean(of_k[kind, k], of) for kind in NAMES for _, of in worth),
+            asked.mean(of_k[Formulation.SEQUENCE, k], found_at(k)),
+        ]
         for k in ks
     ]
     read = [f"{name}, {what}" for name in NAMES.values() for what, _ in worth]

@@ -67,13 +67,16 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
         name: `embedded`, a folder, or a hub name.
         role: what it reads.
         passage_model: of a query encoder, the encoder of the passages that it is for, loaded for its digest. Empty:
-            what it says itself, or is known of a published one. None: nobody asks.
+            what it says itself, or is known of a published one. None: nobody asks. The embedded one's is always known.
 
     Raises:
         InvalidModel: there is no such model, it is of no family known here, or its files are not whole.
     """
     source = Source.find(name, embedded.encoder_folder if role == "passage" else embedded.query_encoder_folder)
     declared = source.declaration()
+    partner = passage_model or ("" if declared.space or passage_model is None else passage_model_of(name))
+    if role == "query" and name != EMBEDDED and partner:
+        declared = declared.model_copy(update={"space": load_encoder(partner, "passage").space})
     if declared.base:
         return _load_trained(source, declared)
     model_type = source.config().model_type
@@ -91,11 +94,7 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
         pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
     else:
         pooling = sentence_pooling(source, model, tokenizer, declared.query_scale)
-    space = declared.space
-    partner = passage_model or ("" if space or passage_model is None else passage_model_of(name))
-    if role == "query" and name != EMBEDDED and partner:
-        space = load_encoder(partner, "passage").space
-    return EncoderCheckpoint(model, tokenizer, pooling, space, EMBEDDED if name == EMBEDDED else None)
+    return EncoderCheckpoint(model, tokenizer, pooling, declared.space, EMBEDDED if name == EMBEDDED else None)
 
 
 def _load_trained(source: Source, declared: Declaration) -> EncoderCheckpoint:

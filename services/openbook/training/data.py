@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from openbook.core.fingerprint import json_digest
-from openbook.core.metrics import has_answer, has_regex_answer
-from openbook.corpus.questions import Question, read_questions
+from openbook.core.metrics import has_regex_answer, holding
+from openbook.corpus.questions import Question
 from openbook.errors import InvalidConfig, InvalidDocuments
+from openbook.evaluation.kilt import read
 from openbook.training.settings import QuestionFile, TaskSettings
 
 Search = Callable[[Sequence[str]], list[list[str]]]
@@ -61,9 +62,14 @@ def read_validation(task: TaskSettings, n_questions: int) -> list[Example]:
 
 def answered_by(question: Question, text: str) -> bool:
     """Whether a passage's text has an answer."""
-    if question.answer_regex:
-        return has_regex_answer(text, question.answer_regex)
-    return has_answer(text, question.answers)
+    return answering(question)(text)
+
+
+def answering(question: Question) -> Callable[[str], bool]:
+    """The same, for many passages: what the answers are compared by is made once."""
+    if pattern := question.answer_regex:
+        return lambda text: has_regex_answer(text, pattern)
+    return holding(question.answers)
 
 
 def examples_digest(examples: Sequence[Example]) -> str:
@@ -72,8 +78,7 @@ def examples_digest(examples: Sequence[Example]) -> str:
 
 
 def _read(file: QuestionFile, seed: int) -> list[Question]:
-    questions = list(read_questions(Path(file.path)))
-    return _drawn(questions, file.limit, seed)
+    return _drawn(list(read(file.path, None)), file.limit, seed)
 
 
 def _drawn(items: list[Any], limit: int | None, seed: int) -> list[Any]:
@@ -92,8 +97,8 @@ def _examples(task: TaskSettings, questions: Sequence[Question]) -> Iterator[Exa
             yield from (Example(question.text, word, question) for word in words)
         elif answers:
             yield from (Example(question.text, answer, question) for answer in answers)
-        else:
-            yield Example(question.text, "", question)  # a regular expression
+        elif question.answer_regex:  # of KILT's some have no answer at all
+            yield Example(question.text, "", question)
 
 
 def _resolved(examples: list[Example], search: Search | None, path: Path) -> list[Example]:

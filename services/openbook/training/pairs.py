@@ -5,7 +5,7 @@ question brings no passage of its own, its positive is the best that does.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openbook.core.fingerprint import json_digest
 from openbook.core.types import NO_HIT, Passage
 from openbook.errors import InvalidDocuments
-from openbook.training.data import Example, answered_by
+from openbook.training.data import Example, answered_by, answering
 from openbook.training.retrieval import PassageFinder
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,11 @@ class Pair:
     positive: Passage
     negatives: tuple[Passage, ...]  # hardest first; none of them answers the question
 
-    def not_negative(self, passage: Passage) -> bool:
-        """Whether the question must not be taught to keep away from this passage: it has an answer, or is the positive
-        itself."""
-        return passage.text == self.positive.text or answered_by(self.example.question, passage.text)
+    def not_negative(self) -> Callable[[Passage], bool]:
+        """Whether the question must not be taught to keep away from a passage: it has an answer, or is the positive
+        itself. To be asked of many."""
+        has_answer = answering(self.example.question)
+        return lambda passage: passage.text == self.positive.text or has_answer(passage.text)
 
 
 def mined(examples: Sequence[Example], bm25: PassageFinder, depth: int, n_negatives: int) -> list[Pair]:
@@ -61,8 +62,8 @@ def _mined(examples: Sequence[Example], bm25: PassageFinder, depth: int, n_negat
             found = [passage for passage in passages if passage.id != NO_HIT]
             positive = _positive(example, found)
             if positive is not None:
-                pair = Pair(example, positive, ())
-                hard = (passage for passage in found if not pair.not_negative(passage))
+                not_negative = Pair(example, positive, ()).not_negative()
+                hard = (passage for passage in found if not not_negative(passage))
                 yield Pair(example, positive, tuple(islice(hard, n_negatives)))
 
 
@@ -76,8 +77,9 @@ def _positive(example: Example, found: Sequence[Passage]) -> Passage | None:
 def pool(pairs: Sequence[Pair], others: Sequence[Passage] = ()) -> tuple[list[Passage], NDArray[np.bool_]]:
     """m passages, the n positives first, and for each question (n, m) which are neither its positive nor negative."""
     passages = [pair.positive for pair in pairs] + [p for pair in pairs for p in pair.negatives] + list(others)
+    not_negative = [pair.not_negative() for pair in pairs]
     # Passages outside, questions inside: the tokens of a passage are looked at by all questions in a row.
-    columns = [[pair.not_negative(passage) for pair in pairs] for passage in passages]
+    columns = [[of_pair(passage) for of_pair in not_negative] for passage in passages]
     left_out = np.array(columns, bool).reshape(len(passages), len(pairs)).T
     left_out[np.arange(len(pairs)), np.arange(len(pairs))] = False
     return passages, left_out

@@ -118,7 +118,7 @@ class SnapshotTexts:
 
 
 class MemoryIndex:
-    """A snapshot's vectors in memory, searched exactly: the same ids and score bits as the index tier, without it.
+    """A snapshot's vectors in memory, searched exactly: the same ids and score bits as a Flat index tier, without it.
 
     For a machine with an accelerator and torch alone.
     """

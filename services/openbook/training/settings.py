@@ -14,7 +14,7 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class QuestionFile(Section):
-    """A file of questions (see `openbook.corpus.questions`)."""
+    """A file of questions (see `openbook.corpus.questions`), or one of KILT's."""
 
     path: Path
     repeat: Positive = 1  # how often an epoch goes through it

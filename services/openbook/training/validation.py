@@ -1,6 +1,6 @@
 """How well the weights of now answer: the same questions each time, all workers taking their share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from openbook.core.types import NO_HIT, Float64, GenerationSettings, Int64
 from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.seq2seq import Seq2Seq
-from openbook.training.data import Example, answered_by
+from openbook.training.data import Example, answering
 from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Found
 from openbook.training.settings import TrainingSettings
@@ -64,7 +64,7 @@ class Validation:
         found = self._found(batch)
         collated = self._objective.as_tensors(batch, found)
         inputs = collated.context_ids, collated.context_mask, self._objective.scores(collated)
-        formulation = self._settings.models.formulation
+        task, formulation = self._settings.task, self._settings.models.formulation
         log_p = marginal.log_likelihood(reader, *inputs, collated.labels, formulation)
         log_prior = marginal.log_prior(inputs[2])
         entropy = -(log_prior.exp() * log_prior.clamp_min(-1e30)).sum(-1)
@@ -73,11 +73,11 @@ class Validation:
             for now, then in zip(found.ids.tolist(), frozen.tolist(), strict=True)
         ]
         texts = self._answers(reader, collated, found)
-        right = [_scores(text, example) for text, example in zip(texts, batch, strict=True)]
+        right = [_scores(text, example, task.labels) for text, example in zip(texts, batch, strict=True)]
         recalled = [_recalled(example, found, row) for row, example in enumerate(batch)]
         rows = np.column_stack([log_p.cpu(), right, recalled, entropy.cpu(), agreement]).astype(np.float64)
         rows[[not example.target for example in batch], NAMES.index("log_likelihood")] = np.nan
-        if self._settings.task.kind == "classification":
+        if task.kind == "classification":
             rows[:, NAMES.index("has_answer")] = np.nan
         return rows
 
@@ -87,7 +87,9 @@ class Validation:
         inputs = collated.context_ids, collated.context_mask, self._objective.scores(collated)
         if task.kind == "classification":
             words = list(task.labels.values())
-            labels = [row[row != marginal.IGNORED].tolist() for row in self._objective.labels(words)]
+            # As when it serves: a BOS that the model forces is read, and does not count.
+            begin = int(reader.special.forced_bos is not None)
+            labels = [row[row != marginal.IGNORED].tolist()[begin:] for row in self._objective.labels(words)]
             best = marginal.label_log_likelihood(reader, *inputs, labels, formulation).argmax(-1)
             return [words[i] for i in best.tolist()]
         settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=MAX_NEW_TOKENS)
@@ -107,16 +109,19 @@ class Validation:
 NAMES = ("log_likelihood", "exact_match", "f1", "has_answer", "prior_entropy", "agreement")
 
 
-def _scores(text: str, example: Example) -> tuple[float, float]:
+def _scores(text: str, example: Example, labels: Mapping[str, str]) -> tuple[float, float]:
     question = example.question
+    if labels:  # letter for letter: C, C++ and C# are three classes
+        right = float(text in [labels.get(label) for label in question.answers])
+        return right, right
     if question.answer_regex:
         matches = float(regex_match(text, question.answer_regex))
         return matches, matches
-    # In classification and question generation the target is not among the file's answers.
+    # In question generation the target is not among the file's answers.
     answers = question.answers if example.target in question.answers else (example.target,)
     return float(exact_match(text, answers)), f1(text, answers)
 
 
 def _recalled(example: Example, found: Found, row: int) -> bool:
     """Whether one of the passages has an answer."""
-    return any(answered_by(example.question, passage.text) for passage in found.passages[row])
+    return any(map(answering(example.question), (passage.text for passage in found.passages[row])))

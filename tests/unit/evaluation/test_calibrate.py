@@ -1,12 +1,15 @@
 """Confidence, fitted to evaluations: right as often as it says, on answers that it was not fitted to."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from openbook.cli import app
 from openbook.core import metrics
 from openbook.core.confidence import SIGNALS
 from openbook.core.types import Float64, Formulation
@@ -122,3 +125,13 @@ def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None
         with pytest.raises(InvalidConfig, match=message):
             calibrate(tmp_path, fitted, on)
     assert not (tmp_path / CONFIDENCE).exists()
+
+
+def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_path: Path) -> None:
+    some, more, others, picture = write("some", 0), write("more", 1), write("others", 2), tmp_path / "picture.png"
+    command = ["calibrate", tmp_path, some, more, "--on", others, "--picture", picture]
+    done = CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"Sequence +600 +300 ", done.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert load_calibration(str(tmp_path), FINGERPRINT).keys() == {Formulation.SEQUENCE}

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from openbook.cli import app
 from openbook.config import section
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
@@ -56,3 +58,26 @@ def test_a_label_may_have_a_word_of_its_own() -> None:
     asked = settings(labels=["SUPPORTS=true", "REFUTES=a=b", "NOT ENOUGH INFO"])
     assert asked.words == (("true", "SUPPORTS"), ("a=b", "REFUTES"), ("NOT ENOUGH INFO", "NOT ENOUGH INFO"))
     assert asked.generation(Formulation.TOKEN).labels == ("true", "a=b", "NOT ENOUGH INFO")
+
+
+@pytest.mark.parametrize(
+    ("options", "models"),
+    [
+        (["--snapshot", "s"], ("mine", "of passages", "my-rag")),
+        (["--snapshot", "s", "--encoder", "other", "--generator", "another"], ("other", "", "another")),
+        (["--closed-book"], ("mine", "of passages", "my-rag")),
+    ],
+)
+def test_models_are_those_of_the_settings_unless_options_say_others(
+    options: list[str], models: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EvaluationSettings] = []
+    monkeypatch.setattr("openbook.evaluation.run.evaluate", lambda settings, _: asked.append(settings))
+    (tmp_path / "openbook.yaml").write_text(
+        "encoder: {model: mine, passage_model: of passages}\ngenerator: {model: my-rag}\nindex: {addresses: ['a:1']}\n"
+    )
+    always = ["--config", str(tmp_path / "openbook.yaml"), "--out", str(tmp_path / "out")]
+    CliRunner().invoke(app, ["evaluate", "nq.jsonl", *always, *options])
+    (found,) = asked
+    assert (found.encoder.model, found.encoder.passage_model, found.generator.model) == models
+    assert not found.index.addresses  # which are those of `up`

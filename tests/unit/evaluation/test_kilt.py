@@ -33,6 +33,16 @@ def test_answers_and_pages_are_read(tmp_path: Path) -> None:
     assert (page_of(passage, "id"), page_of(passage, "title")) == ("1", "A")
 
 
+def test_answers_are_read_once_each_and_pages_where_they_are_asked_for(tmp_path: Path) -> None:
+    """Not every file calls its pages in both ways."""
+    twice = ", ".join(['{"answer": "A", "provenance": [{"title": "T"}]}'] * 2)
+    path = written(tmp_path, f'{{"input": "Who?", "output": [{twice}, {{"answer": "B"}}]}}\n')
+    (question,) = read(path, None)
+    assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("A", "B"), ())
+    with pytest.raises(InvalidDocuments, match="provenance has wikipedia_id"):
+        list(read(path, "id"))
+
+
 def test_other_files_are_read_as_ever(tmp_path: Path) -> None:
     (question,) = read(written(tmp_path, '{"question": "Who?", "answers": ["Ann"]}\n'), "id")
     assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("Ann",), ())

@@ -1,6 +1,7 @@
 """Questions with their passages: what BM25 finds, judged by whether it holds an answer."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import tiny_training as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openbook.core import tokens
 from openbook.core.types import Passage
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments
@@ -109,6 +111,23 @@ def test_pairs_of_random_questions(random_texts: Bm25, examples: list[Example], 
     for i, pair in enumerate(pairs):
         answers = [pair.example.target in passage.text.split() for passage in passages]
         np.testing.assert_array_equal(left_out[i], [answer and j != i for j, answer in enumerate(answers)])
+
+
+def test_answers_are_taken_apart_once_for_all_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: more than are kept of texts that were taken apart."""
+    n_times, taken_apart = Counter[str](), tokens.tokens
+
+    def counted(text: str) -> Iterator[str]:
+        n_times[text] += 1
+        return taken_apart(text)
+
+    monkeypatch.setattr(tokens, "tokens", counted)
+    answers = [[f"alias {number} of {i}" for number in range(600)] for i in range(2)]
+    pairs = [Pair(asked("who", *names), Passage(i, "", "", f"{i}: {names[-1]}"), ()) for i, names in enumerate(answers)]
+    _, left_out = pool(pairs, [Passage(9, "", "", "so alias 7 of 1")])
+    assert left_out.tolist() == [[False, False, False], [False, False, True]]
+    assert len(n_times) == 2 * 600 + 3
+    assert set(n_times.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,20 @@ def test_classes_have_words_and_others_are_left_out(claims: Path) -> None:
         read(claims, kind="classification", labels={"other": "other"})
 
 
+def test_files_of_kilt_are_learned_from(tmp_path: Path) -> None:
+    """Those of their questions that have an answer."""
+    path = jsonl(
+        tmp_path / "kilt.jsonl",
+        {"id": "a", "input": "Who?", "output": [{"answer": "I", "provenance": [{"title": "T"}]}, {"answer": "me"}]},
+        {"id": "b", "input": "That is so.", "output": [{"answer": "SUPPORTS"}]},
+        {"id": "c", "input": "Nobody knows?", "output": [{"provenance": [{"title": "T"}]}]},
+    )
+    assert read(path) == [("Who?", "I"), ("Who?", "me"), ("That is so.", "SUPPORTS")]
+    assert read(path, kind="classification", labels=FEVER) == [("That is so.", "yes")]
+    found = read_validation(task({"path": path}, validation=[{"path": path}]), 5)
+    assert [example.question.id for example in found] == ["a", "b"]
+
+
 def test_the_most_frequent_match_of_a_regular_expression_is_the_answer(tmp_path: Path) -> None:
     path = jsonl(
         tmp_path / "patterns.jsonl",

@@ -12,6 +12,7 @@ import torch
 
 from openbook.core.types import Formulation
 from openbook.corpus.questions import Question
+from openbook.models import marginal
 from openbook.training.data import Example
 from openbook.training.loss import RagLoss
 from openbook.training.retrieval import Given, MemoryIndex
@@ -119,6 +120,35 @@ def test_classes_are_chosen_by_probability(folder: Path) -> None:
     assert 0 < sum(right) < 6
     of_right = [each["yn".index(claim.target)] for each, claim in zip(of_words, claims, strict=True)]
     assert found["log_likelihood"] == pytest.approx(np.mean(of_right), rel=1e-4)
+
+
+def test_classes_are_right_letter_for_letter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {"c": "C", "cpp": "C++", "csharp": "C#"}
+    task = {"kind": "classification", "labels": labels}
+    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
+    claims = [Example("moon", "C++", Question("", "moon", ("cpp",), context="moon"))] * 3
+    monkeypatch.setattr(Validation, "_answers", lambda *_: [*labels.values()])
+    rows = validation(objective, asked, claims).measured()
+    assert rows[:, NAMES.index("exact_match")].tolist() == rows[:, NAMES.index("f1")].tolist() == [0, 1, 0]
+
+
+def test_classes_are_chosen_as_when_they_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BOS that the model forces is read before them, and its probability does not count."""
+    task = {"kind": "classification", "labels": {"SUPPORTS": "y", "REFUTES": "n"}}
+    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
+    objective.generator.generation_config.forced_bos_token_id = 0
+    chosen_from: list[list[int]] = []
+
+    def scored(reader: Any, ids: Any, mask: Any, scores: Any, labels: list[list[int]], formulation: Formulation) -> Any:
+        chosen_from.extend(labels)
+        return torch.zeros(len(scores), len(labels))
+
+    monkeypatch.setattr(marginal, "label_log_likelihood", scored)
+    claim = Example("moon", "y", Question("", "moon", ("SUPPORTS",), context="moon"))
+    validation(objective, asked, [claim]).measured()
+    words = [objective._reads.tokenizer(word, add_special_tokens=False)["input_ids"] for word in "yn"]
+    assert chosen_from == words
+    assert [row[0] for row in objective.labels(["y", "n"]).tolist()] == [0, 0], "as they are learned"
 
 
 @pytest.mark.parametrize("n_workers", [2, 3])
