@@ -229,6 +229,49 @@ def test_a_restart_finds_what_was_published_and_what_was_prepared(built: Path, t
         assert (server.shard.manifest.snapshot_id, server.held.sequence) == (c, 3)
 
 
+def test_a_copy_takes_the_place_of_what_is_held_once_it_is_verified(built: Path, tmp_path: Path) -> None:
+    root, a = tmp_path / "root", id_of(built / "a")
+    for name in ("first", "copy", "bad"):
+        shutil.copytree(built / "a", root / name)
+    damaged = root / "bad" / "shard-0000" / "vectors.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    record = Root.create(root, root / "first")
+    settings = IndexServerSettings(snapshot=root)
+    with IndexServer(settings) as server, grpc.insecure_channel(server.address) as channel:
+        admin, before = Admin(channel), record.read()
+        assert "bad/shard-0000/vectors.npy: was altered" in refusal(admin.prepare, root / "bad")[1]
+        assert record.read() == before
+        admin.prepare(root / "copy")
+        for _ in range(2):
+            assert held(admin.publish(a, 1)) == [(1, a)]
+        assert record.read().current == "copy"
+        shutil.rmtree(root / "first")
+        assert admin.search().snapshot_id == a
+    with IndexServer(settings) as server:
+        assert (server.shard.folder, server.held.sequence) == (root / "copy", 1)
+
+
+@pytest.mark.parametrize("was_prepared", [False, True])
+def test_what_is_published_while_a_server_opens_is_what_it_serves(
+    was_prepared: bool, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, opened, opens = Root.create(tmp_path / "root", built / "a"), list[Path](), IndexServer._open
+    if was_prepared:
+        root.update(lambda published: published.after_prepare(str(built / "b")))
+
+    def publishes(self: IndexServer, folder: Path, gently: bool) -> Shard:
+        opened.append(folder)
+        if folder == built / ("b" if was_prepared else "a"):
+            root.update(lambda published: published.after_publish(str(built / "b"), 2))
+        return opens(self, folder, gently)
+
+    monkeypatch.setattr(IndexServer, "_open", publishes)
+    with IndexServer(IndexServerSettings(snapshot=tmp_path / "root")) as server:
+        found = [(sequence, shard.manifest.snapshot_id) for sequence, shard in server.held.held()]
+    assert found == [(2, id_of(built / "b")), (1, id_of(built / "a"))]
+    assert opened == [built / "a", built / "b"]
+
+
 def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root", built / "a")
     settings = IndexServerSettings(snapshot=tmp_path / "root")

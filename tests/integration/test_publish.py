@@ -280,11 +280,12 @@ def test_the_commands(servers: list[IndexServer], root: Path) -> None:
     listed = {row.where: row for row in held_by_root(root)}
     assert [listed[name].state for name in ("new", "old")] == ["current", "former"]
     assert listed["copy"].state.startswith("damaged: ")
-    for where in ([str(root)], addresses):
+    snapshot = [str(root / "new")]
+    for where, state in (([str(root)], "current"), (addresses, "current"), (snapshot, "not served")):
         result = CliRunner().invoke(app, ["snapshots", *where], env={"COLUMNS": "80"})
         assert result.exit_code == 0, result.output
         assert listed["new"].snapshot_id[:12] in result.output
-        assert "current" in result.output
+        assert state in result.output
 
 
 def test_a_folder_that_is_no_snapshot(servers: list[IndexServer], root: Path) -> None:

@@ -219,6 +219,29 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
     assert set(web.sent) == {"/new/manifest.json", "/new/bm25/about.json"}
 
 
+def test_what_was_altered_since_it_was_fetched_is_fetched_anew(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    here, altered = tmp_path / "new", ("shard-0001/vectors.npy", "bm25/indices.csc.index.npy")
+    fetch(f"{web.url}/new", here)
+    for path in (here / name for name in altered):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    about = here / "bm25" / "about.json"
+    about.write_text(about.read_text() + "\n")
+    web.sent.clear()
+    fetch(f"{web.url}/new", here)
+    assert set(web.sent) == {f"/new/{name}" for name in (*altered, MANIFEST, "bm25/about.json")}
+    assert contents(here) == contents(built / "new")
+
+
+def test_a_folder_is_also_where_we_are(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    fetch(f"{web.url}/new", Path())
+    assert contents(tmp_path / "new") == contents(built / "new")
+
+
 def test_a_folder_with_another_snapshot_is_left_alone(web: WebFiles, built: Path, tmp_path: Path) -> None:
     fetch(f"{web.url}/old", tmp_path / "here")
     with pytest.raises(InvalidConfig, match="here: holds another snapshot"):
@@ -256,6 +279,20 @@ def test_a_backup_of_another_snapshot_stays_as_it_is(built: Path, tmp_path: Path
     (backup / MANIFEST).write_text("{")  # damaged: nobody can tell whose it was
     push(built / "old", url)
     assert contents(backup) == contents(built / "old")
+
+
+def test_the_index_of_words_is_verified_once_however_many_shards_there_are(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, verified = Snapshot.verify, list[bool]()
+
+    def noted(snapshot: Snapshot, shard: int, with_words: bool = True) -> None:
+        verified.append(with_words)
+        verify(snapshot, shard, with_words)
+
+    monkeypatch.setattr(Snapshot, "verify", noted)
+    push(built / "new", f"file://{tmp_path}/backup")
+    assert verified == [True, False]
 
 
 def test_what_is_damaged_is_not_pushed(copy: Path, tmp_path: Path) -> None:
@@ -389,6 +426,17 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     done = downloads.ask(f"{web.url}/new", new)
     assert (done.folder, done.n_bytes_done) == ((tmp_path / "root" / new), done.n_bytes)
     Snapshot.open(tmp_path / "root" / new).verify(0)
+
+
+def test_a_download_that_warns_a_lot_goes_on(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_FETCH", "import sys; sys.stderr.write('x' * (1 << 20)); print(7, 7)")
+    Root.create(tmp_path / "root", built / "old")
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
+    while (told := downloads.ask(f"{web.url}/new", "0" * 32)).folder is None:
+        pass
+    assert (told.n_bytes_done, told.n_bytes) == (7, 7)
 
 
 @pytest.mark.parametrize("storage", [s3, gs])

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY
@@ -155,7 +156,7 @@ class Ingress(AnswerIngress):
 
     Raises:
         InvalidModel: a model cannot be loaded.
-        ShardUnavailable: the index tier cannot be reached.
+        ShardUnavailable: the index tier cannot be reached, nor as much of it as `answer.min_coverage` asks for.
         SnapshotMismatch: the index was not built by this encoder.
     """
 
@@ -167,7 +168,6 @@ class Ingress(AnswerIngress):
     ) -> None:
         setup_logging("ingress")
         setup_tracing("ingress")
-        MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
         gate = open_gate(settings)  # before anything is loaded: without keys there is nothing to serve
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
@@ -176,7 +176,8 @@ class Ingress(AnswerIngress):
         else:
             the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
         asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
-        index = await open_index(settings.index, asks_for, source_on_ray(settings.index))
+        min_coverage = settings.answer.min_coverage
+        index = await open_index(settings.index, asks_for, source_on_ray(settings.index), min_coverage)
         if isinstance(generator, DeploymentHandle):
             the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
         else:
@@ -186,8 +187,10 @@ class Ingress(AnswerIngress):
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
         quotas = gate.quotas if gate else None
-        service = AnswerService(pipeline, settings, index.connect, quotas, lambda: index.named)
+        service = AnswerService(pipeline, settings, partial(index.connect, min_coverage), quotas, lambda: index.named)
         super().__init__(service, gate)
+        # The last: while it waits for the index it answers nobody, and the alert asks for a process of this role.
+        MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage, SearchParameters
+from openbook.errors import InvalidConfig
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.snapshot import Manifest, Recall
 from openbook.index.shard import shard as shard_module
@@ -69,11 +70,18 @@ def test_the_search_is_widened_until_the_target_is_reached(factory: str, tmp_pat
     np.testing.assert_array_equal(widened.search(QUERIES, 10, Deadline.never()).ids, expected.ids)
 
 
-def test_a_target_out_of_reach_ends_all_the_same(tmp_path: Path) -> None:
+def test_a_target_out_of_reach_ends_all_the_same_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = build(tmp_path / "s", "PQ1x4fs", vectors=np.repeat(VECTORS, 3, axis=0), recall_target=1.0)
     assert manifest.search is not None
     assert manifest.search.rerank_factor == MAX_FACTOR
     assert recall_of(manifest).at_10 < 1
+    assert f"recall at 10 is {recall_of(manifest).at_10}, below 1.0: there is no wider search" in caplog.text
+
+
+@pytest.mark.parametrize("target", [-0.1, 1.01, 95, float("nan")])
+def test_a_target_is_a_share(target: float, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"^recall at 10 must be 0\.\.1, got "):
+        build(tmp_path / "s", "Flat", recall_target=target)
 
 
 def test_fewer_passages_than_k(tmp_path: Path) -> None:

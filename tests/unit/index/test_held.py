@@ -51,11 +51,34 @@ def test_a_former_snapshot_prepared_again_stays_for_the_roll_back() -> None:
     t = Table()
     t.held.prepare("b", "B")
     t.held.publish("b", 2)
-    t.held.prepare("a", "another A")
+    t.held.prepare("a", "A")
     t.clock.advance(1e9)
     assert t.held.drain() == []
     t.held.publish("a", 3)
     assert t.ids() == [(3, "A"), (2, "B")]
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_another_copy_takes_the_place_of_the_one_that_is_held_and_calls_end_with_theirs(is_current: bool) -> None:
+    t = Table()
+    t.held.prepare("b", "B")
+    t.held.publish("b", 2)
+    name, other = ("b", "a") if is_current else ("a", "b")
+    held = t.held.acquire(name)
+    t.held.prepare(name, "copy")
+    assert held == (name, name.upper())
+    assert t.held.acquire(name) == (name, "copy")
+    t.held.publish(name, 2 if is_current else 3)
+    assert [item for _, item in t.ids()] == ["copy", other.upper()]
+    t.held.prepare(other, other.upper())
+    t.held.publish(other, 4)
+    t.clock.advance(1e9)
+    t.held.release(name)
+    t.clock.advance(1e9)
+    assert t.held.drain() == [], "one call uses it still"
+    t.held.release(name)
+    t.clock.advance(30)
+    assert t.held.drain() == [name]
 
 
 def test_preparing_another_lets_go_of_the_one_before() -> None:

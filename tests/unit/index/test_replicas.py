@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
@@ -20,6 +22,8 @@ from openbook.errors import (
     from_grpc_code,
 )
 from openbook.index.client import replicas
+from openbook.index.client.discovery import Change
+from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import FIRST_PROBE_S, Health, Router
 from openbook.index.client.sharded import ShardedIndex
@@ -126,6 +130,7 @@ class Holder:
     def __init__(self, address: str, shard: int, n_shards: int) -> None:
         self.address, self.shard, self.n_shards = address, shard, n_shards
         self.holds = {"old": 1}
+        self.fingerprint = "fingerprint"
         self.n_refused = 0
         self.is_busy = False  # with a batch that does not end, for as long as it is asked for the old one
         self.asked = asyncio.Event()
@@ -140,7 +145,7 @@ class Holder:
                 first_id=5 * self.shard,
                 dimension=2,
                 encoder="encoder",
-                encoder_fingerprint="fingerprint",
+                encoder_fingerprint=self.fingerprint,
                 n_passages_total=5 * self.n_shards,
             )
             for name, sequence in self.holds.items()
@@ -289,6 +294,59 @@ def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passag
     asyncio.run(scenario())
 
 
+class Gone(Holder):
+    """Nobody is there."""
+
+    async def info(self, timeout_s: float) -> InfoResponse:
+        raise ShardUnavailable(f"{self.address}: refused")
+
+
+def test_who_may_lack_a_shard_begins_without_it_and_keeps_to_the_encoder_that_he_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        servers = {SERVER: Holder(SERVER, 0, 2), OTHER: Gone(OTHER, 1, 2)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier, half = ShardedIndex([SERVER, OTHER], 2.0), RetrievalSettings(k=1, min_coverage=0.5)
+        queries = np.ones((1, 2), np.float32)
+        with pytest.raises(ShardUnavailable, match="no server holds shard 1 of 2"):
+            await tier.connect()
+        with pytest.raises(ShardUnavailable, match=r"0\.6, got 5 of 10 passages: shard 1 does not answer; .*refused"):
+            await tier.connect(0.6)
+        await tier.connect(0.5)
+        assert (tier.snapshot_id, tier.encoder_fingerprint, tier.n_passages) == ("old", "fingerprint", 10)
+        hits = await tier.search(queries, half, Context(Deadline.after(60.0)))
+        assert (hits.ids.tolist(), hits.coverage.missing_shards) == ([[0]], (1,))
+        servers[SERVER].holds, servers[SERVER].fingerprint = {"new": 2}, "another"
+        with pytest.raises(SnapshotMismatch, match=r"began with 'encoder' \(fingerprint\)"):
+            await tier.search(queries, half, Context(Deadline.after(60.0)))
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("was_whole", [False, True])
+def test_a_shard_whose_servers_are_listed_no_more_counts_as_one_without_servers(
+    was_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        servers = {SERVER: Holder(SERVER, 0, 2), OTHER: Holder(OTHER, 1, 2)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier, registry = ShardedIndex(list(servers) if was_whole else [SERVER], 2.0), CollectorRegistry()
+        registry.register(TierMetrics(tier))
+        with nullcontext() if was_whole else pytest.raises(ShardUnavailable):
+            await tier.connect()
+        if was_whole:
+            tier._listed.addresses = (SERVER,)
+            tier._changed(Change((), (OTHER,)))
+        for shard, n in (("0", 1), ("1", 0)):
+            labels = {"shard": shard, "state": "answers"}
+            assert registry.get_sample_value("openbook_shard_servers", labels) == n
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
 class Failing(Holder):
     """A server that answers every search with one error, if it is given one."""
 
@@ -338,5 +396,7 @@ def test_who_asked_for_few_is_told_why_many_are_too_many(monkeypatch: pytest.Mon
     hybrid = RetrievalSettings(k=5, retriever=RetrieverKind.HYBRID, rerank_factor=9000)
     with pytest.raises(InvalidRequest, match=r"got 9 \* 9000 \(hybrid ranks 9 passages for k = 5\)$"):
         searched(monkeypatch, hybrid, refusal, refusal)
+    with pytest.raises(InvalidRequest, match=r"got 900$"):  # which is not about k
+        searched(monkeypatch, hybrid, *2 * (InvalidRequest("nprobe must be at most 64, got 900"),))
     with pytest.raises(InvalidRequest, match=r"got 9 \* 9000$"):
         searched(monkeypatch, RetrievalSettings(k=9, rerank_factor=9000), refusal, refusal)

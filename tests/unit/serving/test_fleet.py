@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openbook.errors import InvalidConfig, StartupError
 from openbook.serving.launch import cluster, fleet
-from openbook.serving.launch.fleet import Keeper, Wanted, lacking
+from openbook.serving.launch.fleet import IndexNode, Keeper, Wanted, lacking
 from openbook.serving.launch.ports import ClusterPorts
 
 NODE = st.tuples(st.sampled_from("abcdef"), st.booleans(), st.booleans())
@@ -184,7 +184,7 @@ def test_index_servers_stay_where_only_what_others_need_changes(keeper: Keeper, 
         assert cluster_of_one.killed.pop() is cluster_of_one
 
 
-def test_index_servers_are_asked_again_and_again_and_started_anew_where_they_do_not_serve(
+def test_index_servers_are_asked_again_and_again_and_not_ended_where_some_do_not_start(
     keeper: Keeper, cluster_of_one: FakeRay
 ) -> None:
     for n in range(1, 4):
@@ -195,7 +195,39 @@ def test_index_servers_are_asked_again_and_again_and_started_anew_where_they_do_
     assert (cluster_of_one.killed, cluster_of_one.n_started) == ([], 2), "by its name the same one is found"
     cluster_of_one.says = ray.exceptions.RayTaskError("serve", "", StartupError("no snapshot"))
     keeper._look()
-    assert len(cluster_of_one.killed) == 1
+    assert (cluster_of_one.killed, keeper._serving) == ([], set()), "the other shards of that node are served"
     cluster_of_one.says = None
     keeper._look()
     assert keeper._serving == {NODE_ID}
+
+
+def test_an_index_server_that_does_not_start_is_begun_anew_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damaged, begun, ended = {"the index server of shard 0"}, list[str](), list[str]()
+
+    class FakeServer:
+        def __init__(self, name: str, begin: object) -> None:
+            self._name, self._is_damaged = name, name in damaged
+            begun.append(name[-1])
+
+        def address(self) -> str:
+            if self._is_damaged:
+                raise StartupError(f"{self._name}: vectors.npy was altered")
+            return "127.0.0.1:7000"
+
+        def stop(self) -> None:
+            ended.append(self._name[-1])
+
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(fleet, "Supervised", FakeServer)
+    node = IndexNode(WANTED)
+    for n in range(1, 3):
+        with pytest.raises(StartupError, match=r"^the index server of shard 0: vectors\.npy was altered$"):
+            node.serve()
+        assert (begun, ended) == ([*"01", *("0" * n)], ["0"] * n)
+    damaged.clear()
+    with pytest.raises(StartupError):
+        node.serve()
+    node.serve()
+    assert begun.count("1") == 1

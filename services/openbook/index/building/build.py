@@ -84,7 +84,7 @@ def build_snapshot(
         encoder_fingerprint: of the same, for machines.
         on_progress: told about the stages "write" and "index".
         queries: (n, d) real ones to measure recall with; stored vectors with noise if there are none.
-        recall_target: at 10; the search is widened until it is reached, where it can be.
+        recall_target: at 10, 0..1; the search is widened until it is reached, where it can be.
         scan: "int8" for codes of the vectors beside them, for a Flat index alone: one query is then found in a quarter
             of the memory, as exactly. See `openbook.index.shard.scan`.
         fields: declared for the documents, maybe none; then all passages know their origin, which is written too.
@@ -96,15 +96,15 @@ def build_snapshot(
             written here if it did not.
 
     Raises:
-        InvalidConfig: `out` exists or is being built, `n_shards` is below 1, `scan` is not of this factory, or FAISS
-            cannot build it from these vectors.
+        InvalidConfig: `out` exists or is being built, `n_shards` or `recall_target` is out of its range, `scan` is not
+            of this factory, or FAISS cannot build it from these vectors.
         InvalidDocuments: there are no passages, not as many as vectors, ids out of order, or a vector is not finite, in
             `exact_dtype`.
     """
     dtype = _dtype(exact_dtype)
     _check_vectors(len(passages), vectors)
     n_passages, dimension = vectors.shape
-    empty = check_plan(out, n_shards, factory, dimension, scan)
+    empty = check_plan(out, n_shards, factory, dimension, scan, recall_target=recall_target)
     ranges = _shard_ranges(n_passages, n_shards)
     partial = files.partial_of(out)
     with undisturbed(partial), _removed_on_failure(partial):
@@ -227,13 +227,21 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def check_plan(
-    out: Path, n_shards: int, factory: str, dimension: int, scan: str | None = None, exact_dtype: str = "float32"
+    out: Path,
+    n_shards: int,
+    factory: str,
+    dimension: int,
+    scan: str | None = None,
+    exact_dtype: str = "float32",
+    recall_target: float | None = None,
 ) -> Index:
     """What can be found wrong before hours of encoding; gives the empty index of the factory. Raises InvalidConfig."""
     check_installation()
     check_new(out)
     if n_shards < 1:
         raise InvalidConfig(f"n_shards must be at least 1, got {n_shards}")
+    if recall_target is not None and not 0 <= recall_target <= 1:
+        raise InvalidConfig(f"recall at 10 must be 0..1, got {recall_target}")
     _dtype(exact_dtype)
     if scan not in (None, "int8"):
         raise InvalidConfig(f"scan must be int8 or none, got {scan!r}")

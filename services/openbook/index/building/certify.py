@@ -1,5 +1,6 @@
 """The recall certificate: what share of the exact best k a snapshot's own search finds, measured when it is built."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,8 @@ from openbook.core.topk import merge
 from openbook.core.types import AS_BUILT, Float32, SearchParameters
 from openbook.index.disk.snapshot import RECALL_AT, Recall, SearchDefaults
 from openbook.index.shard.shard import Shard
+
+log = logging.getLogger(__name__)
 
 N_QUERIES = 1000
 NOISE = 0.5
@@ -21,7 +24,8 @@ def certify(shards: Sequence[Shard], queries: Float32 | None, target: float | No
     """The recall of some shards together over (n, d) queries, and how widely they are to be searched.
 
     Without queries, over stored vectors with noise added. With a target for recall at 10, the search is widened,
-    twofold each time, until it is reached or nothing is left to widen. A Flat index is exact by proof, not measured.
+    twofold each time, until it is reached or nothing is left to widen, which is a warning. A Flat index is exact by
+    proof, not measured.
     """
     if all(shard.is_exact for shard in shards):
         return Recall(n_queries=0, queries="exact", at_1=1.0, at_5=1.0, at_10=1.0, at_100=1.0), SearchDefaults()
@@ -35,6 +39,8 @@ def certify(shards: Sequence[Shard], queries: Float32 | None, target: float | No
         share = _recall(shards, blocks, exact, parameters)
         wider = max(shards, key=lambda shard: shard.n_passages).wider(parameters)
         if target is None or share["at_10"] >= target or wider is None:
+            if target is not None and share["at_10"] < target:
+                log.warning("recall at 10 is %s, below %s: there is no wider search", share["at_10"], target)
             defaults = SearchDefaults(
                 nprobe=parameters.nprobe, ef_search=parameters.ef_search, rerank_factor=parameters.rerank_factor
             )

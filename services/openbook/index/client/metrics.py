@@ -20,7 +20,8 @@ class TierMetrics(Collector):
             "openbook_shard_servers", "Index servers, by shard and whether they answer", labels=["shard", "state"]
         )
         counted = Counter(self._index.servers())
-        for shard in sorted({shard for shard, _ in counted}):
+        # Each shard: of one whose servers have all left the list nothing else would be said.
+        for shard in sorted({*map(str, range(self._index.n_shards)), *(shard for shard, _ in counted)}):
             servers.add_metric([shard, "answers"], counted[shard, True])
             servers.add_metric([shard, "gone"], counted[shard, False])
         yield servers

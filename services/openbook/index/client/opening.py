@@ -15,22 +15,25 @@ log = logging.getLogger(__name__)
 POLL_S = 2.0
 
 
-async def open_index(settings: IndexClientSettings, queries: Space, source: Source | None = None) -> ShardedIndex:
+async def open_index(
+    settings: IndexClientSettings, queries: Space, source: Source | None = None, min_coverage: float = 1.0
+) -> ShardedIndex:
     """The index tier that the settings name, connected, for queries of one space. The caller closes it.
 
     Args:
         settings: where servers are and how they are reached.
         queries: what the encoder makes.
         source: in the place of the settings', if they name one that only the caller can read.
+        min_coverage: share of the passages that is enough to begin with; 1: a server of each shard.
 
     Raises:
         InvalidConfig: as `ShardedIndex`.
-        ShardUnavailable: no server of some shard answers within `wait_s`.
+        ShardUnavailable: too few servers for `min_coverage` answer within `wait_s`.
         SnapshotMismatch: the servers hold no snapshot in common, or one of another space.
     """
     index = ShardedIndex.of(settings, source)
     try:
-        await _connect(index, settings.wait_s)
+        await _connect(index, settings.wait_s, min_coverage)
         check_same_space(queries, Space(f"snapshot {index.snapshot_id}", index.encoder_fingerprint, index.dimension))
     except BaseException:
         await index.close()
@@ -38,11 +41,11 @@ async def open_index(settings: IndexClientSettings, queries: Space, source: Sour
     return index
 
 
-async def _connect(index: ShardedIndex, wait_s: float) -> None:
+async def _connect(index: ShardedIndex, wait_s: float, min_coverage: float) -> None:
     give_up, told = monotonic() + wait_s, ""
     while True:
         try:
-            return await index.connect()
+            return await index.connect(min_coverage)
         except ShardUnavailable as error:
             if monotonic() > give_up:
                 raise

@@ -146,7 +146,11 @@ async def held_by_servers(settings: IndexClientSettings) -> list[Listed]:
 
 
 def held_by_root(folder: Path) -> list[Listed]:
-    """The snapshots in a folder, newest first, and what its record says of them. Raises InvalidSnapshot."""
+    """The snapshots in a folder, newest first, and what its record says of them; a snapshot itself. Raises
+    InvalidSnapshot.
+    """
+    if (folder / MANIFEST).exists():
+        return [_row(folder, folder.resolve().name, "", 0)]
     published = Root(folder).read() if Root.is_one(folder) else None
     names = {path.parent.name for path in folder.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
     states: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -77,7 +78,7 @@ class ShardedIndex:
         self._credentials = channel_credentials(tls)
         self._replicas: Replicas | None = None
         self._told = Told()
-        self._tier: Tier | None = None  # the last whole one
+        self._tier: Tier | None = None  # the last whole one, or the part that we began with
         self._is_latest = False  # whether nobody has said anything since it was chosen
         self._asking: asyncio.Task[None] | None = None
         self._something_said = asyncio.Event()  # another one each time
@@ -90,21 +91,24 @@ class ShardedIndex:
             settings.addresses, settings.timeout_s, settings.hedge_budget, settings.tls, source, settings.server_name
         )
 
-    async def connect(self) -> None:
+    async def connect(self, min_coverage: float = 1.0) -> None:
         """Ask every server what it holds. Searches do this by themselves when they must.
 
         Raises:
-            ShardUnavailable: no server of some shard answers.
+            ShardUnavailable: no server of some shard answers, and the others have less than `min_coverage`.
             SnapshotMismatch: the servers hold no snapshot in common, or by now one of another encoder than at first.
         """
         await self._ask_all(Deadline.never())
         failures = self._failures()
         if failures:
             log.warning("index servers that do not answer: %s", "; ".join(failures))
-        tier = check_complete(self._current(), self._alive(), failures)
-        for shard in tier.shards:
-            if self._connected().router.is_gone(shard.addresses):
-                raise ShardUnavailable(f"shard {shard.number} does not answer: {'; '.join(failures)}")
+        tier, router = self._current(), self._connected().router
+        if tier is None or min_coverage == 1.0:
+            tier = check_complete(tier, self._alive(), failures)
+        within_reach = [shard.number for shard in tier.shards if not router.is_gone(shard.addresses)]
+        check_coverage(tier.coverage(within_reach), min_coverage, failures)
+        begun = self._as_begun(tier)
+        self._tier = self._tier or begun
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -120,6 +124,13 @@ class ShardedIndex:
     def snapshot_id(self) -> str:
         """Of the snapshot that is searched, as far as the servers were asked, like all that follows."""
         return self._known().snapshot_id
+
+    @property
+    def n_shards(self) -> int:
+        """0 before any server said it."""
+        if self._tier:
+            return self._tier.n_shards
+        return max((tier.n_shards for tier in self._told.tiers.values()), default=0)
 
     @property
     def dimension(self) -> int:
@@ -366,14 +377,14 @@ class ShardedIndex:
             await self._ask_all(deadline, self._has_news)
         elif tier is not None and is_known:
             self._begin_asking()
-            return tier
+            return self._as_begun(tier)
         else:
             with suppress(DeadlineExceeded):  # some may have answered
                 await self._ask_all(Deadline.after(deadline.remaining_s() / 2), self._has_news)
         tier = self._current()
         if tier is None or min_coverage == 1.0:
             return check_complete(tier, self._alive(), self._failures())
-        return tier
+        return self._as_begun(tier)
 
     def _have_all_spoken(self) -> bool:
         """Whether every server that is listed has said what it holds, or does not answer."""
@@ -475,13 +486,18 @@ class ShardedIndex:
         tier = self._told.latest(self._alive(), known)
         if tier is None or tier.missing:
             return tier
+        self._tier, self._is_latest = self._as_begun(tier), True
+        return tier
+
+    def _as_begun(self, tier: Tier) -> Tier:
+        """The tier. Raises SnapshotMismatch: it was embedded by another encoder than the one we began with."""
+        known = self._tier
         if known is not None and tier.encoder_fingerprint != known.encoder_fingerprint:
             # Queries would still find passages, and all of them wrong.
             raise SnapshotMismatch(
                 f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
                 f"began with {known.encoder!r} ({known.encoder_fingerprint}): start anew with its encoder"
             )
-        self._tier, self._is_latest = tier, True
         return tier
 
     def _known(self) -> Tier:
@@ -496,7 +512,7 @@ def _told_of(settings: RetrievalSettings, n_ranked: int) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        if n_ranked == settings.k:
+        if n_ranked == settings.k or not re.search(rf"\b{n_ranked}\b", str(error)):
             raise
         raise InvalidRequest(f"{error} ({settings.retriever} ranks {n_ranked} passages for k = {settings.k})") from None
 

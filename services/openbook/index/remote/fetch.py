@@ -1,7 +1,8 @@
 """A snapshot from elsewhere into a folder: whole or not there, and after a kill only what is missing.
 
 Every file is written beside its place, compared with its digest, and takes its name then; the manifest takes its name
-last, so that no folder is a snapshot before all that was asked for is in it.
+last, so that no folder is a snapshot before all that was asked for is in it. In a folder that is one already, what may
+have been altered since is compared too, and fetched anew.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from openbook import files
+from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
 from openbook.index.disk import bm25
 from openbook.index.disk.snapshot import (
@@ -63,7 +65,7 @@ def fetch(
         InvalidConfig: the folder holds another snapshot.
         ShardUnavailable: the place cannot be read; or the disk is too small, which is known before it begins.
     """
-    place = Place(url)
+    place, folder = Place(url), folder.absolute()  # what has no name of its own, as ".", gets one
     text, manifest = _manifest(place)
     if snapshot_id is not None and manifest.snapshot_id != snapshot_id:
         raise InvalidSnapshot(f"{url}: holds snapshot {manifest.snapshot_id}, not {snapshot_id}")
@@ -73,11 +75,13 @@ def fetch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with files.locked(folder.with_name(f".{folder.name}.lock")):
-            if (folder / MANIFEST).exists() and (folder / MANIFEST).read_bytes() != text.encode():
+            is_one = (folder / MANIFEST).exists()
+            if is_one and (folder / MANIFEST).read_bytes() != text.encode():
                 raise InvalidConfig(f"{folder}: holds another snapshot")
-            _fetch_files(place, folder, wanted, on_bytes, piece_bytes)
+            missing = [file for file in wanted if not _is_there(folder, file, is_one)]
+            _fetch_files(place, folder, missing, on_bytes, piece_bytes)
             for path, content in (*words, (MANIFEST, text)):
-                if not (folder / path).exists():
+                if not (folder / path).exists() or (folder / path).read_bytes() != content.encode():
                     (folder / path).parent.mkdir(exist_ok=True)
                     files.write(folder / path, content)
     except OSError as error:
@@ -129,8 +133,7 @@ def _about(place: Place, manifest: Manifest) -> tuple[str, bm25.About] | None:
     return data.decode(), about
 
 
-def _fetch_files(place: Place, folder: Path, wanted: list[RemoteFile], on_bytes: OnBytes, piece_bytes: int) -> None:
-    missing = [file for file in wanted if not _is_there(folder / file.path, file.size_bytes)]
+def _fetch_files(place: Place, folder: Path, missing: list[RemoteFile], on_bytes: OnBytes, piece_bytes: int) -> None:
     total = sum(file.size_bytes for file in missing)
     begun = sum(min(file.size_bytes, _size(files.partial_of(folder / file.path))) for file in missing)
 
@@ -176,8 +179,10 @@ def _fetch_file(
         transfer.count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
 
 
-def _is_there(path: Path, size_bytes: int) -> bool:
-    return path.exists() and path.stat().st_size == size_bytes
+def _is_there(folder: Path, file: RemoteFile, is_compared: bool) -> bool:
+    path = folder / file.path
+    has_its_size = path.exists() and path.stat().st_size == file.size_bytes
+    return has_its_size and (not is_compared or file_digest(path) == file.sha256)
 
 
 def _size(path: Path) -> int:

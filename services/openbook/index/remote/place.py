@@ -140,20 +140,23 @@ class Place:
                 yield piece
 
     def listing(self) -> dict[str, Listed]:
-        """All that lies there, by its path; the path of a file whose URL this is, is empty. Not of web servers.
+        """All that lies there, by its path; the path of a file whose URL this is, is empty. Not of web servers, and not
+        those objects that stand for a folder: their names end in a slash.
 
         Raises:
             InvalidSnapshot: nothing is there.
             ShardUnavailable: it cannot be read.
         """
-        found = self._again("", lambda: self._files.find(self.url, detail=True))
+        listed = self._again("", lambda: self._files.find(self.url, detail=True))
+        found = {key: about for key, about in listed.items() if not key.endswith("/")}
         if not found:
             raise InvalidSnapshot(f"{self.url}: is not there")
         start = len(self._files._strip_protocol(self.url))
         return {path: self._listed(path, found[key]) for key in found for path in [key[start:].removeprefix("/")]}
 
     def about(self, path: str) -> Listed:
-        """A file that lies there. Raises as `listing`."""
+        """A file that lies there, as it is by now. Raises as `listing`."""
+        self._files.invalidate_cache()
         listed = self._listed(path, self._again(path, lambda: self._info(path)))
         if listed.size_bytes is None or not self.url.startswith("http"):
             return listed
@@ -174,9 +177,7 @@ class Place:
             raise cause from None
 
     def _listed(self, path: str, about: Mapping[str, Any]) -> Listed:
-        versions = (
-            about.get(name) for name in ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")
-        )
+        versions = (about.get(name) for name in VERSIONS)
         size = about.get("size") if about.get("partial", True) else None
         return Listed(path, size, str(next(filter(None, versions), "")))
 

@@ -34,7 +34,7 @@ def push(folder: Path, url: str, on_bytes: OnBytes = lambda done, total: None) -
     """
     snapshot, place = Snapshot.open(served_by(folder)), Place(url)
     for shard in range(len(snapshot.manifest.shards)):
-        snapshot.verify(shard)
+        snapshot.verify(shard, with_words=shard == 0)
     _check_free(place, snapshot.manifest.snapshot_id)
     wanted = list(shard_files(snapshot.manifest))
     if bm25.has_bm25(snapshot.folder):

@@ -45,9 +45,11 @@ class Publishing:
         self.held = HeldSnapshots(current.manifest.snapshot_id, current, sequence, retain_s)
         if self._root and published and published.prepared:
             self._reopen(self._root.folder_of(published.prepared))
+        if self._root:
+            self._catch_up(self._root)
 
     def prepare(self, folder: Path, snapshot_id: str, deadline: Deadline) -> None:
-        """Hold a snapshot beside the current one.
+        """Hold a snapshot beside the current one; one that is held from another folder is held from this one then.
 
         Raises:
             InvalidSnapshot: the folder is no snapshot, or it is damaged, or its index is not good enough.
@@ -56,7 +58,9 @@ class Publishing:
             DeadlineExceeded: another change took too long.
         """
         with self._alone(deadline):
-            shard = self.held.find(snapshot_id) or self._open(folder, True)
+            shard = self.held.find(snapshot_id)
+            if shard is None or shard.folder.resolve() != folder.resolve():
+                shard = self._open(folder, True)
             if shard.manifest.snapshot_id != snapshot_id:
                 raise SnapshotMismatch(f"{folder}: holds snapshot {shard.manifest.snapshot_id}, not {snapshot_id[:64]}")
             _check_follows(self.held.current, shard)
@@ -105,6 +109,14 @@ class Publishing:
             log.warning("what was prepared is not served: %s", error)
         else:
             self.held.prepare(shard.manifest.snapshot_id, shard)
+
+    def _catch_up(self, root: Root) -> None:
+        """Whoever publishes while we open, which may take an hour, does not know of us: his snapshot is on record."""
+        while (published := root.read()).sequence > self.held.sequence:
+            opened = {root.name_of(shard.folder): shard for _, shard in self.held.held()}
+            shard = opened.get(published.current) or self._open(root.folder_of(published.current), False)
+            self.held.prepare(shard.manifest.snapshot_id, shard)
+            self.held.publish(shard.manifest.snapshot_id, published.sequence)
 
     @contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:

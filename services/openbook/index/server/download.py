@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 30.0
 """After which nobody waits for it any more."""
+MOST_KEPT = 1 << 16
+"""Bytes of what the process says."""
 SNAPSHOT_ID = re.compile(r"[0-9a-f]{32}")
 _FETCH = f"""{GIVE_WAY}
 from openbook.index.remote.fetch import main
@@ -52,7 +54,7 @@ class Downloads:
         self._lock = threading.Lock()
         self._wanted: tuple[str, str] = ("", "")
         self._process: subprocess.Popen[Any] | None = None
-        self._told = b""
+        self._told = self._problem = b""
         self._asked_at = 0.0
 
     def ask(self, url: str, snapshot_id: str) -> Progress:
@@ -82,8 +84,9 @@ class Downloads:
                 log.info("fetching snapshot %s from %s", snapshot_id, place.url)
                 command = [sys.executable, "-c", _FETCH, place.url, str(folder), str(self._shard), snapshot_id]
                 self._process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
-                self._wanted, self._told = wanted, b""
+                for pipe in (self._process.stdout, self._process.stderr):
+                    os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+                self._wanted, self._told, self._problem = wanted, b"", b""
             elif self._wanted != wanted:
                 raise Overloaded(f"this server fetches snapshot {self._wanted[1]}: wait until that has ended")
             self._asked_at = self._clock()
@@ -104,18 +107,25 @@ class Downloads:
 
     def _look(self, process: subprocess.Popen[Any], folder: Path) -> Progress:
         code = process.poll()
-        while told := process.stdout.read(1 << 16):  # type: ignore[union-attr]
-            self._told = (self._told + told)[-100:]  # the last whole line
+        self._told = _drained(process.stdout, self._told)[-100:]  # the last whole line
+        self._problem = _drained(process.stderr, self._problem)  # a full pipe would stop it
         whole, _, _ = self._told.rpartition(b"\n")
         done, total = map(int, whole.rpartition(b"\n")[2].split() or (0, 0))
         if code is None:
             return Progress(done, total)
         self._process = None
         with process:
-            problem = process.stderr.read().decode(errors="replace").strip()  # type: ignore[union-attr]
+            problem = self._problem.decode(errors="replace").strip()
         if code:
             raise _failure(problem, code)
         return Progress(done, total, folder)
+
+
+def _drained(pipe: Any, kept: bytes) -> bytes:
+    """The last of what was kept and what a pipe has now."""
+    while told := pipe.read(1 << 16):
+        kept = (kept + told)[-MOST_KEPT:]
+    return kept
 
 
 def _failure(problem: str, code: int) -> OpenbookError:

@@ -88,7 +88,9 @@ class HeldSnapshots(Generic[Held]):
         return entry.item if entry else None
 
     def prepare(self, snapshot_id: str, item: Held) -> None:
-        """Hold a snapshot that is to be published; whatever else was prepared goes."""
+        """Hold a snapshot that is to be published; whatever else was prepared goes. What was held under this id ends
+        with the calls that use it.
+        """
         with self._lock:
             for other in [name for name, entry in self._entries.items() if entry.prepared and name != snapshot_id]:
                 if self._entries[other].is_asked_for:
@@ -96,7 +98,7 @@ class HeldSnapshots(Generic[Held]):
                 else:
                     self._unprepare(other)
             entry = self._entries.setdefault(snapshot_id, _Entry(item, self._clock()))
-            entry.prepared = snapshot_id != self._current
+            entry.item, entry.prepared = item, snapshot_id != self._current
 
     def check_publish(self, snapshot_id: str, sequence: int) -> Held:
         """The snapshot that `publish` would make current. Raises as it."""

@@ -17,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from openbook.cache.server import RedisServer
+from openbook.errors import StartupError
 from openbook.logs import setup_logging
 from openbook.serving.launch.local import IndexProcess
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
@@ -66,24 +67,30 @@ class IndexNode:
 
     def __init__(self, wanted: Wanted) -> None:
         setup_logging("index-node")
-        self._servers = [
-            Supervised(
-                f"the index server of shard {shard}",
-                partial(
-                    IndexProcess,
-                    Path(wanted.snapshot).expanduser(),
-                    shard,
-                    host=EVERYWHERE,
-                    port=wanted.ports.index + shard,
-                ),
-            )
-            for shard in range(wanted.n_shards)
-        ]
+        self._wanted = wanted
+        self._servers = [self._begun(shard) for shard in range(wanted.n_shards)]
 
     def serve(self) -> None:
-        """Returns once all of them answered for the first time. Raises StartupError."""
-        for server in self._servers:
-            server.address()
+        """Returns once all of them answered for the first time.
+
+        Raises:
+            StartupError: some do not start. Those are begun anew, and the others go on.
+        """
+        problems = []
+        for shard, server in enumerate(self._servers):
+            try:
+                server.address()
+            except Exception as error:  # whatever it is: nobody else looks after this one
+                problems.append(str(error))
+                server.stop()
+                self._servers[shard] = self._begun(shard)
+        if problems:
+            raise StartupError("; ".join(problems))
+
+    def _begun(self, shard: int) -> Supervised:
+        folder, port = Path(self._wanted.snapshot).expanduser(), self._wanted.ports.index + shard
+        begin = partial(IndexProcess, folder, shard, host=EVERYWHERE, port=port)
+        return Supervised(f"the index server of shard {shard}", begin)
 
     def stop(self) -> None:
         """Let them finish what they do, then end them."""
@@ -149,12 +156,11 @@ class Keeper:
                     log.info("node %s serves its index", node)
                     self._serving.add(node)
             except ray.exceptions.RayError as error:
-                log.warning("node %s does not serve its index, and is asked again: %s", node, error)
+                log.warning("node %s does not serve all of its index, and is asked again: %s", node, error)
                 self._serving.discard(node)
-                actor = self._nodes.pop(node, None)
-                # Whoever cannot be asked may serve all the same, and is found by its name.
-                if actor and isinstance(error, ray.exceptions.RayTaskError):
-                    ray.kill(actor)
+                # Never ended: it begins anew what does not start, and who cannot be asked may serve all the same. It
+                # is found by its name.
+                self._nodes.pop(node, None)
         missing, gone = lacking(ray.nodes(), self._nodes)
         for node in gone:
             del self._nodes[node]
