@@ -14,7 +14,7 @@ from openbook import config
 from openbook.cli import app
 from openbook.deployment import render
 from openbook.errors import InvalidConfig
-from openbook.serving.launch import cluster, run
+from openbook.serving.launch import cluster, environment
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,9 @@ SERVE = ROOT / "deploy" / "serve.yaml"
 NEEDED = [
     "RAY_SERVE_ENABLE_HA_PROXY=1",
     "RAY_SERVE_HAPROXY_BINARY_PATH=$HOME/openbook/bin/openbook-haproxy",
-    *(f"{name}={value}" for name, value in run.GUARDS.items()),
+    *(f"{name}={value}" for name, value in environment.GUARDS.items()),
 ]
-"""Of every node: see `run.GUARDS`."""
+"""Of every node: see `environment.GUARDS`."""
 
 
 TOPOLOGY = ROOT / "deploy" / "topology.yaml"
@@ -83,6 +83,10 @@ def test_ray_is_told_how_many_cpus_a_machine_of_gcp_has(machine: str, cpus: int 
     else:
         assert rendered(gpu=machine) == cpus
     assert rendered(gpu=machine, cpus={machine: 12}) == 12
+
+
+def test_haproxy_begins_anew_without_cutting_off_any_answer() -> None:
+    assert int(environment.GUARDS["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > config.AnswerDefaults().max_timeout_s
 
 
 def test_ray_accepts_every_cluster(prepared: dict[str, Any]) -> None:
@@ -292,7 +296,10 @@ def test_the_standing_cluster_fills_in_the_addresses() -> None:
         {"Alive": True, "NodeManagerAddress": "10.0.0.2", "Resources": {"index": 1.0}},
         {"Alive": False, "NodeManagerAddress": "10.0.0.4", "Resources": {"index": 1.0}},
     ]
-    values, index = cluster.complete(cluster.load(SERVE), nodes, "10.0.0.1", n_shards=2, password="of-both")
+    loaded = cluster.load(SERVE)
+    del loaded["logging_config"]  # as in a file of one's own
+    values, index = cluster.complete(loaded, nodes, "10.0.0.1", n_shards=2, password="of-both")
+    assert values["logging_config"] == {"log_level": "WARNING", "enable_access_log": False}, "else Serve logs passwords"
     assert index.addresses == ("10.0.0.2:7000", "10.0.0.2:7001", "10.0.0.3:7000", "10.0.0.3:7001")
     settings = config.parse(values["applications"][0]["args"])
     assert settings.index.discover == "ray://index:7000-7001", "nodes may come and go"

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.utils import floatToGoString
 from scripts import load_script
 
+from openbook import config
 from openbook.deployment import prometheus, render
+from openbook.telemetry import REQUEST_SECONDS, SHARD_SECONDS
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
 RECORDED = sorted((ROOT / "tests" / "prometheus").glob("*.yaml"))
+PAGE = (ROOT / "docs" / "operate.md").read_text()
 needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
 
 
@@ -42,7 +46,7 @@ def test_a_dashboard_is_what_its_script_makes(name: str) -> None:
 
 
 def test_every_metric_of_the_endpoint_and_the_index_tier_is_on_a_dashboard() -> None:
-    rows = re.findall(r"^\| `(openbook_\w+)` \|", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(openbook_\w+)` \|", PAGE, re.MULTILINE)
     shown = " ".join([*expressions(), RULES.read_text()])
     assert len(rows) > 20
     assert [name for name in rows if name not in shown] == []
@@ -86,17 +90,92 @@ def test_one_failure_in_a_quiet_night_wakes_nobody(failing: str, fires: list[str
 def test_one_slow_read_of_the_cache_before_a_quiet_night_is_no_loss(
     asked: str, fires: list[str], tmp_path: Path
 ) -> None:
-    """The last call of one replica fails, or all from then on; another replica is asked all the time, and content."""
+    """The last call of one replica to Redis fails, or all from then on; one question is found in process all the time.
+    Another replica asks Redis, and is content.
+    """
     series = {
-        'openbook_cache_up{instance="a"}': "1+0x4 0+0x14",
-        'openbook_stage_seconds_count{stage="cache", instance="a"}': asked,
-        'openbook_cache_up{instance="b"}': "1+0x20",
-        'openbook_stage_seconds_count{stage="cache", instance="b"}': "0+1x20",
+        'openbook_cache_up{tier="redis", instance="a"}': "1+0x4 0+0x14",
+        'openbook_cache_lookups_total{tier="redis", outcome="miss", instance="a"}': asked,
+        'openbook_cache_lookups_total{tier="memory", outcome="hit", instance="a"}': "0+1x20",
+        'openbook_stage_seconds_count{stage="cache", instance="a"}': "0+1x20",
+        'openbook_cache_up{tier="redis", instance="b"}': "1+0x20",
+        'openbook_cache_lookups_total{tier="redis", outcome="hit", instance="b"}': "0+1x20",
     }
     fire(series, fires, tmp_path)
 
 
-def fire(series: dict[str, str], fires: list[str], tmp_path: Path) -> None:
+@needs_promtool
+@pytest.mark.parametrize(
+    ("name", "alert"),
+    [
+        ("openbook_index_list_errors_total", "OpenbookServerListLost"),
+        ('openbook_refused_total{by="endpoint", want="keys"}', "OpenbookKeysLost"),
+    ],
+)
+def test_what_failed_once_wakes_nobody(name: str, alert: str, tmp_path: Path) -> None:
+    fire({name: "0+0x6 1+0x13"}, [], tmp_path)
+    fire({name: "0+0x6 0+2x13"}, [alert], tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("answer", "gone", "fires"),
+    [
+        ("2+0x4 1+0x15", "0+0x4 1+0x15", ["OpenbookReplicaLost"]),
+        ("2+0x4 1+0x15", "0+0x20", ["OpenbookReplicaLost"]),
+        ("2+0x4 1+0x2 2+0x12", "0+0x20", []),
+        ("1+0x4 2+0x15", "0+0x20", []),
+        ("2+0x4 0+0x15", "0+0x20", ["OpenbookShardLost"]),
+    ],
+)
+def test_a_replica_is_missed_whether_it_is_listed_or_not(
+    answer: str, gone: str, fires: list[str], tmp_path: Path
+) -> None:
+    """DNS, and Ray, drop from their lists who died."""
+    states = {"answers": answer, "gone": gone}
+    fire({f'openbook_shard_servers{{shard="0", state="{name}"}}': states[name] for name in states}, fires, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize("method", ["Search", "Candidates"])
+@pytest.mark.parametrize(("timeout_s", "of_a_call_s"), [(10, 2), (30, 2), (300, 30)])
+def test_searches_that_are_cut_off_are_slow(method: str, timeout_s: float, of_a_call_s: float, tmp_path: Path) -> None:
+    """However long an answer may take, and whoever finds the passages."""
+    rules = rules_for(tmp_path, answer={"timeout_s": timeout_s}, index={"timeout_s": of_a_call_s})
+    name = f'openbook_shard_seconds_bucket{{method="{method}", shard="0", le="{{}}"}}'
+    series = {'openbook_requests_total{method="Answer", code="OK"}': "0+5x20"}
+    fire(series | of_histogram(SHARD_SECONDS, name, of_a_call_s), ["OpenbookShardSlow"], tmp_path, rules)
+
+
+@needs_promtool
+@pytest.mark.parametrize("timeout_s", [10, 120, 300, 1000])
+def test_answers_that_need_most_of_their_time_are_slow(timeout_s: float, tmp_path: Path) -> None:
+    rules = rules_for(tmp_path, answer={"timeout_s": timeout_s, "max_timeout_s": 1000})
+    name = 'openbook_request_seconds_bucket{method="Answer", le="{}"}'
+    series = {'openbook_requests_total{method="Answer", code="OK"}': "0+5x20"}
+    fire(series | of_histogram(REQUEST_SECONDS, name, 0.9 * timeout_s), ["OpenbookAnswersSlow"], tmp_path, rules)
+
+
+def of_histogram(kind: Any, name: str, seconds: float) -> dict[str, str]:
+    """Buckets, in `name` each by its bound, of what takes so long each time."""
+    bounds = kind._kwargs["buckets"]
+    return {
+        name.replace("{}", floatToGoString(bound)): "0+5x20" if seconds <= bound else "0+0x20"
+        for bound in (*bounds, float("inf"))
+    }
+
+
+def rules_for(folder: Path, **settings: dict[str, Any]) -> Path:
+    """The rules where the endpoint has these settings."""
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text())
+    values["endpoint"]["settings"] |= settings
+    files = render.render(config.section(render.Topology, "t.yaml", **values))
+    path = folder / "rules.yaml"
+    path.write_text(files["deploy/prometheus/rules.yaml"])
+    return path
+
+
+def fire(series: dict[str, str], fires: list[str], tmp_path: Path, rules: Path = RULES) -> None:
     """These alerts alone, in the five minutes of the series: one value every 15 s."""
     series = {'openbook_process{role="ingress"}': "1+0x20", **series}
     check = {
@@ -106,7 +185,7 @@ def fire(series: dict[str, str], fires: list[str], tmp_path: Path) -> None:
     }
     inputs = [{"series": name, "values": values} for name, values in series.items()]
     test = {"interval": "15s", "input_series": inputs, "promql_expr_test": [check]}
-    whole = {"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [test]}
+    whole = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": [test]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole))
     promtool("test", "rules", tmp_path / "test.yaml")
 
@@ -131,6 +210,29 @@ def test_prometheus_accepts_configurations_and_every_expression_of_a_dashboard(t
     rules = [{"record": f"x{i}", "expr": expression} for i, expression in enumerate(shown)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
     assert f"{len(rules)} rules found" in promtool("check", "rules", "--lint=none", tmp_path / "rules.yaml")
+
+
+@needs_promtool
+def test_prometheus_tells_the_alertmanagers_that_the_topology_names(tmp_path: Path) -> None:
+    files = prometheus.files(TOPOLOGY.model_copy(update={"alertmanagers": ("10.0.0.5:9093", "alerts:9093")}))
+    paths = [tmp_path / Path(name).name for name in files]
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text)
+    configurations = [path for path in paths if path.name != RULES.name]
+    promtool("check", "config", *configurations)
+    for path in configurations:
+        (told,) = yaml.safe_load(path.read_text())["alerting"]["alertmanagers"]
+        assert told == {"static_configs": [{"targets": ["10.0.0.5:9093", "alerts:9093"]}]}
+    assert "alerting" not in prometheus.files(TOPOLOGY)[f"{prometheus.FOLDER}/compose.yaml"]
+
+
+def test_the_page_labels_all_that_the_operator_reads() -> None:
+    (labels,) = re.findall(r"^kubectl .* label podmonitor,prometheusrule -l (\S+)=(\S+) ", PAGE, re.MULTILINE)
+    rendered = render.render(TOPOLOGY)
+    read = [rendered[f"deploy/kubernetes/monitoring/{name}.yaml"] for name in ("rules", "pods")]
+    metadata = [each["metadata"] for text in read for each in yaml.safe_load_all(text)]
+    assert len(metadata) == 3
+    assert all(each["labels"][labels[0]] == labels[1] for each in metadata)
 
 
 def test_kubernetes_reads_every_port_of_every_pod_and_the_same_rules() -> None:

@@ -22,17 +22,21 @@ from openbook.cli import app
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.deployment import render
 from openbook.errors import InvalidConfig
+from openbook.index.client.discovery import DNS_EVERY_S
 from openbook.index.client.health import check
 from openbook.index.server.server import IndexServer
 from openbook.planning.constants import DEFAULTS
 from openbook.planning.demand import Demand, machines
 from openbook.planning.plan import plan
 from openbook.planning.topology import topology as planned_topology
+from openbook.serving.launch.environment import GUARDS
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
 RENDERED = render.render(TOPOLOGY)
 BASE = [path for path in RENDERED if path.startswith("deploy/kubernetes/base/")]
+DNS_CACHE_S = 30
+"""As long as CoreDNS, as clusters come with it, keeps an answer."""
 OVERLAYS = [Path(path).parent for path in RENDERED if "/overlays/" in path]
 
 
@@ -176,6 +180,14 @@ def test_kuberays_service_selects_the_head_and_our_policies_all_of_ray() -> None
     assert name in (ROOT / "docs" / "deploy.md").read_text()
 
 
+def test_every_pod_of_ray_has_the_guards() -> None:
+    (service,) = of_kind("RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert GUARDS.items() <= {each["name"]: each["value"] for each in container["env"]}.items()
+
+
 def test_workers_are_ready_once_they_answer_with_tls() -> None:
     """KubeRay's own probe, and what it asks of a head that serves, know no TLS."""
     (service,) = of_kind("RayService")
@@ -203,6 +215,7 @@ def test_the_endpoint_finds_the_index_servers_by_the_name_of_their_service() -> 
     assert len(sets) == TOPOLOGY.index.shards
     for shard, each in enumerate(sets):
         assert each["spec"]["replicas"] == TOPOLOGY.index.replicas
+        assert each["spec"]["minReadySeconds"] > DNS_CACHE_S + DNS_EVERY_S, "then the next replica goes"
         assert service["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
         (container,) = each["spec"]["template"]["spec"]["containers"]
         asked = serves(container["args"])
@@ -262,6 +275,7 @@ def test_compose_accepts_it_and_settings_are_ours() -> None:
     for each in services.values():
         assert each["read_only"]
         assert each["cap_drop"] == ["ALL"]
+    assert services["endpoint"]["init"], "HAProxy's former processes leave helpers, which process 1 has to reap"
     settings = config.parse(yaml.safe_load(RENDERED["deploy/compose-openbook.yaml"]))
     assert settings.index.discover == f"dns://openbook-index:{TOPOLOGY.ports.index}"
     assert settings.serving.tls
@@ -298,6 +312,15 @@ def test_containers_have_as_long_to_stop_as_units() -> None:
     for unit, names in (("openbook-index@", index), ("openbook", {"endpoint"})):
         (grace,) = re.findall(r"^TimeoutStopSec=(\d+)$", RENDERED[f"deploy/systemd/{unit}.service"], re.MULTILINE)
         assert {compose["services"][name]["stop_grace_period"] for name in names} == {f"{grace}s"}
+
+
+def test_the_endpoint_stops_no_sooner_than_it_has_answered() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text())
+    values["endpoint"]["settings"]["answer"] = {"max_timeout_s": 1000}
+    files = render.render(config.section(render.Topology, "t.yaml", **values))
+    compose = yaml.safe_load(files["deploy/compose.yaml"])
+    assert compose["services"]["endpoint"]["stop_grace_period"] == "1030s"
+    assert "\nTimeoutStopSec=1030\n" in files["deploy/systemd/openbook.service"]
 
 
 def serves(args: list[str]) -> dict[str, Any]:
@@ -338,6 +361,7 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         ("workers: [10.0.0.2, 10.0.0.3]", "workers: []", r"on_premise\.workers"),
         ("name: openbook", "name: open book", r"name = 'open book'"),
+        ("name: openbook", "name: openbook\nalertmanagers: [alerts]", r"alertmanagers.* = 'alerts'"),
         ("shards: 4", "shards: 3000", r"ports: 8265 \(Ray's dashboard\) and 7000\.\.9999 \(index\) must not overlap"),
         ("kubernetes:", "ports: {grpc: 8000}\n\nkubernetes:", r"ports: 8000 \(http\) and 8000 \(grpc\) must not"),
         ("kubernetes:", "ports: {keys: 9115}\n\nkubernetes:", r"ports: 9115 \(keys\) and 9110\.\.9141 \(metrics\)"),

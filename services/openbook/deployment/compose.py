@@ -4,6 +4,7 @@ from typing import Any
 
 from openbook.deployment.files import to_yaml
 from openbook.deployment.topology import Kubernetes, Topology
+from openbook.serving.launch.environment import longest_s
 
 GUARDED = {
     "read_only": True,
@@ -46,6 +47,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
     endpoint = {
         "image": images.image,
         "command": ["up", "--config", "/etc/openbook/openbook.yaml"],
+        "init": True,  # who reaps what HAProxy's former processes leave: as process 1, `openbook up` would not
         **GUARDED,
         "tmpfs": ["/tmp:exec,mode=1777", "/home/openbook:uid=10001,gid=10001"],
         "shm_size": "1g",
@@ -53,7 +55,8 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],
         "networks": ["inside", "outside"],
         "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, "cache", "keys"]},
-        "stop_grace_period": "330s",  # what was asked is answered, as with systemd; Compose itself gives 10 s
+        # What was asked is answered, as with systemd; Compose itself gives 10 s.
+        "stop_grace_period": f"{longest_s(topology.served.answer)}s",
         "healthcheck": _check(["curl", "-fsS", "--cacert", f"{TLS}/ca.pem", f"https://localhost:{ports.http}/readyz"]),
     }
     config = {

@@ -19,8 +19,8 @@ from openbook.deployment.kubernetes_common import (
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
 from openbook.deployment.topology import Kubernetes, Topology
+from openbook.serving.launch.environment import GUARDS
 from openbook.serving.launch.ports import SERVE_LOGGING
-from openbook.serving.launch.run import GUARDS
 
 BASE, OVERLAYS = "deploy/kubernetes/base", "deploy/kubernetes/overlays"
 

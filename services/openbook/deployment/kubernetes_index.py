@@ -15,6 +15,11 @@ from openbook.deployment.kubernetes_common import (
 )
 from openbook.deployment.topology import Kubernetes, Topology
 
+MIN_READY_S = 60
+"""From a replica's being ready until the next one of its shard is taken. Clients learn of its new address by DNS, where
+a cache may keep the former answer for half a minute.
+"""
+
 
 def headless(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
     """All index servers under one name."""
@@ -86,6 +91,7 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
         "spec": {
             "serviceName": "openbook-index",
             "replicas": topology.index.replicas,
+            "minReadySeconds": MIN_READY_S,
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },

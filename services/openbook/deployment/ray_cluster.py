@@ -9,8 +9,8 @@ from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
+from openbook.serving.launch.environment import GUARDS, haproxy_files
 from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING
-from openbook.serving.launch.run import GUARDS, haproxy_files
 
 SECRETS = "openbook/secrets"
 """In the home of the user on every machine."""

@@ -2,6 +2,7 @@
 
 from openbook.deployment.files import MADE
 from openbook.deployment.topology import Topology
+from openbook.serving.launch.environment import longest_s
 
 FOLDER = "deploy/systemd"
 GUARDED = """\
@@ -74,7 +75,7 @@ Environment=OPENBOOK_SERVING__METRICS_PORT={ports.metrics}
 Environment=HOME=%S/openbook
 StateDirectory=openbook
 TimeoutStartSec=infinity
-TimeoutStopSec=330
+TimeoutStopSec={longest_s(topology.served.answer)}
 KillMode=mixed
 {GUARDED.format(private_devices="no")}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from openbook.config import Port, Positive, Section, parse
+from openbook.config import Port, Positive, Section, Settings, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import ports
 from openbook.telemetry import N_METRICS_PORTS
@@ -165,6 +165,8 @@ class Topology(Section):
     on_premise: OnPremise | None = None
     kubernetes: Kubernetes | None = None
     runbooks: str = "docs/runbooks.md"  # where alerts send their reader: a URL, or a file of this folder
+    # host:port of each Alertmanager that Prometheus tells of alerts; with none, they stand on its own page alone
+    alertmanagers: tuple[Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]+$")], ...] = ()
 
     @model_validator(mode="after")
     def _can_be_served(self) -> "Topology":
@@ -191,9 +193,9 @@ class Topology(Section):
         return range(self.ports.metrics, self.ports.metrics + N_METRICS_PORTS)
 
     @property
-    def answer_timeout_s(self) -> float:
-        """What a question has that asks for no other."""
-        return parse(self.settings(has_gpus=False)).answer.timeout_s
+    def served(self) -> Settings:
+        """What the endpoint is told, where there are no GPUs."""
+        return parse(self.settings(has_gpus=False))
 
     def index_server(self, shard: int) -> list[str]:
         """Arguments of the program of a container that serves a shard, of the snapshot in /snapshot."""

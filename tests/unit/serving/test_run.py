@@ -1,5 +1,6 @@
 """What `openbook up` hands to Serve."""
 
+import asyncio
 import socket
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 from ray import cloudpickle
 from ray.serve.schema import ReplicaRank
 
@@ -34,6 +36,58 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arrived == fitting.fitted(settings)
     assert arrived.index.admin_token is not None
     assert arrived.index.admin_token.get_secret_value() == "correct-horse-battery"
+
+
+def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or nobody is called while it waits: the alert asks for a process of this role."""
+    roles, asked, made = list[str](), list[float](), list[Any]()
+
+    async def connect(min_coverage: float) -> None:
+        asked.append(min_coverage)
+
+    async def open_index(settings: Any, queries: Any, source: Any, min_coverage: float) -> Any:
+        assert not roles
+        await connect(min_coverage)
+        return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1)
+
+    model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: None)
+    for name in ("setup_logging", "setup_tracing", "LocalEncoder", "LocalGenerator", "Pipeline"):
+        monkeypatch.setattr(app, name, lambda *_, **__: model)
+    monkeypatch.setattr(app, "open_index", open_index)
+    monkeypatch.setattr(app, "TierMetrics", lambda index: CollectorRegistry())
+    monkeypatch.setattr(app, "REGISTRY", CollectorRegistry())
+    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.append(arguments[2]))
+    monkeypatch.setattr("openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda *_: None)
+    monkeypatch.setattr(app, "MetricsServer", lambda role, *_: roles.append(role))
+
+    async def scenario() -> None:
+        replica: Any = app.Ingress.__new__(app.Ingress)
+        settings = parse({"answer": {"min_coverage": 0.5}, "cache": {"url": "redis://127.0.0.1:1/0"}})
+        await replica.__init__(settings, lambda _: None, lambda _: None)
+        (check_ready,) = made
+        await check_ready()
+
+    asyncio.run(scenario())
+    assert (roles, asked) == (["ingress"], [0.5, 0.5])
+
+
+def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As long as the settings say that an answer may take, also when HAProxy begins anew."""
+    given: list[Any] = []
+
+    def local_serve(*arguments: Any) -> nullcontext[None]:
+        given.extend(arguments)
+        return nullcontext()
+
+    monkeypatch.setattr(run, "local_serve", local_serve)
+    monkeypatch.setattr(run, "update", lambda settings: None)
+    there = {"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}}
+    with run.running(parse({**there, "answer": {"max_timeout_s": 1000}})):
+        serving, _, _, stops_within_s = given
+    assert stops_within_s > 1000
+    assert int(run.serve_flags(serving, tmp_path, stops_within_s)["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 1000
 
 
 def test_systems_on_one_machine_share_no_ports(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class IndexProcess:
     """One index server in a process of its own, on a port that stays the same: of loopback, and a free one, unless it
-    is said otherwise. Fits `supervise.Service`.
+    is said otherwise. What is not said here, the settings file may say. Fits `supervise.Service`.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class IndexProcess:
         snapshot: Path,
         shard: int,
         metrics_port: int | None = None,
+        settings_file: Path | None = None,
         host: str = "127.0.0.1",
         port: int | None = None,
     ) -> None:
@@ -57,6 +58,8 @@ class IndexProcess:
         self._command += ["--shard", str(shard), "--host", host, "--port", str(port)]
         if metrics_port is not None:
             self._command += ["--metrics-port", str(metrics_port)]
+        if settings_file is not None:
+            self._command += ["--config", str(settings_file)]
         self._address = ""
         self._start()
 
@@ -112,8 +115,9 @@ def _pass_on(errors: IO[str], said: "deque[str]") -> None:
 
 
 @contextmanager
-def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
+def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path | None = None) -> Iterator[Settings]:
     """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
+    `settings_file`: whose section `index_server` is for these servers.
 
     What is published to the servers of a root is what the next ones serve. Whatever of these processes ends or freezes
     is started again at its address: see `supervise`.
@@ -130,7 +134,7 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
             servers: list[Supervised] = []
             for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
-                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port)
+                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, settings_file)
                 servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
             index = index.at(tuple(server.address() for server in servers))
@@ -143,8 +147,11 @@ def local_tiers(snapshot: Path | None, settings: Settings) -> Iterator[Settings]
 
 
 @contextmanager
-def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = True) -> Iterator[Settings]:
-    """All of it, ready to be asked; yields settings that name every address. `shows_logs` as for `run.local_serve`.
+def local_system(
+    snapshot: Path | None, settings: Settings, settings_file: Path | None = None, shows_logs: bool = True
+) -> Iterator[Settings]:
+    """All of it, ready to be asked; yields settings that name every address. `settings_file` as for `local_tiers`,
+    `shows_logs` as for `run.local_serve`.
 
     Raises:
         InvalidConfig: others would reach it, and nothing is said about who may ask.
@@ -153,7 +160,7 @@ def local_system(snapshot: Path | None, settings: Settings, shows_logs: bool = T
     from openbook.serving.launch.run import running
 
     check_host(settings)
-    with local_tiers(snapshot, settings) as complete, running(complete, shows_logs):
+    with local_tiers(snapshot, settings, settings_file) as complete, running(complete, shows_logs):
         yield complete
 
 

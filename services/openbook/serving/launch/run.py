@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from math import ceil
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback
 from openbook.serving.launch import tls
+from openbook.serving.launch.environment import GUARDS, LONGEST_S, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.ports import SERVE_LOGGING
 
@@ -31,35 +32,20 @@ log = logging.getLogger(__name__)
 APPLICATION = "openbook"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-LONGEST_S = 330
-"""Whatever a question may take, and some more."""
 N_REPLICA_PORTS = 128  # each is left alone for some minutes after its replica
 SPARE_CPUS = 64
 """Ray only counts them. In an update new replicas stand beside the old ones, and there may be more of them."""
 EVERYWHERE = ("0.0.0.0", "::")
 
-GUARDS = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
-    # For a client that neither sends nor takes anything; who waits for an answer is not meant.
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
-    # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly answer.
-    "RAY_worker_niceness": "0",
-    # A proxy that died is missed after three looks at it. By default they are 10 s apart.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
-    # is slow to answer has as long as ever.
-    "RAY_health_check_period_ms": "1000",
-}
-"""Against slow callers, busy machines, dead proxies and nodes, on every node; and `RAY_SERVE_HAPROXY_BINARY_PATH` names
-the program of `haproxy`.
-"""
-
 
 @contextmanager
-def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = True) -> Iterator[None]:
+def local_serve(
+    serving: ServingSettings, num_cpus: float, shows_logs: bool = True, stops_within_s: int = LONGEST_S
+) -> Iterator[None]:
     """A Ray of our own with Serve in it and nothing deployed yet. One process can run one kind of proxy only.
 
-    With `shows_logs`, what is logged in its processes stands on standard error here.
+    With `shows_logs`, what is logged in its processes stands on standard error here. What was asked before it stops has
+    `stops_within_s` to be answered.
 
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
@@ -74,14 +60,14 @@ def local_serve(serving: ServingSettings, num_cpus: float, shows_logs: bool = Tr
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("openbook-ray-"))
-        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder), shows_logs))
+        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder, stops_within_s), shows_logs))
 
         from ray import serve
         from ray.serve.config import HTTPOptions, gRPCOptions
         from ray.serve.schema import LoggingConfig
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        stack.callback(_stop_serve)
+        stack.callback(_stop_serve, stops_within_s)
         serve.start(
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=serving.host, port=serving.http_port),
@@ -110,7 +96,7 @@ def deploy(application: Any, serving: ServingSettings) -> None:
     _await_ready(serving)
 
 
-def _stop_serve() -> None:
+def _stop_serve(within_s: int) -> None:
     """End the application, then Serve. The controller ends itself, and never answers the call that asks it to: by
     itself, Serve's would be repeated for ever, and Ray says so on the terminal.
     """
@@ -120,19 +106,19 @@ def _stop_serve() -> None:
 
     with suppress(ValueError, ray.exceptions.RayError):  # it is gone, now or already; or it takes too long
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
-        _end_application(controller)
+        _end_application(controller, within_s)
         ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=STOP_TIMEOUT_S)
     serve.shutdown()
 
 
-def _end_application(controller: Any) -> None:
+def _end_application(controller: Any, within_s: int) -> None:
     """Let replicas finish what they were asked, as long as that may take. Serve's end would kill its proxies at once,
     and cut off every answer under way. Raises RayError: the controller does not answer.
     """
     import ray
 
     ray.get(controller.delete_apps.remote([APPLICATION]), timeout=STOP_TIMEOUT_S)
-    give_up, ours = time.monotonic() + LONGEST_S, f"SERVE_REPLICA::{APPLICATION}#"
+    give_up, ours = time.monotonic() + within_s, f"SERVE_REPLICA::{APPLICATION}#"
     while time.monotonic() < give_up and any(ours in each["name"] for each in ray.util.list_named_actors(True)):
         time.sleep(0.05)
 
@@ -149,7 +135,8 @@ def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
     num_cpus = serving.num_cpus * serving.n_replicas
     if serving.topology == "split":
         num_cpus += sum(model.num_cpus * model.n_replicas for model in models)
-    with local_serve(serving, ceil(num_cpus + SPARE_CPUS), shows_logs):  # Ray knows no other amounts above one
+    num_cpus = ceil(num_cpus + SPARE_CPUS)  # Ray knows no other amounts above one
+    with local_serve(serving, num_cpus, shows_logs, longest_s(settings.answer)):
         update(settings)
         yield
 
@@ -165,25 +152,13 @@ def update(settings: Settings) -> None:
     deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving)
 
 
-def haproxy_files(folder: PurePath) -> dict[str, str]:
-    """Where HAProxy and who commands it meet: by default in a folder in /tmp, which anybody may make first."""
-    files = {
-        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
-        "SOCKET_PATH": folder / "admin.sock",
-        "METRICS_SOCKET_PATH": folder / "metrics.sock",
-        "SERVER_STATE_BASE": folder,
-        "SERVER_STATE_FILE": folder / "server-state",
-    }
-    return {f"RAY_SERVE_HAPROXY_{name}": str(path) for name, path in files.items()}
-
-
-def serve_flags(serving: ServingSettings, folder: Path) -> dict[str, str]:
+def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LONGEST_S) -> dict[str, str]:
     """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`."""
     haproxy = {
         "METRICS_PORT": free_port(),
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
-        "HARD_STOP_AFTER_S": LONGEST_S,  # of a former process of it, which ends what it has begun
+        "HARD_STOP_AFTER_S": stops_within_s,
         "BINARY_PATH": _starter(folder, tls.to_environment(serving.tls, folder) if serving.tls else {}),
     }
     return {

@@ -1,0 +1,44 @@
+"""What Ray and Serve read from the environment on every node, whoever starts them."""
+
+from math import ceil
+from pathlib import PurePath
+
+from openbook.config import AnswerDefaults
+
+
+def longest_s(answer: AnswerDefaults) -> int:
+    """Whatever a question may take, and some more."""
+    return ceil(answer.max_timeout_s) + 30
+
+
+LONGEST_S = longest_s(AnswerDefaults())
+GUARDS = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
+    # For a client that neither sends nor takes anything; who waits for an answer is not meant.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+    # Of a former process of HAProxy, which ends what it has begun. By default 120: whenever a replica comes or goes,
+    # answers that take longer would be cut off.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_S),
+    # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly answer.
+    "RAY_worker_niceness": "0",
+    # A proxy that died is missed after three looks at it. By default they are 10 s apart.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
+    # is slow to answer has as long as ever.
+    "RAY_health_check_period_ms": "1000",
+}
+"""Against slow callers, answers cut off, busy machines, dead proxies and nodes; and `RAY_SERVE_HAPROXY_BINARY_PATH`
+names the program of `haproxy`.
+"""
+
+
+def haproxy_files(folder: PurePath) -> dict[str, str]:
+    """Where HAProxy and who commands it meet: by default in a folder in /tmp, which anybody may make first."""
+    files = {
+        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "SOCKET_PATH": folder / "admin.sock",
+        "METRICS_SOCKET_PATH": folder / "metrics.sock",
+        "SERVER_STATE_BASE": folder,
+        "SERVER_STATE_FILE": folder / "server-state",
+    }
+    return {f"RAY_SERVE_HAPROXY_{name}": str(path) for name, path in files.items()}
