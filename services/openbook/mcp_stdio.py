@@ -1,17 +1,37 @@
 """MCP over standard input and output, for clients that start their servers. All is asked of a running endpoint."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
+import httpx2
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from mcp_types import (
+    INTERNAL_ERROR,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+)
+from pydantic import BaseModel, ValidationError
+
+from openbook.core.bearer import bearer
 from openbook.errors import OpenbookError
-from openbook.serving.access.bearer import bearer
+from openbook.processes import is_loopback
+from openbook.serving.endpoint.problems import MEDIA_TYPE
 
 TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0
+NO_PROXY = {"http://": None, "https://": None}
+"""For httpx, in place of what the environment says: no proxy reaches what listens on loopback here."""
 
 
 def run(url: str, api_key: str | None = None) -> None:
-    """Until the input ends.
+    """Until the input ends. A call that the endpoint does not answer, or refuses, gets an error as its result.
 
     Raises:
         InvalidConfig: no header holds the key.
@@ -22,18 +42,12 @@ def run(url: str, api_key: str | None = None) -> None:
 
 
 async def _run(url: str, headers: dict[str, str]) -> None:
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-    from mcp.server.lowlevel.server import Server
-    from mcp.server.stdio import stdio_server
-    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
-
     is_connected = False
     try:
         timeout = httpx2.Timeout(TIMEOUT_S, read=ANSWER_TIMEOUT_S)
+        mounts = NO_PROXY if is_loopback(httpx2.URL(url).host) else None
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+            _Http(headers=headers, timeout=timeout, mounts=mounts) as http,
             Client(streamable_http_client(url, http_client=http)) as endpoint,
         ):
             is_connected = True
@@ -42,7 +56,12 @@ async def _run(url: str, headers: dict[str, str]) -> None:
                 return await endpoint.list_tools()
 
             async def call_tool(_: object, call: CallToolRequestParams) -> CallToolResult:
-                return await endpoint.call_tool(call.name, call.arguments)
+                try:
+                    return await endpoint.call_tool(call.name, call.arguments)
+                except MCPError as error:
+                    if error.code != INTERNAL_ERROR:
+                        raise
+                    return CallToolResult(content=[TextContent(text=f"{url}: {error}")], is_error=True)
 
             server: Server[Any] = Server(
                 "openbook", instructions=endpoint.instructions, on_list_tools=list_tools, on_call_tool=call_tool
@@ -52,11 +71,48 @@ async def _run(url: str, headers: dict[str, str]) -> None:
     except Exception as error:
         if is_connected:
             raise
-        raise OpenbookError(f"{url}: nobody speaks MCP there: {_first(error)}") from None
+        began = _first(error)
+        if isinstance(began, MCPError) and began.data:
+            raise OpenbookError(f"{url}: {began}") from None
+        raise OpenbookError(f"{url}: nobody speaks MCP there: {_told(began)}") from None
 
 
-def _first(error: BaseException) -> str:
+class _Http(httpx2.AsyncClient):
+    """Where a reply does not come, or is a problem, one of JSON-RPC stands for it. The SDK knows no problems, and by an
+    exception of one call it ends all of them.
+    """
+
+    async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        try:
+            response = await super().send(request, **how)
+            await response.aread()
+        except httpx2.RequestError as error:
+            return _failed(request, 503, _told(error))
+        # 404: of an endpoint without MCP, which the SDK knows.
+        if response.status_code != 404 and response.headers.get("content-type", "").startswith(MEDIA_TYPE):
+            with suppress(ValidationError):
+                detail = _Problem.model_validate_json(response.content).detail
+                return _failed(request, response.status_code, detail, {"status": response.status_code})
+        return response
+
+
+class _Problem(BaseModel):
+    """What is told of it."""
+
+    detail: str
+
+
+def _failed(request: httpx2.Request, status: int, message: str, data: Any = None) -> httpx2.Response:
+    error = {"code": INTERNAL_ERROR, "message": message, "data": data}
+    return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+
+def _first(error: BaseException) -> BaseException:
     """What began it, of errors that come in groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _told(error: BaseException) -> str:
     return str(error) or type(error).__name__

@@ -31,6 +31,7 @@ from rich.text import Text
 from openbook.core import metrics
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Passage
+from openbook.corpus.sources.limits import one_line
 from openbook.rag.answer import Answer
 
 if TYPE_CHECKING:
@@ -163,7 +164,12 @@ def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
 
 
 def _day(seconds: float | None) -> str:
-    return "never" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+    if seconds is None:
+        return "never"
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError):  # of a key that was made before such were refused
+        return "after 9999"
 
 
 def _searched(coverage: Coverage) -> str:
@@ -186,7 +192,7 @@ def print_failures(failures: "Sequence[Failure]") -> Iterator[None]:
 def print_changes(changes: "Changes") -> None:
     """What a corpus has that a former snapshot of it had not, and the other way round: a line each."""
     for what, found in (("added", changes.added), ("changed", changes.changed), ("removed", changes.removed)):
-        names = [*found.first, "..."] if found.n > len(found.first) else found.first
+        names = [*map(one_line, found.first), *(["..."] if found.n > len(found.first) else ())]
         listed = f" ({', '.join(names)})" if names else ""
         print(f"documents {what}: {found.n}{listed}")
     print(f"documents as before: {changes.n_as_before}")
@@ -198,7 +204,7 @@ def print_repeated(repeated: "Repeated") -> None:
     counts = f"{repeated.n_equal} equal, {repeated.n_near} nearly so"
     print(f"passages that repeat one before them: {counts}, of {repeated.n_read}")
     for pair in repeated.first:
-        print(f"  {pair.document} repeats {pair.of}: {pair.text}")
+        print(f"  {one_line(pair.document)} repeats {one_line(pair.of)}: {one_line(pair.text)}")
 
 
 class _Rate(ProgressColumn):

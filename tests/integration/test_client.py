@@ -2,11 +2,14 @@
 
 import asyncio
 import math
+import os
 import pickle
+import socket
+import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from openbook.client import (
     Token,
     messages,
 )
+from openbook.client.connection import KEEPALIVE
 from openbook.config import ServerTls
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, Passage
 from openbook.errors import (
@@ -125,11 +129,13 @@ def all_errors(root: type[OpenbookError] = OpenbookError) -> Iterator[type[Openb
         yield from all_errors(child)
 
 
-@pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
+OURS = {kind for kind in all_errors() if kind.__module__ == errors.__name__}  # others stay in their process
+
+
+@pytest.mark.parametrize("kind", sorted(OURS, key=lambda kind: kind.__name__))
 def test_errors_cross_processes(kind: type[OpenbookError]) -> None:
-    if kind.__module__ == errors.__name__:
-        again = pickle.loads(pickle.dumps(kind("what is wrong")))  # noqa: S301  # it is our own
-        assert (type(again), str(again)) == (kind, "what is wrong")
+    again = pickle.loads(pickle.dumps(kind("what is wrong")))  # noqa: S301  # it is our own
+    assert (type(again), str(again)) == (kind, "what is wrong")
 
 
 # --- calls
@@ -295,6 +301,30 @@ def test_every_call_gives_its_result(kind: Any) -> None:
             asked.answer("who", k=-1)
 
 
+def test_own_passages_are_values_or_fields_or_texts() -> None:
+    given = [OwnPassage("a", "t"), {"text": "b", "document_id": "d"}, "c"]
+    sent = messages.request(answer_pb2.AnswerRequest, "who", 1.0, {"passages": given}).passages
+    told = [(each.text, each.title, each.document_id) for each in sent]
+    assert told == [("a", "t", ""), ("b", "", "d"), ("c", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("a text", "passages must be a list, got 'a text'"),
+        ({"text": "a"}, "passages must be a list, got {'text': 'a'}"),
+        (7, "passages must be a list, got 7"),
+        (["a", 7], r"passages\[1\] must be a text, or have the fields text, title and document_id, got 7"),
+        ([{"text": "a", "name": "b"}], r"passages\[0\] must be .*, got {'text': 'a', 'name': 'b'}"),
+        ([{"text": 7}], r"passages\[0\] must be .*, got {'text': 7}"),
+        ([["a"]], r"passages\[0\] must be .*, got \['a'\]"),
+    ],
+)
+def test_what_is_no_passage_is_refused_by_its_place(given: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{message}$"):
+        messages.request(answer_pb2.AnswerRequest, "who", 1.0, {"passages": given})
+
+
 @pytest.mark.parametrize(
     ("option", "names"),
     [("formulation", Formulation), ("decoding", Decoding), ("retriever", RetrieverKind)],
@@ -306,6 +336,52 @@ def test_names_may_be_given_as_texts(option: str, names: Any) -> None:
         assert request_from_proto(AnswerRequest, of_each[0], 0).model_dump()[option] == name
     with pytest.raises(InvalidRequest, match=f"{option} must be one of {', '.join(names)}, got 'other'"):
         messages.request(answer_pb2.AnswerRequest, "who", 1, {option: "other"})
+
+
+@pytest.mark.parametrize(
+    ("field", "of"),
+    [
+        ("question", lambda text: messages.request(answer_pb2.AnswerRequest, text, 1, {})),
+        ("labels", lambda text: messages.request(answer_pb2.AnswerRequest, "who", 1, {"labels": [text]})),
+        ("question", lambda text: messages.batch(["who", text], 1, {})),
+        ("request_id", lambda text: messages.batch(["who"], 1, {"request_id": text})),
+        ("id", lambda text: messages.passage_request(text, 0, "", 1)),
+        ("snapshot_id", lambda text: messages.passage_request(7, 0, text, 1)),
+    ],
+)
+def test_a_text_that_utf_8_does_not_hold_is_refused_by_name(field: str, of: Callable[[str], Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} does not fit in its field: .*surrogates") as refused:
+        of("\udc80" * 1000)
+    assert len(str(refused.value)) < 1000
+
+
+@CLIENTS
+def test_an_endpoint_of_this_machine_is_asked_without_a_proxy(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with serving(Script()) as address:
+        assert kind(address, retries=False).answer("who").text == "WHO"
+
+
+def given_up_after_ms(address: str) -> set[int]:
+    """Of the connections of this process to there, how long each waits for what it sent to arrive."""
+    found, port = set(), int(address.rpartition(":")[2])
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile, or without another end
+            if file.is_socket():
+                with socket.socket(fileno=os.dup(int(file.name))) as connection:
+                    if connection.getpeername()[1:2] == (port,):
+                        found.add(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_USER_TIMEOUT is Linux's")
+def test_a_connection_on_which_nothing_arrives_is_given_up() -> None:
+    with serving(Script()) as address, Client(address) as client:
+        client.answer("who")
+        assert given_up_after_ms(address) == {20_000}
+    assert KEEPALIVE["grpc.keepalive_time_ms"] > 300_000  # more pings than that gRPC's servers take for an attack
 
 
 @CLIENTS

@@ -158,6 +158,24 @@ def test_answers_are_counted_compared_and_timed(endpoint: Endpoint, what: str) -
 
 
 @ENDPOINTS
+def test_no_proxy_is_asked_for_this_machine_and_a_reply_may_be_large(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async def script(question: str) -> AnswerResponse:
+        return answered("x" * (5 << 20))  # by itself gRPC takes 4 MB
+
+    async def measured() -> Figures:
+        async with endpoint(script) as address:
+            return (await measure(asked(address, duration_s=0.02))).measured
+
+    assert counts(asyncio.run(measured())) == {OK: 2}
+
+
+@ENDPOINTS
 def test_the_request_says_what_was_asked_for(endpoint: Endpoint, tmp_path: Path) -> None:
     seen: list[str] = []
     callers: set[str] = set()

@@ -73,6 +73,13 @@ def opened(browser: Browser, endpoint: Endpoint) -> Iterator[Open]:
     assert [each for each in said if "Failed to load resource" not in each] == []  # a refused question is no fault
 
 
+@pytest.fixture
+def publish(endpoint: Endpoint) -> Iterator[Callable[[], None]]:
+    """Publishes the same passages in another order: each has another id."""
+    yield lambda: endpoint.publish(PASSAGES[::-1], "later")
+    endpoint.publish(PASSAGES, "exact")
+
+
 def ask(page: Page, question: str) -> None:
     page.get_by_label("Your question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
@@ -166,6 +173,16 @@ def test_stop_leaves_what_has_come(opened: Open, endpoint: Endpoint) -> None:
     settled(page)
     assert words(page) == ["Alexander"]
     expect(page.locator("#status")).to_have_text("Stopped.")
+    expect(page.locator(".caret")).to_have_count(0)
+
+
+def test_passages_whose_reading_was_stopped_are_not_said_to_be_read(opened: Open) -> None:
+    page = opened()
+    page.get_by_label("Your question").fill(f"slowly: {QUESTION}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#rests-title")).to_have_text("Found, and being read")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#rests-title")).to_have_text("Found")
 
 
 def test_all_numbers_are_those_of_the_endpoint(opened: Open, endpoint: Endpoint) -> None:
@@ -296,6 +313,13 @@ def test_a_passage_of_a_link_is_switched_off_whatever_white_space_is_around_it(
     expect(card(page, "Mine")).to_have_class("card off")
 
 
+def test_a_link_with_a_passage_of_white_space_opens_at_once(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&passage=%0A{'+' * 150_000}")
+    settled(page)
+    assert words(page) == ["Alexander", "Graham", "Bell"]
+    assert "passages" not in endpoint.doors.requests[-1]
+
+
 def test_a_passage_of_ones_own_that_is_refused_again_stays_left_out(opened: Open) -> None:
     page = opened(QUESTION)
     page.get_by_text("Add one of your own").click()
@@ -320,6 +344,45 @@ def test_a_passage_that_a_link_leaves_out_is_told_once_it_takes_part(opened: Ope
     settled(page)
     expect(card(page, "Bell").locator(".text")).not_to_be_empty()
     expect(card(page, "Passage 0")).to_have_count(0)
+
+
+def test_after_a_publication_passages_are_those_of_the_answer(opened: Open, publish: Callable[[], None]) -> None:
+    page = opened(QUESTION)
+    publish()
+    page.get_by_text("How it answers").click()
+    page.get_by_label(re.compile("^Passages, k")).fill("6")
+    page.get_by_role("button", name="Ask with these").click()
+    settled(page)
+    assert sorted(page.locator(".card h3").all_inner_texts()) == sorted(each.title for each in PASSAGES)
+    expect(page.locator("#before")).to_be_hidden()
+
+
+def test_after_a_publication_no_passage_is_left_out_for_another(
+    opened: Open, endpoint: Endpoint, publish: Callable[[], None]
+) -> None:
+    def is_asked_with_all(page: Page) -> None:
+        settled(page)
+        assert "without" not in endpoint.doors.requests[-1]
+        expect(page.locator("#notice")).to_have_text("The index has changed since: nothing is left out.")
+        expect(page.locator("#found")).to_have_text("3 read")
+        assert "without" not in page.url
+
+    page = opened(QUESTION)
+    card(page, "Bell").get_by_role("switch").uncheck()
+    settled(page)
+    link = page.url
+    page.reload()
+    settled(page)
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#found")).to_have_text("3 read, 1 left out")
+    publish()
+    card(page, "The telephone").get_by_role("switch").uncheck()
+    is_asked_with_all(page)
+    is_asked_with_all(opened(fragment=link.removeprefix(endpoint.url)))
+    card(page, "Bell").get_by_role("switch").uncheck()
+    settled(page)
+    assert endpoint.doors.requests[-1]["without"] == [5]
+    expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_an_answer_is_not_compared_with_itself(opened: Open, endpoint: Endpoint) -> None:
@@ -921,7 +984,9 @@ def test_the_page_is_served_with_its_policy_and_once(endpoint: Endpoint) -> None
         assert (again.status_code, again.content) == (304, b"")
         head = client.head("/")
         assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", whole.headers["etag"])
-        for name in re.findall(r'(?:href|src)="(page/[^"]+)"', whole.text):
+        names = re.findall(r'(?:href|src)="(page/[^"]+)"', whole.text)
+        assert len(names) > 1
+        for name in names:
             assert client.get(f"/{name}").status_code == 200
         missing = client.get("/page/..%2f..%2fhttp.py")
         assert (missing.status_code, client.get("/page/none").status_code) == (404, 404)

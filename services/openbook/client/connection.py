@@ -12,8 +12,9 @@ import grpc
 
 from openbook import wire
 from openbook.client import messages
+from openbook.core.bearer import bearer
 from openbook.errors import BodyTooLarge, InvalidConfig
-from openbook.serving.access.bearer import bearer
+from openbook.processes import is_loopback
 from openbook.v1 import answer_pb2
 
 GRACE_S = 1.0
@@ -22,6 +23,12 @@ MAX_TIMEOUT_S = 1e9
 """gRPC's clock overflows where a call is due in centuries: it would be late at once."""
 TOO_LARGE = "message larger than max"
 """gRPC's own words. Its code for it is that of who is to come again."""
+
+KEEPALIVE = {"grpc.keepalive_time_ms": 330_000, "grpc.keepalive_timeout_ms": 20_000}
+"""A connection that a firewall has forgotten is given up when nothing of what was sent on it arrives for 20 s: TCP by
+itself sends it again for a quarter of an hour. gRPC does so (TCP_USER_TIMEOUT) only where there are pings, and its
+servers take those that come more often than every 300 s for an attack.
+"""
 
 SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
 RETRIES = {
@@ -89,9 +96,12 @@ class Connection:
         return library.insecure_channel(self.address, self._options())
 
     def _options(self) -> list[tuple[str, Any]]:
+        is_here = is_loopback(self.address.rpartition(":")[0].strip("[]"))
         options: list[tuple[str, Any]] = [
             ("grpc.enable_retries", int(self.retries)),
+            ("grpc.enable_http_proxy", int(not is_here)),  # no proxy reaches what listens here
             ("grpc.max_receive_message_length", -1),  # batches of answers with their passages
+            *KEEPALIVE.items(),
         ]
         return [*options, ("grpc.service_config", json.dumps(RETRIES))] if self.retries else options
 

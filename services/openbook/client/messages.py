@@ -34,7 +34,7 @@ class RetrieveOptions(TypedDict, total=False):
     without: Sequence[int] | None
     retriever: RetrieverKind | Literal["dense", "bm25", "hybrid"] | None
     bm25_weight: float | None
-    passages: Sequence[OwnPassage] | None
+    passages: Sequence[OwnPassage | str | Mapping[str, str]] | None
     request_id: str | None
 
 
@@ -63,20 +63,25 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     """The request with the options that have a value.
 
     Raises:
-        InvalidRequest: a number does not fit in its field, or a name is none of its option's.
+        InvalidRequest: a number does not fit in its field, a text is none in UTF-8, a name is none of its option's, or
+            passages are none.
     """
-    message = kind(question=question, timeout_s=timeout_s)
-    for name, value in options.items():
+    message = kind(timeout_s=timeout_s)
+    for name, value in {"question": question, **options}.items():
         if name in ENUMS and value is not None:
             value = _number(name, value)
         if name == "passages" and value is not None:
-            value = [answer_pb2.OwnPassage(**asdict(each)) for each in value]
+            value = _own_passages(value)
         if value is not None:
-            try:
-                message.MergeFrom(kind(**{name: value}))  # unlike setattr it fills repeated fields too
-            except ValueError as error:
-                raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value}") from None
+            _set(message, name, value)
     return message
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    try:
+        message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
+    except ValueError as error:
+        raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value!r:.100}") from None
 
 
 def _number(name: str, value: str) -> int:
@@ -89,20 +94,37 @@ def _number(name: str, value: str) -> int:
     return number
 
 
+def _own_passages(given: object) -> list[answer_pb2.OwnPassage]:
+    """The caller's own, each a value, its fields by name, or a text alone."""
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):  # whose letters or keys are no passages
+        raise InvalidRequest(f"passages must be a list, got {given!r:.80}")
+    found = []
+    for number, each in enumerate(given):
+        fields = asdict(each) if isinstance(each, OwnPassage) else {"text": each} if isinstance(each, str) else each
+        try:
+            found.append(answer_pb2.OwnPassage(**fields))
+        except (TypeError, ValueError):  # other fields, values that are no text, or half a character
+            what = "a text, or have the fields text, title and document_id"
+            raise InvalidRequest(f"passages[{number}] must be {what}, got {each!r:.80}") from None
+    return found
+
+
 def batch(questions: Sequence[str], timeout_s: float, options: Mapping[str, Any]) -> answer_pb2.AnswerBatchRequest:
     """Of all the questions, under the same options. Raises as `request`."""
     request_id = options.get("request_id") or ""
     of_each = {**options, "request_id": None}
     requests = [request(AnswerRequest, question, timeout_s, of_each) for question in questions]
-    return answer_pb2.AnswerBatchRequest(requests=requests, timeout_s=timeout_s, request_id=request_id)
+    message = answer_pb2.AnswerBatchRequest(requests=requests, timeout_s=timeout_s)
+    _set(message, "request_id", request_id)
+    return message
 
 
 def passage_request(passage_id: str | int, around: int, snapshot_id: str, timeout_s: float) -> PassageRequest:
-    """Raises InvalidRequest: `around` does not fit in its field."""
-    try:
-        return PassageRequest(id=str(passage_id), around=around, snapshot_id=snapshot_id, timeout_s=timeout_s)
-    except ValueError as error:
-        raise InvalidRequest(f"around does not fit in its field: {error}, got {around}") from None
+    """Raises InvalidRequest: one of them does not fit in its field."""
+    message = PassageRequest(timeout_s=timeout_s)
+    for name, value in {"id": str(passage_id), "around": around, "snapshot_id": snapshot_id}.items():
+        _set(message, name, value)
+    return message
 
 
 def one_by_one(options: AnswerOptions) -> AnswerOptions:

@@ -14,6 +14,7 @@ from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
 from openbook.loadtest.settings import LoadSettings
+from openbook.processes import is_loopback
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
@@ -28,6 +29,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),  # what one attempt may take
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),  # a reply of many passages is no fault of the endpoint's
 )
 
 
@@ -46,10 +48,12 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
 
 def _channel(settings: LoadSettings) -> grpc.aio.Channel:
     address = settings.address.removeprefix("grpcs://")
+    is_here = is_loopback(address.rpartition(":")[0].strip("[]"))
+    how = (*OPTIONS, ("grpc.enable_http_proxy", int(not is_here)))  # no proxy reaches what listens here
     if not settings.is_tls:
-        return grpc.aio.insecure_channel(address, OPTIONS)
+        return grpc.aio.insecure_channel(address, how)
     authority = settings.tls_ca.read_bytes() if settings.tls_ca else None
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), OPTIONS)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), how)
 
 
 class GrpcSender:

@@ -11,7 +11,8 @@ FIRST = ("who invented the telephone?", "Where was Marie Curie born?", "Which NF
 
 
 def read(path: Path | None) -> list[str]:
-    """The questions of a file, in its order: JSON lines with `question` or `claim`, or else one a line; also gzipped.
+    """The questions of a file, in its order: JSON lines with `question`, `claim` or `input`, or else one a line;
+    also gzipped.
 
     With no file, one about each of the embedded corpus's articles.
 
@@ -37,7 +38,7 @@ def embedded() -> list[str]:
 def _question(path: Path, number: int, line: str) -> str:
     try:
         record = json.loads(line)
-        question = record.get("question") or record.get("claim")
+        question = record.get("question") or record.get("claim") or record.get("input")
         question.encode()  # JSON's escapes can spell half a character
     except (ValueError, RecursionError, AttributeError):
         raise InvalidDocuments(f"{path}:{number}: must be an object with a text `question`, got {line[:80]}") from None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from openbook.core.bearer import bearer
 from openbook.core.types import Formulation
 from openbook.errors import OpenbookError
 from openbook.loadtest.kinds import Check, What
@@ -37,9 +38,12 @@ def options(settings: LoadSettings) -> dict[str, Any]:
 
 
 def who_asks(settings: LoadSettings) -> dict[str, str]:
-    """Headers, or metadata, that say so. A key is in the environment alone: settings are written into the results."""
-    key = os.environ.get("OPENBOOK_API_KEY")
-    said = {"x-caller": settings.caller, "authorization": key and f"Bearer {key}"}
+    """Headers, or metadata, that say so. A key is in the environment alone: settings are written into the results.
+
+    Raises:
+        InvalidConfig: as `bearer`.
+    """
+    said = {"x-caller": settings.caller, "authorization": bearer(os.environ.get("OPENBOOK_API_KEY"))}
     return {name: value for name, value in said.items() if value}
 
 

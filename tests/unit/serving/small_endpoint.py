@@ -58,9 +58,9 @@ def request(method: str, path: str, under_test: AnswerService | None = None, **o
 
 
 @contextmanager
-def on_a_port(app: FastAPI) -> Iterator[str]:
+def on_a_port(app: FastAPI, port: int = 0) -> Iterator[str]:
     """The URL where it listens for as long as the body runs."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off"))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -82,6 +82,7 @@ def test_a_name_that_would_break_a_log_or_a_cache_key_is_refused(name: str, tena
         ({"scopes": []}, "scopes must be some of ask, retrieve, publish, admin, got none"),
         ({"scopes": [Scope.ADMIN], "tenant": "acme"}, "a key of tenant 'acme' cannot have it"),
         ({"expires": 1.0}, "must expire later than now"),
+        ({"expires": 9_999_999 * 86_400.0}, "must expire by the end of the year 9999"),
     ],
 )
 def test_a_key_that_would_do_for_nothing_or_too_much_is_not_made(options: dict[str, Any], message: str) -> None:
@@ -157,6 +158,14 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     assert KeyFileBook(tmp_path / "none.jsonl").all() == []
 
 
+def test_a_file_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    kept = KeyFileBook(Path("~/keys.jsonl")).put(lambda _: record())
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert found(KeyFile(Path("~/keys.jsonl"), 60.0), kept) == kept
+
+
 def test_where_keys_are_kept_must_be_said_whole() -> None:
     with pytest.raises(ValueError, match="path must name the file"):
         AccessSettings(keys="file")
@@ -185,6 +194,12 @@ def test_a_key_is_printed_once_listed_by_its_prefix_and_revoked_by_it(tmp_path: 
     assert key.split("_")[2] not in listed
     assert run("revoke", kept.prefix, *file)[0] == f"ob_{kept.prefix}_... of acme/web: revoked\n"
     assert "revoked" in run("list", *file)[0].split()
+
+
+def test_keys_that_outlive_the_calendar_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    KeyFileBook(path).put(lambda _: record().model_copy(update={"expires": 1e12}))
+    assert "after 9999" in run("list", "--file", str(path))[0]
 
 
 def test_a_file_that_the_endpoint_may_read_stays_so_when_a_key_is_revoked(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +18,13 @@ from mcp_types import CallToolResult, TextContent
 from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
 
 from openbook import mcp_stdio
+from openbook.config import Limits
 from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved
 from openbook.errors import InvalidConfig, Overloaded
+from openbook.processes import free_port
+from openbook.serving.access.gate import Gate
+from openbook.serving.access.key_file import KeyFile
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.mcp import _snippet
 from openbook.testing import EchoGenerator
@@ -100,12 +106,44 @@ def test_the_tools_work_over_standard_input_and_output(url: str) -> None:
     use(over_stdio(url), everything)
 
 
-def test_where_nobody_listens_the_bridge_says_so() -> None:
-    command = [sys.executable, "-m", "openbook.cli", "mcp", "--server", "http://127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input="")
+def test_a_call_that_meets_no_endpoint_fails_alone() -> None:
+    app, port = build_app(service()), free_port()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            with on_a_port(app, port) as url:
+                client = await stack.enter_async_context(Client(over_stdio(url), read_timeout_seconds=60))
+                await call(client, "search", query=QUESTION)
+            failed = await client.call_tool("search", {"query": QUESTION})
+            assert failed.is_error
+            assert text(failed).startswith(f"{url}/mcp: ")
+            with on_a_port(app, port):
+                await call(client, "search", query=QUESTION)
+
+    asyncio.run(main())
+
+
+def refusal(url: str, **env: str) -> str:
+    """What the bridge says that is let in nowhere."""
+    command = [sys.executable, "-m", "openbook.cli", "mcp", "--server", url]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "input": ""}
+    done = subprocess.run(command, env={**os.environ, **env}, **options)
     assert done.returncode == 1
-    assert done.stderr.startswith("openbook: http://127.0.0.1:1/mcp: nobody speaks MCP there: ")
+    assert done.stderr.startswith(f"openbook: {url}/mcp: ")
     assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix(f"openbook: {url}/mcp: ")
+
+
+def test_where_nobody_listens_the_bridge_says_so() -> None:
+    assert refusal("http://127.0.0.1:1").startswith("nobody speaks MCP there: ")
+
+
+def test_the_bridge_says_why_it_is_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.jsonl"
+    keys.touch()
+    with on_a_port(build_app(service(), Gate(KeyFile(keys, 60.0), Limits()))) as url:
+        said = refusal(url, OPENBOOK_API_KEY="ob_wrong", http_proxy="http://127.0.0.1:1", no_proxy="")
+    assert said.startswith("the key is none of ours: ")
 
 
 def test_a_key_that_no_header_holds_is_refused_and_not_told() -> None:

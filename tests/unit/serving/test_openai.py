@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved
 from openbook.errors import Overloaded
 from openbook.serving.endpoint.http import build_app
+from openbook.serving.endpoint.openai import chat as completions
 from openbook.serving.endpoint.openai_errors import speaks_openai
 from openbook.testing import EchoGenerator, HashEncoder
 
@@ -109,10 +112,12 @@ def test_the_asynchronous_client_streams_and_asks(url: str) -> None:
     assert asyncio.run(ask()) == (ANSWER, ANSWER)
 
 
-def test_a_stream_ends_with_done_and_without_usage_unless_asked() -> None:
+def test_a_stream_ends_with_done_and_without_usage_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "time", SimpleNamespace(time=itertools.count().__next__))
     *chunks, done = chat(stream=True).text.removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     read = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+    assert len({chunk["created"] for chunk in read}) == 1
     assert not any("usage" in chunk for chunk in read)
     assert [("citations" in chunk) for chunk in read] == [False] * (len(read) - 1) + [True]
 

@@ -17,6 +17,7 @@ from openbook.serving.endpoint.batch import BatchRequest
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.mcp import Search
+from openbook.serving.endpoint.openai.requests import EmbeddingsRequest
 from openbook.serving.endpoint.schemas import MAX_TOLD, AnswerRequest, OwnPassageIn, describe
 
 WIDE = 500_000
@@ -47,7 +48,7 @@ def test_a_request_with_half_a_million_mistakes_hears_of_the_first(client: TestC
     assert len(reply.content) < 3000
 
 
-@pytest.mark.parametrize("kind", [AnswerRequest, BatchRequest, OwnPassageIn, Search])
+@pytest.mark.parametrize("kind", [AnswerRequest, BatchRequest, EmbeddingsRequest, OwnPassageIn, Search])
 def test_of_unknown_fields_no_more_errors_are_made_than_are_told(kind: type[BaseModel]) -> None:
     for n, n_errors in ((MAX_TOLD, MAX_TOLD), (100_000, 1)):
         known = dict.fromkeys(kind.model_fields)

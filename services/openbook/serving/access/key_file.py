@@ -20,7 +20,7 @@ class KeyFileBook:
     """The file as `openbook keys` changes it. Fits `ports.KeyBook`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.expanduser()
 
     def all(self) -> list[KeyRecord]:
         """Bare. A file that is not there has none."""
@@ -53,12 +53,12 @@ class KeyFile:
     """
 
     def __init__(self, path: Path, known_for_s: float, clock: Clock = time.monotonic) -> None:
-        self._path = path
+        self._path = path.expanduser()
         self._known_for_s = known_for_s
         self._clock = clock
         try:
-            self._state = _state(path)
-            self._records = _read(path)
+            self._state = _state(self._path)
+            self._records = _read(self._path)
         except OSError as error:
             raise InvalidConfig(
                 f"access.path = {str(path)!r}: cannot be read: {error.strerror}; `openbook keys add` makes it"

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +24,8 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,47}$"
 """Of a key, and of a tenant: it stands in logs, in headers, and in keys of caches between colons."""
 MAX_ALIVE = 2
 """Keys of one name, so that a new one can be handed out before the old one is revoked."""
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""No day can be told that is later."""
 
 
 class KeyRecord(BaseModel):
@@ -86,8 +89,8 @@ def mint(
     """A new key and what to keep of it. The key itself is nowhere else.
 
     Raises:
-        InvalidRequest: name or tenant is none, there is no scope, a tenant's key would have `admin`, or it would be
-            born expired.
+        InvalidRequest: name or tenant is none, there is no scope, a tenant's key would have `admin`, it would be born
+            expired, or would outlive the year 9999.
     """
     chosen = tuple(sorted(set(scopes)))
     if not chosen:
@@ -96,6 +99,8 @@ def mint(
         raise InvalidRequest(f"the scope admin tells of all tenants: a key of tenant {tenant!r} cannot have it")
     if expires is not None and not expires > now:
         raise InvalidRequest("a key must expire later than now")
+    if expires is not None and expires > LATEST:
+        raise InvalidRequest("a key must expire by the end of the year 9999: give it no days, and it never does")
     key = f"ob_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
     prefix, digest = key.split("_")[1], _digest(key)
     try:

@@ -25,7 +25,7 @@ export async function* ask(body, key, signal) {
     });
     if (!response.ok) {
       const body = await response.json().catch(() => ({}));
-      throw problem({ ...body, status: response.status }, Number.parseInt(response.headers.get("Retry-After"), 10) || 0);
+      throw problem({ ...body, status: response.status }, +response.headers.get("Retry-After") || 0);
     }
     for await (const [name, data] of events(response.body)) {
       if (name === "error") throw problem(data);

@@ -5,18 +5,20 @@ import { keyOf, meaning, nats, percent, placesOf, pOf, ratio, seconds, wordsOf }
 export const $ = (id) => document.getElementById(id);
 export const all = (selector) => [...document.querySelectorAll(selector)];
 
+const put = (node, name, value) => node.style.setProperty(name, value);
+
 /** `el("p.soft", {name: value}, ...children)`: a listener by `onname`, a property of style by `--name`; texts are children. */
 export function el(kind, ...children) {
   const [tag, ...classes] = kind.split(".");
   const node = document.createElement(tag);
-  if (classes.length) node.className = classes.join(" ");
+  node.classList.add(...classes);
   const attributes = children[0]?.constructor === Object ? children.shift() : {};
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("--")) node.style.setProperty(name, value);
+    if (name.startsWith("--")) put(node, name, value);
     else if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else if (value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child || child === 0));
+  node.append(...children.flat().filter(Boolean));
   return node;
 }
 
@@ -97,22 +99,21 @@ function drawWords(box, { text, words, passages, citations, result }, live) {
     const role = { role: "button", tabindex: i ? -1 : 0, "data-word": i, "aria-label": `${word.text}: ${named.join(", ")}` };
     const node = word.shares ? el("span.word", live ? role : {}, word.text, strip) : word.text;
     const cited = citations.filter(({ end }) => end > word.start && end <= word.end).map(({ evidence }) => passages[evidence]);
-    const numbers = cited.map((each) => el("sup", { "aria-hidden": true, "--hue": hueOf(each) }, `${each.number}`));
+    const numbers = cited.map((each) => el("sup", { "aria-hidden": true, "--hue": hueOf(each) }, each.number));
     children.push(cited.length ? el("span.number", node, numbers) : node); // on one line
   });
-  if (live && !result.answer) children.push(el("span.caret"));
+  if (live && !result.answer && !result.ended) children.push(el("span.caret"));
   box.replaceChildren(...children);
 }
 
-function drawNotice({ answer, asked, complete, coverage, evidence }) {
-  const notices = [];
-  if (answer?.abstained) notices.push(`Held back: it is less likely than the ${percent(asked.min_probability ?? 0)} that were asked for. This would have been said.`);
-  if (complete === false) {
-    const [searched, total] = [coverage.n_searched, coverage.n_total].map((n) => n.toLocaleString("en"));
-    notices.push(`Partial: ${searched} of ${total} passages were searched; shard ${coverage.missing_shards.join(", ")} did not take part.`);
-  }
-  if (!evidence.length) notices.push("No passage was found.");
-  else if (answer && !answer.abstained && !answer.answer.trim()) notices.push("The answer is empty: the model ended it before the first word.");
+function drawNotice({ answer, asked, complete, coverage, evidence, snapshot_id }) {
+  const [searched, total] = [coverage.n_searched, coverage.n_total].map((n) => n.toLocaleString("en"));
+  const notices = [
+    !snapshot_id.startsWith(asked.snapshot ?? "") && "The index has changed since: nothing is left out.",
+    answer?.abstained && `Held back: it is less likely than the ${percent(asked.min_probability ?? 0)} that were asked for. This would have been said.`,
+    !complete && `Partial: ${searched} of ${total} passages were searched; shard ${coverage.missing_shards.join(", ")} did not take part.`,
+    evidence.length ? answer && !answer.abstained && !answer.answer.trim() && "The answer is empty: the model ended it before the first word." : "No passage was found.",
+  ].filter(Boolean);
   $("notice").hidden = !notices.length;
   $("notice").textContent = notices.join(" ");
 }
@@ -126,7 +127,7 @@ function drawRests({ words, passages, posterior }) {
   const rows = most.sort((a, b) => passages[a].number - passages[b].number).map((z) => {
     const { key, number, title, text } = passages[z];
     return el("li", { "--hue": hueOf(passages[z]), "data-z": z },
-      el("button", { "data-key": key }, el("span.chip", `${number}`), el("span.title", { dir: "auto" }, title || text || key), share()));
+      el("button", { "data-key": key }, el("span.chip", number), el("span.title", { dir: "auto" }, title || text || key), share()));
   });
   const more = passages.length - rows.length;
   $("rests").replaceChildren(...rows, more ? el("li.soft", `and ${more} more`) : "");
@@ -188,11 +189,11 @@ function drawPassages(view, off, before, onswitch) {
     const card = cards.get(passage);
     const z = view.passages.indexOf(passage);
     card.className = z < 0 ? "card off" : "card";
-    card.style.setProperty("--lit", 0);
+    put(card, "--lit", 0);
     card.querySelector("input").checked = z >= 0;
     const earlier = before?.passages.indexOf(passage) ?? -1;
     card.classList.toggle("compared", z >= 0 && earlier >= 0);
-    card.style.setProperty("--before", before?.posterior[earlier]);
+    put(card, "--before", before?.posterior[earlier]);
     fill(card, passage, view, z);
     return card;
   });
@@ -207,7 +208,7 @@ function cardOf(passage, onswitch) {
   const use = { type: "checkbox", role: "switch", "aria-label": `Use passage ${number}`, onchange: ({ target }) => onswitch(key, target.checked) };
   return el("li.card", { "data-key": key, "--hue": hueOf(passage) },
     el("div.top",
-      el("button.chip", { "data-key": key, "aria-label": `${number}: its words` }, `${number}`),
+      el("button.chip", { "data-key": key, "aria-label": `${number}: its words` }, number),
       el("h3", { dir: "auto" }),
       id < 0 && el("span.own", "yours"),
       el("label.switch", el("input", use), el("span"))),
@@ -235,7 +236,7 @@ function fill(card, { id, title, text = "", document_id: from = "" }, view, z) {
 }
 
 function meter(node, p) {
-  node.querySelector("i").style.setProperty("--p", p);
+  put(node.querySelector("i"), "--p", p);
   node.querySelector(".value").textContent = percent(p);
 }
 
@@ -258,14 +259,14 @@ export function light(view, target, pinned) {
     posterior.firstChild.textContent = word ? "this word" : "posterior";
     posterior.querySelector("b").hidden = Boolean(word);
     posterior.hidden = !view.rests;
-    card.style.setProperty("--lit", word ? shares[i] : +(i === z));
+    put(card, "--lit", word ? shares[i] : +(i === z));
     card.classList.toggle("lit", i === z || Boolean(word && shares[i] >= 0.5));
   });
   for (const node of all("#words .word")) {
     const i = +node.dataset.word;
     const p = view.words[i].shares[z] ?? 0;
-    node.style.setProperty("--lit", p);
-    node.style.setProperty("--hue", z < 0 ? "transparent" : hueOf(view.passages[z]));
+    put(node, "--lit", p);
+    put(node, "--hue", z < 0 ? "transparent" : hueOf(view.passages[z]));
     node.dataset.share = z < 0 ? "" : percent(p);
     node.classList.toggle("pointed", i === target?.word);
     node.setAttribute("aria-pressed", i === pinned?.word);
@@ -277,7 +278,7 @@ export function light(view, target, pinned) {
 }
 
 function title(view, word) {
-  if (!view.rests) return ["Found, and being read"];
+  if (!view.rests) return [view.result.ended ? "Found" : "Found, and being read"];
   if (!word) return ["The answer rests on"];
   const tokens = word.tokens.map((token) => `${token.text.trim()} ${percent(pOf(token.log_likelihood))}`);
   return [
@@ -287,7 +288,7 @@ function title(view, word) {
 }
 
 let threads = () => {};
-let frame = 0;
+let frame;
 export function redrawThreads() {
   cancelAnimationFrame(frame);
   frame = requestAnimationFrame(() => threads());
@@ -295,18 +296,19 @@ export function redrawThreads() {
 
 /** Ribbons from words to passages, as broad as these count, where both stand beside each other. */
 function drawThreads(view, target, z) {
-  const zero = $("result").getBoundingClientRect();
-  const edge = $("said").getBoundingClientRect().right - zero.left;
+  const boxOf = (node) => node.getBoundingClientRect();
+  const zero = boxOf($("result"));
+  const edge = boxOf($("said")).right - zero.left;
   const paths = [];
   const join = (i, passage, p, dy) => {
-    const [word, card] = [document.querySelector(`#words [data-word="${i}"] .strip`), cards.get(passage)].map((node) => node.getBoundingClientRect());
+    const [word, card] = [all(`#words [data-word="${i}"] .strip`)[0], cards.get(passage)].map(boxOf);
     const [x, y, to, end] = [(word.left + word.right) / 2 - zero.left, word.bottom - zero.top + 4 + dy, card.left - zero.left, card.top - zero.top + 28];
     if (to < edge) return;
     const middle = (edge + to) / 2;
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     path.setAttribute("d", `M${x} ${y - 4 - dy}C${x} ${y} ${x} ${y} ${Math.min(x + 24, edge)} ${y}L${edge - 24} ${y}C${middle} ${y} ${middle - 12} ${end} ${to} ${end}`);
-    path.style.setProperty("--hue", hueOf(passage));
-    path.style.setProperty("--p", p);
+    put(path, "--hue", hueOf(passage));
+    put(path, "--p", p);
     paths.push(path);
   };
   let dy = 0;
@@ -349,9 +351,9 @@ function drawTable({ result, words, passages, prior, posterior, formulation, log
   if (!result.answer) return;
   const cells = (shares) => shares.map((p, z) => el("td", { "--p": p, "--hue": hueOf(passages[z]) }, percent(p)));
   const line = (head, p, shares, kind) => el(kind, el("th", { scope: "row" }, head), el("td", p), cells(shares));
-  const columns = passages.map((each) => el("th", { scope: "col", "--hue": hueOf(each) }, el("span.chip", `${each.number}`)));
+  const columns = passages.map((each) => el("th", { scope: "col", "--hue": hueOf(each) }, el("span.chip", each.number)));
   $("table").replaceChildren(
-    el("caption", formulation === "token" ? "p(z|x,y≤t): the share of each word that each passage gave" : "p(z|x,y≤t): what the answer rests on, as far as each word"),
+    el("caption", "p(z|x,y≤t): ", formulation === "token" ? "the share of each word that each passage gave" : "what the answer rests on, as far as each word"),
     el("thead", el("tr", el("th", { scope: "col" }, "word"), el("th", { scope: "col" }, "p"), columns)),
     el("tbody", line("prior", "", prior, "tr.soft"),
       words.filter((word) => word.shares).map((word) => line(el("bdi", word.text), percent(Math.exp(word.log)), word.shares, "tr")),

@@ -24,14 +24,14 @@ export const textOf = (value) => [value ?? ""].flat().join("\n");
 export function toLink(asked) {
   const found = new URLSearchParams({ question: asked.question });
   for (const name of FIELDS) if (name in asked) found.set(name, textOf(asked[name]));
-  if (asked.without?.length) found.set("without", asked.without.join());
+  if (asked.without?.length) for (const name of ["without", "snapshot"]) found.set(name, asked[name]);
   for (const { title, text } of asked.passages ?? []) found.append("passage", `${title}\n${text}`);
   return `#${found}`;
 }
 
 /** The request of a link, without whatever in it is none; null where it asks nothing. */
 export function fromLink(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const given = new URLSearchParams(hash.slice(1));
   const asked = { question: (given.get("question") ?? "").trim() };
   if (!asked.question) return null;
   for (const name of FIELDS) {
@@ -39,12 +39,14 @@ export function fromLink(hash) {
     if (value !== undefined) asked[name] = value;
   }
   const without = (given.get("without") ?? "").split(",").filter((id) => /^\d+$/.test(id)).map(Number);
-  if (without.length) asked.without = without;
+  if (without.length) Object.assign(asked, { without, snapshot: given.get("snapshot") ?? "" });
   // as the endpoint trims them
-  const own = given.getAll("passage").map((each) => each.match(/^([^\n]*)\n\s*([^]*\S)/)).filter(Boolean);
-  if (own.length) asked.passages = own.map(([, title, text]) => ({ title: title.trim(), text }));
+  const own = given.getAll("passage").map((each) => each.split(/\n([^]*)/).map((part) => part.trim())).filter(([, text]) => text);
+  if (own.length) asked.passages = own.map(([title, text]) => ({ title, text }));
   return asked;
 }
+
+export const bodyOf = ({ snapshot, ...asked }) => ({ ...asked, tokens: true });
 
 const spelled = (value) => SPELLED[value] ?? (textOf(value).replaceAll("\n", ", ") || "as the server is set");
 
@@ -100,9 +102,9 @@ function spansOf(text) {
 /**
  * The words of an answer: [{start, end, text, tokens, log, shares}], `shares` being p(z|x,y_<=t) of each passage.
  *
- * Under RAG-Sequence that of the word's last token; under RAG-Token the mean of its tokens' mixtures: the share of it that
- * a passage is expected to have given. Tokens without a place (the answer does not stand yet) follow each other. A word
- * without tokens has no shares.
+ * RAG-Sequence: that of its last token. RAG-Token: the mean of its tokens' mixtures, the share of it that a passage is
+ * expected to have given. Tokens without a place (the answer does not stand yet) follow each other. A word without tokens
+ * has no shares.
  */
 export function wordsOf(text, tokens, formulation) {
   let at = 0;

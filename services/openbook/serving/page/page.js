@@ -2,7 +2,7 @@
 
 import { ask, Problem } from "./ask.js";
 import { $, all, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
-import { changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
+import { bodyOf, changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
 
 const HEADLINE = $("headline").textContent;
 const form = $("ask");
@@ -19,9 +19,9 @@ const state = {
   ...NOTHING,
   seen: new Map(), // results by link
 };
-let running = null; // the AbortController of the question on its way
-let view = null;
-let due = 0; // the frame in which tokens are drawn
+let running; // the AbortController of the question on its way
+let view;
+let due; // the frame in which tokens are drawn
 
 const KEY = "openbook key";
 let store = {}; // if nothing is kept
@@ -43,8 +43,8 @@ function read() {
   if (!found) throw new Problem("invalid", { message: "question: there is none yet" });
   const wrong = FIELDS.find((name) => field(name).validity.badInput);
   if (wrong) throw new Problem("invalid", { message: `${wrong} must be a number` });
-  const { question, without, passages } = state.wanted ?? {};
-  if (question === found.question && without) found.without = without;
+  const { question, without, snapshot, passages } = state.wanted ?? {};
+  if (question === found.question && without) Object.assign(found, { without, snapshot });
   if (passages) found.passages = passages;
   return found;
 }
@@ -62,15 +62,20 @@ async function askFor(request, push = true) {
   begin(request);
   busy("Searching …");
   const begun = performance.now();
-  let result = null;
+  let result;
   try {
-    for await (const [name, data] of ask({ ...request, tokens: true }, store[KEY], mine.signal)) {
-      if (!result) show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
-      if (name === "retrieved") say(`Reading ${data.evidence.length} passages …`);
-      else if (name === "token") result.tokens.push(data);
-      else if (name === "answer") Object.assign(result, data, { answer: data, elapsed: (performance.now() - begun) / 1000 });
-      if (name === "token") due ||= requestAnimationFrame(redraw);
-      else redraw();
+    for await (const [name, data] of ask(bodyOf(request), store[KEY], mine.signal)) {
+      if (name === "retrieved") {
+        if (request.without && !data.snapshot_id.startsWith(request.snapshot)) return askWithAll(request);
+        show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
+        say(`Reading ${data.evidence.length} passages …`);
+      } else if (name === "token") {
+        result.tokens.push(data);
+        due ||= requestAnimationFrame(redraw);
+      } else {
+        Object.assign(result, data, { answer: data, elapsed: (performance.now() - begun) / 1000 });
+        redraw();
+      }
     }
     state.seen.set(link, result);
     say(summary());
@@ -78,16 +83,25 @@ async function askFor(request, push = true) {
   } catch (error) {
     if (mine.signal.aborted) return;
     say("");
-    problem(error instanceof Problem ? error : new Problem("failed", { message: `${error}` }), request);
+    problem(error instanceof Problem ? error : new Problem("failed", error), request);
     settle();
   } finally {
     if (running === mine) busy();
   }
 }
 
+/** Ids are places in one snapshot: in another they would leave out other passages. */
+function askWithAll({ without, ...request }) {
+  history.replaceState(null, "", toLink(request));
+  return askFor(request, false);
+}
+
 /** What was asked is what is shown, until something else is. */
 function settle() {
-  state.wanted = state.now?.asked ?? state.wanted;
+  const { now } = state;
+  if (!now) return;
+  now.ended = true;
+  state.wanted = now.asked;
   redraw();
 }
 
@@ -100,8 +114,9 @@ function begin(request) {
 function show(result) {
   const { now } = state;
   Object.assign(state, { now: result, chosen: 0, ...NOTHING });
-  if (now?.asked.question !== result.asked.question) Object.assign(state, { before: null, passages: new Passages() });
+  if (now?.asked.question !== result.asked.question || now.snapshot_id !== result.snapshot_id) Object.assign(state, { before: null, passages: new Passages() });
   else if (now.answer) state.before = now;
+  redraw();
 }
 
 /** A link, or going back: what was seen is shown, everything else is asked. */
@@ -114,7 +129,6 @@ function follow() {
   if (!seen) return askFor(request, false);
   begin(request);
   show(seen);
-  redraw();
   return say(summary());
 }
 
@@ -143,7 +157,7 @@ function redraw() {
   drawResult(view, chosen, {
     off: [...without, ...[...passages.values()].filter((each) => each.off)],
     old: before && viewOf(before, 0, passages),
-    changed: before ? changes(before.asked, now.asked, (key) => passages.told(key)) : [],
+    changed: before && changes(before.asked, now.asked, (key) => passages.told(key)),
     link,
     command: command(now.asked),
     onchoose(i) {
@@ -191,7 +205,7 @@ function fit() {
 
 /** The same request for a shell, without the API key. */
 function command(request) {
-  const body = JSON.stringify({ ...request, tokens: true }).replaceAll("'", "'\\''");
+  const body = JSON.stringify(bodyOf(request)).replaceAll("'", "'\\''");
   return `curl -s ${new URL("v1/answer", location.href.split("#")[0])} -H 'Content-Type: application/json' -d '${body}'`;
 }
 
@@ -208,11 +222,11 @@ const TOLD = {
   broken: ["The connection broke off", "The answer is not whole: what had come until then is shown."],
   failed: ["Something went wrong"],
 };
-let waiting = 0;
+let waiting;
 
 function problem(found, request) {
   clearInterval(waiting);
-  for (const each of form.querySelectorAll("[aria-invalid]")) for (const name of ["invalid", "describedby"]) each.removeAttribute(`aria-${name}`);
+  for (const each of all("[aria-invalid]")) for (const name of ["invalid", "describedby"]) each.removeAttribute(`aria-${name}`);
   $("alert").replaceChildren();
   if (!found) return;
   const { kind, message, requestId } = found;
@@ -267,7 +281,7 @@ function countDown(button, left) {
 
 /** What a switch changes: the question that is shown. */
 const asked = () => (state.wanted.question === state.now.asked.question ? state.wanted : state.now.asked);
-const askWith = (lists) => askFor(fromLink(toLink({ ...asked(), ...lists }))); // without empty ones
+const askWith = (lists) => askFor(fromLink(toLink({ ...asked(), snapshot: state.now.snapshot_id.slice(0, 12), ...lists }))); // without empty ones
 
 function onswitch(key, used) {
   const own = state.passages.get(key);
@@ -345,9 +359,9 @@ function submit(event) {
   }
 }
 
-form.addEventListener("submit", submit);
-form.addEventListener("input", tellSettings);
-field("question").addEventListener("keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && submit(event));
+on("ask", "submit", submit);
+on("ask", "input", tellSettings);
+on("question", "keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && submit(event));
 on("stop", "click", () => {
   running?.abort();
   busy();

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from openbook.core.types import Citation, Token
@@ -48,6 +48,7 @@ class Chat:
     request: ChatRequest
     max_new_tokens: int
     tells_tokens: bool  # in what only openbook knows; without being asked they would be most of it
+    created: int = field(default_factory=lambda: int(time.time()))  # in all chunks the same
 
     def completion(self, answer: Answer) -> ChatCompletion:
         """The whole reply."""
@@ -123,7 +124,7 @@ class Chat:
         prints = (about.snapshot_id, about.encoder_fingerprint, getattr(about, "generator_fingerprint", ""))
         return {
             "id": f"chatcmpl-{about.request_id}",
-            "created": int(time.time()),
+            "created": self.created,
             "model": self.request.model,
             "system_fingerprint": "fp_" + "_".join(each[:12] for each in prints if each),
         }

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
-from openbook.serving.endpoint.schemas import AnswerRequest, Whole32, Whole64, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, Sent, Whole32, Whole64, describe
 
 OURS = {
     "max_tokens": "max_new_tokens",
@@ -139,10 +139,8 @@ class ChatRequest(BaseModel):
             raise
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Sent):
     """OpenAI's request for embeddings. They are those of questions, made by the query encoder."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str, Field(description="`openbook`, or the encoder's name, as `/v1/models` lists them.")]
     input: Annotated[str | Annotated[list[str], Field(fail_fast=True)], Field(description="A text, or several.")]
