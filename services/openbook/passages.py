@@ -64,7 +64,7 @@ def find(
     title: Annotated[str | None, typer.Option(help="Its title contains this, in capitals or not.")] = None,
     path: Annotated[str | None, typer.Option(help="Its path or address contains this.")] = None,
     text: Annotated[str | None, typer.Option(help="It contains this, in capitals or not.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 10,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many.")] = 10,
     json: Json = False,
 ) -> None:
     """Find passages by what they are and contain: all that is given must hold. Questions are for `openbook ask`."""

@@ -67,6 +67,7 @@ class RayEncoders:
         reserved = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         self._encode = ray.remote(max_retries=MOST_RETRIES, **reserved)(encode)
         self._first: Encoded | None = None
+        self._warned_of = set[str]()
 
     def embeds_passages_by(self, space: str) -> str:
         """See `Elsewhere`."""
@@ -106,7 +107,8 @@ class RayEncoders:
             raise InvalidModel(
                 f"all of Ray's nodes must embed passages alike, found {first.embedded_by} and {found.embedded_by}"
             )
-        if found.computed_by != first.computed_by:
+        if found.computed_by not in (first.computed_by, *self._warned_of):
+            self._warned_of.add(found.computed_by)
             log.warning("bits of embeddings may depend on the node: %s, %s", first.computed_by, found.computed_by)
         return found
 

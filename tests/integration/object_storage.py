@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.request import Request, urlopen
 
 import fsspec
 
@@ -33,3 +34,13 @@ def gs() -> Iterator[dict[str, str]]:
     finally:
         server.stop()
         fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def make_folder(environment: dict[str, str], bucket: str, path: str) -> None:
+    """As the web pages of both do: an object without bytes, whose name ends in a slash."""
+    if s3_url := environment.get("AWS_ENDPOINT_URL"):
+        request = Request(f"{s3_url}/{bucket}/{path}/", b"", method="PUT")
+    else:
+        url = f"{environment['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/{bucket}/o"
+        request = Request(f"{url}?uploadType=media&name={path}/", b" ", method="POST")  # it takes no empty one
+    urlopen(request).close()

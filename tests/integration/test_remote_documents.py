@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from object_storage import gs, s3
+from object_storage import gs, make_folder, s3
 from typer.testing import CliRunner
 from web_files import WebFiles, serving
 
@@ -63,6 +63,8 @@ def test_a_build_from_an_object_store_is_that_of_a_copy(
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         bucket._files.mkdir("corpora")
+        for path in ("docs", "docs/sub"):
+            make_folder(environment, "corpora", path)
         for path in ("a b.txt", "sub/ü.md", ".hidden"):
             bucket.put(corpus / path, f"docs/{path}")
         for where, out in ((f"{bucket.url}/docs", "fetched"), (str(corpus), "copied")):
@@ -70,6 +72,15 @@ def test_a_build_from_an_object_store_is_that_of_a_copy(
             assert done.exit_code == 0, done.output
         with fetched(f"{bucket.url}/docs/sub/ü.md", tmp_path / "one", raise_it) as file:
             assert file.read_bytes() == (corpus / "sub" / "ü.md").read_bytes()
+        new = tmp_path / "new.txt"
+        new.write_text("Seas rise into the sky. " * 300)
+
+        def change(done: int, total: int) -> None:
+            if 3 * PIECE <= done < 4 * PIECE:  # the other file may come before or behind
+                bucket.put(new, "docs/a b.txt")
+
+        with fetched(f"{bucket.url}/docs", tmp_path / "changed", raise_it, change, PIECE) as folder:
+            assert (folder / "a b.txt").read_bytes() == new.read_bytes()
     assert passages(tmp_path / "fetched") == passages(tmp_path / "copied")
     assert {origin for _, origin in passages(tmp_path / "fetched")} == {"a b.txt", "sub/ü.md"}
     assert not (tmp_path / "fetched.documents").exists()
@@ -101,6 +112,9 @@ def test_what_was_fetched_is_not_fetched_again_and_what_changed_is(corpus: Path,
     (corpus / "a b.txt").write_text("changed")
     assert fetch() == contents(corpus)
     assert told[-1] == len("new" + "changed")
+    (corpus / "sub").rmdir()
+    (corpus / "sub").write_text("a file by now")
+    assert fetch() == contents(corpus)
     with fetched(f"file://{corpus}/new.txt", tmp_path / "out", raise_it) as file:
         assert names(file.parent) == [".fetched.jsonl", ".lock", "new.txt"], "of another URL nothing is kept"
     assert not file.parent.exists()
@@ -275,13 +289,15 @@ def test_what_is_here_needs_no_room_again(web: WebFiles, tmp_path: Path, monkeyp
     ],
 )
 def test_what_cannot_be_fetched_is_said(
-    url: str, error: type[Exception], said: str, web: WebFiles, tmp_path: Path
+    url: str, error: type[Exception], said: str, web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(error, match=said), fetched(url.replace("WEB", web.url), tmp_path / "out", raise_it):
         raise AssertionError
     (tmp_path / "out").mkdir()
-    with pytest.raises(InvalidConfig, match="exists; a snapshot is never changed"):
-        fetched(f"{web.url}/a", tmp_path / "out", raise_it).__enter__()
+    monkeypatch.chdir(tmp_path / "out")
+    for out in (tmp_path / "out", Path()):
+        with pytest.raises(InvalidConfig, match="out: exists; a snapshot is never changed"):
+            fetched(f"{web.url}/a", out, raise_it).__enter__()
     (tmp_path / "other.documents").mkdir()
     (tmp_path / "other.documents" / "mine").write_text("mine")
     with pytest.raises(InvalidConfig, match="holds something else"):

@@ -166,7 +166,7 @@ def build_corpus(
     asked = _encoded(queries, asks, model) if queries else None
     work = folder_of(out)
     remove_if_done(out)
-    check_plan(out, n_shards, factory, model.dimension, scan, exact_dtype)
+    check_plan(out, n_shards, factory, model.dimension, scan, exact_dtype, recall_target)
     embedded_by = elsewhere.embeds_passages_by(model.space) if elsewhere else model.embeds_passages_by
     known = Former(former, embedded_by, exact_dtype) if former else None
     plan = Plan(

@@ -48,6 +48,7 @@ def fetched(
         InvalidDocuments: nothing is there, it cannot be read or changes again and again, or the disk is too small,
             which is known before.
     """
+    out = out.absolute()  # which has a name, as "." has none
     folder = out.with_name(f"{out.name}.documents")
     if folder.exists() and not _is_ours(folder):
         raise InvalidConfig(f"{folder} is for documents that are fetched, and holds something else")
@@ -137,6 +138,9 @@ class _Fetch:
             name = here.relative_to(self._folder).as_posix()
             if not is_hidden(name) and name not in names:
                 here.unlink()
+        for name in names:
+            if (self._folder / name).is_dir():  # what lay below it when another run was interrupted lies there no more
+                shutil.rmtree(self._folder / name)
         missing = {name: listed for name, listed in names.items() if not self._is_here(name, listed)}
         total = sum(listed.size_bytes or 0 for listed in missing.values())
         begun = sum(self._begun(name, listed) for name, listed in missing.items())
@@ -192,12 +196,11 @@ class _Fetch:
         raise InvalidDocuments(f"{self._place.at(listed.path)}: has changed {N_TRIES} times while it was fetched")
 
     def _now(self, listed: Listed) -> Listed:
-        """The file as it lies there by now, where it came from a web server in pieces, maybe of two versions.
+        """The file as it lies there by now, where it came in pieces, maybe of two versions.
 
         A server that says one thing and another, as mirrors behind one name may, says nothing of it: then as it was.
         """
-        is_web = self._place.url.startswith("http")
-        if not (is_web and listed.size_bytes is not None and listed.size_bytes > self._piece_bytes):
+        if listed.size_bytes is None or listed.size_bytes <= self._piece_bytes:
             return listed
         found = {self._place.about(listed.path)}
         if listed not in found:

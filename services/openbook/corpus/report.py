@@ -72,6 +72,11 @@ def check_place(path: Path) -> None:
     """Before hours of work. Raises InvalidConfig: no page can be written there."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidConfig(f"{path}: a report must be a file in a folder that exists")
+    try:
+        files.partial_of(path).touch()
+        files.partial_of(path).unlink()
+    except OSError as error:
+        raise InvalidConfig(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def survey(snapshot: Snapshot) -> Survey:

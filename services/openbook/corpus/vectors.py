@@ -155,7 +155,7 @@ def _columns(path: Path) -> Iterator[NDArray[Any]]:
             batches = pa.ipc.open_stream(pa.memory_map(str(path)))
             column = _column(path, batches.schema)
         yield from (_rows(path, batch.column(column)) for batch in batches if len(batch))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # of some damage pyarrow makes an OSError
         raise InvalidDocuments(f"{path}: cannot be read: {error}") from None
 
 

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import every_format as formats
@@ -26,14 +27,17 @@ LIMITS = Limits(
 LONG = b"word " * MB
 EPUB, DOCX = formats.epub(TITLE, TEXT), formats.docx(TITLE, TEXT)  # this one has macros
 CHAPTER = "OPS/text/chapter 9.xhtml"
-OUTSIDE = b'<p><item id="a" href="../../../../../etc/hostname"/><itemref idref="a"/></p>'
+BEYOND = Path(__file__).resolve().with_name("beyond.txt")
+"""Whose words no file may bring in."""
+URL = BEYOND.as_uri().encode()
+OUTSIDE = b'<p><item id="a" href="../../../../..%b"/><itemref idref="a"/></p>' % bytes(BEYOND)
 SCRIPT = b"<script>document.write('haha')</script>"
-ENTITY = b'<!DOCTYPE html [<!ENTITY x SYSTEM "file:///etc/hostname">]>'
+ENTITY = b'<!DOCTYPE html [<!ENTITY x SYSTEM "%b">]>' % URL
 ZEROS = gzip.compress(bytes(30 * MB))
 ZEROS_OF_A_LINE = gzip.compress(b'{"' + b" " * 30 * MB)
 LAUGHS = (
     b'<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "' + b"&a;" * 99 + b'"><!ENTITY c "' + b"&b;" * 99 + b'">'
-    b'<!ENTITY d SYSTEM "file:///etc/hostname">]>'
+    b'<!ENTITY d SYSTEM "' + URL + b'">]>'
 )
 
 
@@ -69,7 +73,7 @@ def zip_with_link() -> bytes:
     with zipfile.ZipFile(out, "w") as archive:
         link = zipfile.ZipInfo("link")
         link.external_attr = (stat.S_IFLNK | 0o777) << 16
-        archive.writestr(link, "/etc/hostname")
+        archive.writestr(link, str(BEYOND))
     return out.getvalue()
 
 
@@ -78,7 +82,7 @@ def tar_with_links() -> bytes:
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, kind in (("sym", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("dev", tarfile.CHRTYPE)):
             member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "/etc/hostname"
+            member.type, member.linkname = kind, str(BEYOND)
             archive.addfile(member)
         member = tarfile.TarInfo("../../up.txt")
         member.size = 9
@@ -229,6 +233,12 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     "extracted": (b'<doc id="1" url="u" title="t">\nx\n</doc>', {"": "run it with --json"}),
     "feed.xml": (b"<?xml version='1.0'?><rss/>", {"": "XML, and neither a MediaWiki dump nor XHTML"}),
     "cut.xml": (cut(formats.mediawiki(DOCUMENTS[:2])), {"": "XMLSyntaxError: "}),
+    "letter.rtf": (rb"{\rtf1\ansi haha\par}", {"": "RTF: save it as DOCX, PDF or text"}),
+    "letter.eml": (
+        b"From: you\nMIME-Version: 1.0\nContent-Transfer-Encoding: base64\n\naGFoYQ==\n",
+        {"": "a mail in the codes of MIME: save it as text or HTML"},
+    ),
+    "logo.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><text>haha</text></svg>", {"": "SVG, a picture"}),
     "noise": (b"\x7fELF" + bytes(99), {"": "of no format that is known"}),
     "links.zip": (zip_with_link(), {"/link": "a link"}),
     "links.tar": (tar_with_links(), {"/sym": "a link", "/hard": "a link", "/dev": "no regular file"}),
@@ -293,7 +303,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     "long.epub": (formats.epub("t", LONG.decode()), {"": "has more than 4194304 bytes"}),
     "out.epub": (
         changed(EPUB, "OPS/book.opf", OUTSIDE),
-        {"": r"holds no \.\./\.\./\.\./\.\./etc/hostname"},
+        {"": r"holds no \.\./\.\./\.\./\.\./\w"},
     ),
     "script.epub": (changed(EPUB, CHAPTER, b"<html><body>" + SCRIPT + b"<p>good</p></body></html>"), {}),
     "script.html": (b"<html><body>" + SCRIPT + b"<p>good words, and some more of them</p></body></html>", {}),
@@ -305,5 +315,5 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     "script.docm": (DOCX, {}),
     "code.md": (b"---\ntitle: !!python/object/apply:os.system ['exit']\n---\ngood words", {}),
     "entity.epub": (changed(EPUB, CHAPTER, ENTITY + b"<html><body>&x; good</body></html>"), {}),
-    "entity.html": (ENTITY + b"<html><body><p>&x; good words</p><iframe src='file:///etc/hostname'></body></html>", {}),
+    "entity.html": (ENTITY + b"<html><body><p>&x; good words</p><iframe src='%b'></body></html>" % URL, {}),
 }

@@ -54,6 +54,8 @@ def test_dpr_passages_are_taken_as_they_are(tmp_path: Path) -> None:
         (b'{"id": "1", "title": "t"}\n', r"a\.jsonl:1: text must be a string, got None"),
         (b'{"id": "1", "title": "t", "text": "x"}\n[1]\n', r"a\.jsonl:2: must be an object"),
         (b'\n{"id": \n', r"a\.jsonl:2: not JSON"),
+        (b'{\n{"id": "1", "title": "t", "text": "x"}\n', r"a\.jsonl:1: not JSON"),
+        (b'["t"]\n{"id": "1", "title": "t", "text": "x"}\n', r"a\.jsonl:1: must be an object"),
         (b'{"id": "1", "title": "t", "text": "\xff"}\n', r"a\.jsonl:1: not UTF-8"),
         (b'{"id": "1", "title": "t", "text": "\\ud800"}\n', r"a\.jsonl:1: not UTF-8"),
         (b'{"id": "1", "title": "t", "text": true}\n', r"a\.jsonl:1: text must be a string, got True"),

@@ -198,6 +198,30 @@ def test_a_page_says_in_which_encoding_it_is() -> None:
         assert (document.title, document.text) == ("Café", "Ein Käse für alle"), encoding
 
 
+@pytest.mark.parametrize(
+    ("says", "written", "text"),
+    [
+        ("iso-8859-1", b"caf\xe9 \x80 \x85 \x81\x9d", "café € …"),  # two that nobody sees
+        ("windows-1252", b"caf\xe9 \x80 \x85 \x8d\x8f\x90", "café € …"),
+        ("gb2312", "朱镕基 1″".encode("gbk"), "朱镕基 1″"),
+        ("x-gbk", "朱镕基".encode("gbk"), "朱镕基"),
+        ("GBK", "镕 €".encode("gb18030"), "镕 €"),
+        ("Shift_JIS", "① 髙島屋".encode("cp932"), "① 髙島屋"),
+        ("x-sjis", "① 髙島屋".encode("cp932"), "① 髙島屋"),
+        ("euc-kr", "똠방각하".encode("cp949"), "똠방각하"),
+        ("ks_c_5601-1987", "똠방각하".encode("cp949"), "똠방각하"),
+        ("big5", "香港嘅茶餐廳".encode("big5hkscs"), "香港嘅茶餐廳"),
+        ("iso-8859-8-i", "שלום".encode("iso8859-8"), "שלום"),
+        ("x-cp1251", "мир".encode("cp1251"), "мир"),
+        ("utf-16", "Käse".encode(), "Käse"),
+        ("utf-16le", "Käse".encode(), "Käse"),
+    ],
+)
+def test_a_page_is_read_in_the_encoding_that_browsers_take_it_for(says: str, written: bytes, text: str) -> None:
+    page = b"<html><head><meta charset=%s><title>T</title></head><body><p>%s</p></body>" % (says.encode(), written)
+    assert parse_one(page, "a").text == text
+
+
 def test_a_short_page_comes_without_its_frame() -> None:
     text = "Modane is a commune in the Savoie department."
     assert parse_one(formats.html("Modane", text), "a").text == text
@@ -257,6 +281,13 @@ def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
     assert "".join(parse_one(content, "a.docx").text.split()).replace("z", "") == "|x|y"
 
 
+def test_a_hyphen_of_a_docx_at_which_no_line_ends_is_one() -> None:
+    run = "<w:r><w:t>F</w:t><w:noBreakHyphen/><w:t>16</w:t><w:softHyphen/><w:t>s</w:t></w:r>"
+    body = f'<w:document xmlns:w="w"><w:body><w:p>{run}</w:p></w:body></w:document>'
+    content = formats.zipped({"[Content_Types].xml": b"<Types/>", "word/document.xml": body.encode()})
+    assert parse_one(content, "a.docx").text.strip() == "F-16s"
+
+
 def test_notes_of_a_docx_follow_its_text_in_no_section() -> None:
     heading = '<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>Life</w:t></w:r></w:p>'
     body = f'<w:document xmlns:w="w"><w:body>{heading}<w:p><w:r><w:t>born</w:t></w:r></w:p></w:body></w:document>'
@@ -283,6 +314,52 @@ def test_notes_of_a_docx_follow_its_text_in_no_section() -> None:
 )
 def test_documents_of_other_programs_cost_one_line_that_says_what_to_do(members: list[str], why: str) -> None:
     assert parse(formats.zipped(dict.fromkeys(members, b"<a/>")), "a") == [Failure("a", why)]
+
+
+MAIL = "Received: by host\r\n\tfor you\r\nMIME-Version: 1.0\r\n{}\r\n\r\nGood words, =C3=BC.\r\n"
+CODED = (
+    "Content-Type: multipart/alternative; boundary=x",
+    "Content-Type: text/plain\r\nContent-Transfer-Encoding: quoted-printable",
+    "content-transfer-encoding: BASE64",
+    "Content-Type: text/html; charset=utf-8",
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (r"{\rtf1\ansi good words\par}", "RTF: save it as DOCX, PDF or text"),
+        *((MAIL.format(each), "a mail in the codes of MIME: save it as text or HTML") for each in CODED),
+        ("From you Mon Jan  1 00:00:00 2024\n" + MAIL.format(CODED[0]), "a mail in the codes of MIME: save it"),
+        ("<svg xmlns='http://www.w3.org/2000/svg'><path d='M0 0'/></svg>", "SVG, a picture"),
+        ("<!-- made by hand -->\n<!DOCTYPE svg PUBLIC 'a' 'b'>\n<svg>", "SVG, a picture"),
+    ],
+)
+def test_codes_that_a_program_is_to_read_are_no_text(begin: str, why: str) -> None:
+    (failure,) = parse(begin.encode(), "a")
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith(why)
+
+
+def test_a_mail_of_plain_text_and_what_speaks_of_codes_are_texts() -> None:
+    plain = MAIL.format("Content-Type: text/plain; charset=us-ascii\r\nContent-Transfer-Encoding: 7bit")
+    spoken = f"About mail\n\n{MAIL.format(CODED[0])}"
+    for text in (plain, spoken, "A document of RTF begins with {\\rtf1.", "An <svg> is a picture."):
+        assert recognise(text.encode(), "a") == "text"
+    assert recognise(b"<svg><path/></svg>\n\n# A logo, then words\n", "a.md") == "Markdown"
+
+
+@pytest.mark.parametrize(
+    ("content", "each"),
+    [
+        (b'[{"text": "one"}, {"text": "two"}]', ".[]"),
+        (b'\xef\xbb\xbf[\r\n  {\r\n    "text": "one"\r\n  }\r\n]', ".[]"),
+        (b'{\n  "text": "one"\n}\n', "."),
+    ],
+)
+def test_json_that_is_no_lines_costs_one_line_that_says_what_to_do(content: bytes, each: str) -> None:
+    why = "one JSON text over the file; JSON lines have an object a line: jq -c '{}' FILE > FILE.jsonl"
+    assert parse(content, "a.json") == [Failure("a.json", why.format(each))]
 
 
 def test_of_an_article_with_its_history_the_newest_revision_is_read() -> None:

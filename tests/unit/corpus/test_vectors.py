@@ -110,6 +110,10 @@ def test_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
     refused(path, "every row must hold a vector")
     path.write_bytes(b"PAR1 and nothing more")
     refused(path, "cannot be read")
+    pq.write_table(table(VECTORS).select(["embedding"]), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 40 + whole[44:])  # what describes its first page
+    refused(path, "vectors: cannot be read: ")
 
 
 class Hostile:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openbook.core.splitting import Splitting
 from openbook.corpus.sources.parse import reason
-from openbook.corpus.work import FAILURES, NOTE, Note, Plan, left, resumed, set_aside, told_if_full
+from openbook.corpus.work import FAILURES, NOTE, Note, Plan, folder_of, left, resumed, set_aside, told_if_full
 from openbook.errors import StartupError
 
 PLAN = Plan(
@@ -23,6 +23,12 @@ PLAN = Plan(
     former=None,
     duplicates="keep",
 )
+
+
+def test_where_we_are_has_its_folder_of_work_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert folder_of(Path()) == tmp_path / "here.work"
 
 
 FILES = ("passages.bin", "offsets.npy", "vectors.npy", "rows.npy", "failures.jsonl")

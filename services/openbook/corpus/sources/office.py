@@ -75,8 +75,8 @@ def _words(body: Any) -> Iterator[tuple[Any, str]]:
 
     for fallback in list(body.iter("{*}Fallback")):  # says again what stands beside it
         fallback.getparent().remove(fallback)
-    ends = {"p": "\n", "tc": "| ", "tab": "\t", "br": "\n", "cr": "\n"}
-    for element in body.iter("{*}t", "{*}p", "{*}tab", "{*}br", "{*}cr", "{*}tc"):
+    ends = {"p": "\n", "tc": "| ", "tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+    for element in body.iter("{*}t", *(f"{{*}}{name}" for name in ends)):
         yield element, element.text or "" if (name := etree.QName(element).localname) == "t" else ends[name]
 
 

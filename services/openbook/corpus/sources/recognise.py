@@ -61,6 +61,15 @@ _BY_NAME = {
     ".txt": Format.TEXT,
 }
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+_ONE_JSON = re.compile(rb'\[\s*\{|\{\s*\n\s*"')
+"""How an array of objects begins, and an object over several lines."""
+_RTF = re.compile(rb"\{\\rtf\d")
+_SVG = re.compile(rb"(?>\s+|<!--.*?-->|<!doctype\s+svg[^>]*>)*<svg[\s>]", re.DOTALL | re.IGNORECASE)
+_MAIL = re.compile(rb"(From \S.*\n)?([!-9;-~]+:.*\n([ \t].*\n)*)+")
+_CODED = re.compile(
+    rb"^content-(type:\s*(multipart/|text/html)|transfer-encoding:\s*(base64|quoted-printable))",
+    re.MULTILINE | re.IGNORECASE,
+)
 DELIMITERS = ",\t;|"
 
 
@@ -101,13 +110,29 @@ def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
     if is_utf_16 := head[:2] in UTF_16:
         head = head.decode("utf-16", "ignore").encode(errors="ignore")
     begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    _check_no_codes(begin)
     if begin.startswith(b"<") and (found := _markup(begin, name)):
         return found
     if by_name := _BY_NAME.get(os.path.splitext(name)[1].lower()):
+        if by_name is Format.JSON_LINES and _ONE_JSON.match(begin):
+            each = ".[]" if begin.startswith(b"[") else "."
+            said = "one JSON text over the file; JSON lines have an object a line"
+            raise Failed(f"{said}: jq -c '{each}' FILE > FILE.jsonl")
         return by_name
     if b"\0" in head[:4096] and not is_utf_16:
         raise Failed("of no format that is known")
+    if _SVG.match(begin):
+        raise Failed("SVG, a picture")
     return _text(head, names)
+
+
+def _check_no_codes(begin: bytes) -> None:
+    """Refuse what would be a text, but of codes. Raises Failed."""
+    if _RTF.match(begin):
+        raise Failed("RTF: save it as DOCX, PDF or text")
+    mail = _MAIL.match(begin)
+    if mail and b"\nmime-version:" in b"\n" + mail[0].lower() and _CODED.search(mail[0]):
+        raise Failed("a mail in the codes of MIME: save it as text or HTML")
 
 
 def _markup(begin: bytes, name: str) -> Format | None:

@@ -14,6 +14,21 @@ from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
 _CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*encoding=[\"']([\w.:-]+)", re.IGNORECASE)
+_AS_BROWSERS = {
+    **dict.fromkeys(("ascii", "iso8859-1"), "cp1252"),
+    **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "x-sjis"), "cp932"),
+    **dict.fromkeys(("euc_kr", "windows-949"), "cp949"),
+    **dict.fromkeys(("big5", "x-x-big5"), "big5hkscs"),
+    **dict.fromkeys(("windows-874", "dos-874"), "cp874"),
+    **{f"x-cp125{i}": f"cp125{i}" for i in range(9)},
+    "iso-8859-8-i": "iso8859-8",
+    "x-euc-jp": "euc_jp",
+}
+"""As the WHATWG's standard has it, what a page is read as that says this: pages have more characters than what they say
+has. By Python's names, and by those that Python does not know."""
+_OF_WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") or chr(code) for code in range(0x80, 0xA0)}
+"""Of cp1252, also the five that Python leaves out."""
 _FRAME = ["//nav", "//footer"]  # of short pages they would come along
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _INLINE = re.compile(
@@ -115,7 +130,13 @@ def _decoded(content: bytes, charset: str) -> str:
         and not content.startswith(codecs.BOM_UTF8)
     ):
         try:
-            return content.decode("cp1252" if name.lower() in ("iso-8859-1", "latin-1", "us-ascii") else name)
+            known = codecs.lookup(_AS_BROWSERS.get(name.lower(), name)).name
+            encoding = _AS_BROWSERS.get(known, known)
+            if encoding == "cp1252":
+                return content.decode("latin-1").translate(_OF_WINDOWS)
+            if said and encoding.startswith("utf-16"):  # it says so in ASCII, so it is not
+                encoding = "utf-8"
+            return content.decode(encoding)
         except LookupError:
             raise Failed(f"in an encoding that nobody knows: {name}") from None
         except (UnicodeDecodeError, ValueError) as error:
