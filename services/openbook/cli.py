@@ -308,7 +308,7 @@ def publish(
 
 @app.command()
 def snapshots(
-    where: Annotated[list[str] | None, typer.Argument(help="A folder of snapshots, or host:port of servers.")] = None,
+    where: Annotated[list[str] | None, typer.Argument(help="Snapshots, a root, or host:port of servers.")] = None,
     config: Config = None,
 ) -> None:
     """List snapshots in folders or at index servers. With neither given, at the servers in the settings."""
@@ -358,7 +358,7 @@ def up(
         from openbook.demo import FOLDER, embedded_snapshot
 
         snapshot = embedded_snapshot(FOLDER)
-    with until_stopped(), local_system(snapshot, wanted) as settings:
+    with until_stopped(), local_system(snapshot, wanted, config) as settings:
         serving = settings.serving
         if where := settings.index.discover or " ".join(f"--index {each}" for each in settings.index.addresses):
             print(f"index servers, to publish to: {where}")
@@ -513,15 +513,15 @@ def evaluate(
     follow: Annotated[int, typer.Option(help="RAG-Token: look for passages again after so many tokens.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Only so many questions of each file, drawn at random.")] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal questions.")] = 0,
-    encoder: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    encoder: Annotated[str | None, typer.Option(help="'embedded', a hub name, a folder; else as settings say.")] = None,
     passage_model: Annotated[str, typer.Option(help="The index's passage encoder, if --encoder does not say.")] = "",
-    generator: Annotated[str, typer.Option(help="'embedded', a hub name, or a folder.")] = "embedded",
+    generator: Annotated[str | None, typer.Option(help="As for --encoder.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
     config: Config = None,
 ) -> None:
     """Measure how good answers, or with --retrieve rankings, are. docs/evaluate.md explains every number."""
-    from openbook.config import section
+    from openbook.config import load, section
     from openbook.evaluation.retrieve import evaluate_retrieval
     from openbook.evaluation.run import evaluate
     from openbook.evaluation.settings import EvaluationSettings, RankingSettings
@@ -530,6 +530,9 @@ def evaluate(
     if retrieve + gold + closed_book > 1:
         raise InvalidRequest("--retrieve, --gold and --closed-book exclude each other: only --retrieve searches")
     model = {"dtype": dtype, "n_threads": threads or 0}
+    served = load(config)
+    if encoder is None:  # whose passages it is for is said beside it
+        encoder, passage_model = served.encoder.model, passage_model or served.encoder.passage_model
     asked = {
         "questions": questions,
         "out": out,
@@ -552,7 +555,7 @@ def evaluate(
                 "openbook evaluate",
                 **asked,
                 context="gold" if gold else "none" if closed_book else "retrieved",
-                generator={"model": generator, **model},
+                generator={"model": generator or served.generator.model, **model},
                 k=k,
                 formulations=formulation or [Formulation.SEQUENCE],
                 decoding=decoding,
@@ -617,6 +620,11 @@ def main() -> None:
     except OpenbookError as error:
         print(f"openbook: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
+    except OSError as error:  # a file that a command was told to write or read
+        if error.filename is None or isinstance(error, ConnectionError):
+            raise
+        print(f"openbook: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("openbook"):
             raise

@@ -22,7 +22,7 @@ from openbook.core.types import (
     RetrieverKind,
 )
 from openbook.errors import InvalidConfig, InvalidRequest
-from openbook.secret import SecretRedisUrl, SecretText, told
+from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
@@ -76,7 +76,7 @@ class IndexServerSettings(Section):
     # URLs below which snapshots may be fetched into a root: s3://bucket/snapshots; none: from nowhere
     fetch_from: tuple[Annotated[str, Field(pattern=r"^(file|https?|s3|gs)://.")], ...] = ()
     # with none, only servers on loopback can be published to
-    admin_token: Annotated[SecretText, Field(min_length=16)] | None = None
+    admin_token: Annotated[SecretToken, Field(min_length=16)] | None = None
     tls: ServerTls | None = None  # with none, connections are plain
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class IndexClientSettings(Section):
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05  # second calls for slow ones, as a share of all; 0: none
     tls: ClientTls | None = None  # with none, connections are plain
     server_name: str | None = None  # in the servers' certificates, if not their address, or the name after dns://
-    admin_token: SecretText | None = None  # for `openbook publish`
+    admin_token: SecretToken | None = None  # for `openbook publish`
 
     @model_validator(mode="after")
     def _says_it_once(self) -> "IndexClientSettings":
@@ -377,6 +377,12 @@ class Settings(Section):
         return self
 
 
+class _Servers(Section):
+    """What a settings file has for index servers."""
+
+    index_server: IndexServerSettings
+
+
 S = TypeVar("S", bound=Section)
 Sources = Mapping[tuple[str, ...], str]
 """Where a value came from, by section and key, if not from the file."""
@@ -390,8 +396,11 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Sett
         InvalidConfig: the file cannot be read, or a key or value is not one of ours.
     """
     values, sources = _collect(path, env)
-    values.pop(INDEX_SERVER, None)  # one file may serve all processes
-    return parse(values, str(path or "defaults"), sources)
+    source = str(path or "defaults")
+    # One file may serve all processes, and what `openbook up` hands on is checked before anything starts. Which
+    # snapshot its servers have, their command may say.
+    _validated(_Servers, {INDEX_SERVER: {"snapshot": ".", **values.pop(INDEX_SERVER, {})}}, sources, source)
+    return parse(values, source, sources)
 
 
 def load_index_server(

@@ -79,39 +79,55 @@ def free_ports(n: int) -> int:
 
 def threads(asked: int = 0) -> int:
     """As many as asked for; for 0 what OMP_NUM_THREADS says, else the cores that this process may use: those it is
-    bound to, within what its control group (a container) is granted.
+    bound to, within what its control groups (a container, a service) are granted.
     """
     if asked or os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return max(1, asked or int(os.environ["OMP_NUM_THREADS"]))
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # not Linux, or "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        n_cores = min(n_cores, math.ceil(int(quota) / int(period)))
-    return max(1, n_cores)
+    return max(1, min([n_cores, *map(math.ceil, granted_cores(_own_groups()))]))
 
 
 def memory_bytes() -> int:
     """Of this machine, within what the control groups of this process (a container, a service) are granted."""
-    groups = ""
-    with suppress(OSError):  # not Linux
-        groups = Path("/proc/self/cgroup").read_text()
-    return min([os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, *granted_bytes(groups)])
+    return min([os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, *granted_bytes(_own_groups())])
 
 
 def granted_bytes(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """The limits on memory of control groups of both versions and of all that they are in.
+    """The limits on memory of control groups of both versions and of all that they are in, those beyond which a process
+    is held up included.
 
     `groups` are `hierarchy:controllers:path`, as in /proc/self/cgroup. A container sees its own group as the root.
     """
+    for folder, is_first in _folders(groups, "memory", root):
+        for name in ("memory.limit_in_bytes",) if is_first else ("memory.max", "memory.high"):
+            with suppress(OSError, ValueError):  # not seen from here, or "max"
+                yield int((folder / name).read_text())
+
+
+def granted_cores(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[float]:
+    """The limits on CPU time, as `granted_bytes` has those on memory."""
+    for folder, is_first in _folders(groups, "cpu", root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first else ("cpu.max",)
+        with suppress(OSError, ValueError):
+            quota, period = (int(number) for name in names for number in (folder / name).read_text().split())
+            if quota > 0:  # -1: none
+                yield quota / period
+
+
+def _own_groups() -> str:
+    with suppress(OSError):  # not Linux
+        return Path("/proc/self/cgroup").read_text()
+    return ""
+
+
+def _folders(groups: str, controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
+    """Of each control group, and whether it is of the first version."""
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top, file = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        group = PurePosixPath(path.lstrip("/"))
-        for each in (group, *group.parents):
-            with suppress(OSError, ValueError):  # not seen from here, or "max"
-                yield int((top / each / file).read_text())
+        if not controllers or controller in controllers.split(","):
+            top, group = root / controller if controllers else root, PurePosixPath(path.lstrip("/"))
+            for each in (group, *group.parents):
+                yield top / each, bool(controllers)
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,14 @@ def _is_the_secret(value: AnySecret) -> AnySecret:
     return value
 
 
+def _fits_a_header(value: SecretStr) -> SecretStr:
+    """Without white space around it, as files end with. What no header holds, gRPC would show in its error."""
+    token = value.get_secret_value().strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("must be of printable ASCII characters, and has others")
+    return SecretStr(token)
+
+
 def _digits_are_text(value: Any) -> Any:
     """YAML reads a token of digits as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -38,6 +46,7 @@ class RedisUrl(Secret[str]):
 
 
 SecretText = Annotated[SecretStr, BeforeValidator(_digits_are_text), AfterValidator(_is_the_secret)]
+SecretToken = Annotated[SecretText, AfterValidator(_fits_a_header)]
 SecretRedisUrl = Annotated[RedisUrl, AfterValidator(_is_the_secret)]
 
 

@@ -23,7 +23,7 @@ from openbook.config import Settings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, InvalidConfig, ShardUnavailable, StartupError
+from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, ShardUnavailable, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.sharded import ShardedIndex
@@ -215,6 +215,16 @@ def test_one_that_cannot_start_is_tried_again_until_it_can(
         asyncio.run(searched(settings, Snapshot.open(snapshot).manifest.snapshot_id))
     [first, *_] = [each.getMessage() for each in caplog.records if "does not start" in each.getMessage()]
     assert re.search(r"shard 1 does not start: .* ended with code 1: openbook: .*vectors\.npy", first)
+
+
+def test_they_serve_as_the_file_says_but_what_and_where(snapshot: Path, tmp_path: Path) -> None:
+    said = "index_server: {snapshot: none, shard: 7, port: 1, host: none.invalid, max_k: 1}"
+    (tmp_path / "openbook.yaml").write_text(said)
+    with (
+        local_tiers(snapshot, Settings(), tmp_path / "openbook.yaml") as settings,
+        pytest.raises(InvalidRequest, match=r"k must be 1\.\.1, got 2"),
+    ):
+        asyncio.run(searched(settings, "any"))
 
 
 def test_with_nothing_to_serve_it_says_what_to_name() -> None:

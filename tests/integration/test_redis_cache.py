@@ -336,9 +336,13 @@ async def encrypted(server: RedisServer, tls: ServerTls) -> AsyncIterator[int]:
         yield front.sockets[0].getsockname()[1]
 
 
-def test_through_tls_and_only_to_whom_the_ca_knows(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_through_tls_and_only_to_whom_the_ca_knows(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "another").mkdir()
-    ours, trusted = tls_files(tmp_path)
+    ours, _ = tls_files(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trusted = ClientTls(ca=Path("~/ca.pem"))
     _, others = tls_files(tmp_path / "another")
 
     async def scenario() -> None:

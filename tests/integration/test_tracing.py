@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from openbook import cli
 from openbook.cache.memory import MemoryCache
 from openbook.config import EncoderSettings, GeneratorSettings, IndexServerSettings, ServingSettings, parse
 from openbook.core.confidence import UNFITTED
@@ -308,6 +310,18 @@ def test_what_cannot_be_traced_stops_the_start(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "pigeon")
     with pytest.raises(InvalidConfig, match="pip install opentelemetry-exporter-otlp-proto-pigeon"):
         setup_tracing("test")
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with span("one", ASKED):
+        pass
+    out = tmp_path / "none" / "trace.svg"
+    monkeypatch.setattr(sys, "argv", ["openbook", "trace", str(file), "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"openbook: {out}: No such file or directory\n")
 
 
 def test_a_trace_can_be_drawn(snapshot: Path, file: Path) -> None:

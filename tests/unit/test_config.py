@@ -34,6 +34,8 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("answer: {k: 0}", {}, r"openbook\.yaml: answer\.k = 0: .*greater than or equal to 1"),
         ("answer: {kk: 5}", {}, r"openbook\.yaml: answer\.kk: .*not permitted"),
         ("answers: {k: 5}", {}, r"openbook\.yaml: answers: .*not permitted"),
+        ("index_server: {shrad: 1}", {}, r"openbook\.yaml: index_server\.shrad: .*not permitted"),
+        ("", {"OPENBOOK_INDEX_SERVER__PORT": "70000"}, r"SERVER__PORT: index_server\.port = 70000: .*65535"),
         ("answer: {1: 5}", {}, r"openbook\.yaml: answer: Keys should be strings"),
         ("", {"OPENBOOK_CACHE__TTL_S": "soon"}, r"OPENBOOK_CACHE__TTL_S: cache\.ttl_s = 'soon': .*integer"),
         ("", {"OPENBOOK_SERVING__HTTP_PORT": "70000"}, r"serving\.http_port = 70000: .*65535"),
@@ -64,13 +66,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_index_server_takes_options_then_environment_then_file(tmp_path: Path) -> None:
     path = tmp_path / "openbook.yaml"
     path.write_text("answer: {k: 7}\nindex_server: {snapshot: s, shard: 1, max_k: 10, n_threads: 3}\n")
-    env = {"OPENBOOK_INDEX_SERVER__SHARD": "2", "OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": "1234567890123456"}
+    env = {"OPENBOOK_INDEX_SERVER__SHARD": "2", "OPENBOOK_INDEX_SERVER__ADMIN_TOKEN": "1234567890123456\n"}
     settings = config.load_index_server(path, env, n_threads=4, host=None)
     assert (settings.snapshot, settings.shard, settings.max_k, settings.n_threads) == (Path("s"), 2, 10, 4)
     assert settings.host == "127.0.0.1"
     assert settings.admin_token is not None
     assert settings.admin_token.get_secret_value() == "1234567890123456"
     assert config.load(path, env).answer.k == 7  # the other processes read the same file
+    path.write_text("answer: {k: 7}\nindex_server: {n_threads: 3}\n")
+    assert config.load(path, {}).answer.k == 7  # which snapshot it is, `index serve` may be told
 
 
 SECRET = "5ecret"
@@ -222,6 +226,9 @@ def test_a_bad_token_is_named() -> None:
     with pytest.raises(ValidationError, match="admin_token") as caught:
         config.IndexServerSettings(snapshot="s", admin_token=SECRET)
     assert SECRET not in str(caught.value)
+    with pytest.raises(InvalidConfig, match="printable ASCII") as refused:
+        config.load(None, {"OPENBOOK_INDEX__ADMIN_TOKEN": f'"{SECRET}\\n{SECRET}"'})
+    assert SECRET not in str(refused.value)
 
 
 def test_a_bad_option_of_an_index_server_is_named() -> None:

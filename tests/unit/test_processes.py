@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openbook.processes import free_port, free_ports, granted_bytes
+from openbook.processes import free_port, free_ports, granted_bytes, granted_cores
 
 
 def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
@@ -17,7 +17,7 @@ def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
     ("groups", "granted"),
     [
         ("0::/\n", [900]),
-        ("0::/system.slice/index.service\n", [300, 900]),
+        ("0::/system.slice/index.service\n", [300, 200, 900]),
         ("5:devices:/\n4:memory:/docker/abc\n0::/nowhere\n", [700, 900]),  # of the first kind, in a container
         ("4:memory:/known\n1:cpu:/known\n", [500, 700]),
         ("", []),
@@ -28,9 +28,35 @@ def test_memory_is_what_all_control_groups_of_a_process_grant(tmp_path: Path, gr
         "memory.max": "900",
         "system.slice/memory.max": "max",
         "system.slice/index.service/memory.max": "300",
+        "system.slice/index.service/memory.high": "200",
         "memory/memory.limit_in_bytes": "700",
         "memory/known/memory.limit_in_bytes": "500",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
     assert list(granted_bytes(groups, tmp_path)) == granted
+
+
+@pytest.mark.parametrize(
+    ("groups", "granted"),
+    [
+        ("0::/kubepods/pod\n", [1.5, 8.0]),
+        ("5:cpuset:/pod\n4:cpu,cpuacct:/pod\n", [4.0]),  # of the first kind: -1 is no limit
+        ("4:memory:/pod\n", []),
+    ],
+)
+def test_cores_are_what_all_control_groups_of_a_process_grant(
+    tmp_path: Path, groups: str, granted: list[float]
+) -> None:
+    for name, limit in {
+        "cpu.max": "800000 100000",
+        "kubepods/cpu.max": "max 100000",
+        "kubepods/pod/cpu.max": "150000 100000",
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "cpu/pod/cpu.cfs_quota_us": "400000",
+        "cpu/pod/cpu.cfs_period_us": "100000",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{limit}\n")
+    assert list(granted_cores(groups, tmp_path)) == granted

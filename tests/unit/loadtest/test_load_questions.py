@@ -26,7 +26,7 @@ def test_one_a_line(tmp_path: Path) -> None:
 
 def test_json_lines_as_evaluation_reads_them_and_without_answers(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "q.jsonl.gz", "wt") as file:
-        file.write('{"question": "who?", "answers": ["he"]}\n{"claim": "It is."}\n{"question": "where?"}\n')
+        file.write('{"question": "who?", "answers": ["he"]}\n{"claim": "It is."}\n{"input": "where?", "output": []}\n')
     assert read(tmp_path / "q.jsonl.gz") == ["who?", "It is.", "where?"]
 
 
@@ -115,6 +115,6 @@ def test_who_asks_is_said_with_a_key_that_stands_in_no_result(monkeypatch: pytes
     settings = LoadSettings(address="a:1", caller="me")
     monkeypatch.delenv("OPENBOOK_API_KEY", raising=False)
     assert who_asks(settings) == {"x-caller": "me"}
-    monkeypatch.setenv("OPENBOOK_API_KEY", "ob_x")
+    monkeypatch.setenv("OPENBOOK_API_KEY", "ob_x\n")  # as files end
     assert who_asks(settings) == {"x-caller": "me", "authorization": "Bearer ob_x"}
     assert "ob_x" not in settings.model_dump_json()

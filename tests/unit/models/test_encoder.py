@@ -26,6 +26,11 @@ def encoder() -> TextEncoder:
     return TextEncoder.load(EncoderSettings())
 
 
+@pytest.fixture(scope="module")
+def passage_encoder() -> TextEncoder:
+    return TextEncoder.load(EncoderSettings(), "passage")
+
+
 def load(model: str, role: str = "query", **settings: object) -> TextEncoder:
     return TextEncoder.load(EncoderSettings(model=model, **settings), role=role)
 
@@ -44,8 +49,8 @@ def test_the_embedded_encoder_finds_the_right_passage(encoder: TextEncoder, ques
     assert scores.argmax() == best
 
 
-def test_the_embedded_encoder_is_mean_pooling_at_the_length_it_was_trained_with() -> None:
-    encoder = TextEncoder.load(EncoderSettings(), "passage")
+def test_the_embedded_encoder_is_mean_pooling_at_the_length_it_was_trained_with(passage_encoder: TextEncoder) -> None:
+    encoder = passage_encoder
     folder = embedded.encoder_folder()
     tokenizer, model = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModel))
     with torch.no_grad():
@@ -91,12 +96,11 @@ def test_nothing_in_nothing_out(encoder: TextEncoder) -> None:
     assert encoder.encode_questions([]).shape == encoder.encode_passages([]).shape == (0, 384)
 
 
-def test_bfloat16_stays_near_and_in_the_same_space() -> None:
-    encoder = TextEncoder.load(EncoderSettings(), "passage")
+def test_bfloat16_stays_near_and_in_the_same_space(encoder: TextEncoder, passage_encoder: TextEncoder) -> None:
     fast = TextEncoder.load(EncoderSettings(dtype="bfloat16"), "passage")
-    assert fast.space == encoder.space == TextEncoder.load(EncoderSettings()).space
-    assert fast.fingerprint != encoder.fingerprint, "or a cache would hand one's embeddings to the other"
-    cosines = (fast.encode_passages([BELL, CURIE, MOON]) * encoder.encode_passages([BELL, CURIE, MOON])).sum(1)
+    assert fast.space == passage_encoder.space == encoder.space
+    assert fast.fingerprint != passage_encoder.fingerprint, "or a cache would hand one's embeddings to the other"
+    cosines = (fast.encode_passages([BELL, CURIE, MOON]) * passage_encoder.encode_passages([BELL, CURIE, MOON])).sum(1)
     assert cosines.min() > 0.999
 
 

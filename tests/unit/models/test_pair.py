@@ -12,6 +12,7 @@ from openbook.config import EncoderSettings, ServedEncoderSettings
 from openbook.core.space import Space, check_same_space
 from openbook.core.types import Passage
 from openbook.errors import InvalidModel, InvalidRequest, SnapshotMismatch
+from openbook.models.embedded import EMBEDDED
 from openbook.models.encoder import TextEncoder, load_encoder
 from openbook.models.pair import TRY_AGAIN_S, EncoderPair
 from openbook.models.published import passage_model_of
@@ -71,9 +72,11 @@ def test_what_was_trained_of_a_pair_says_so_itself(towers: tuple[str, str], tmp_
     assert load_encoder(str(tmp_path / "trained")).space == load_encoder(passages, "passage").fingerprint
 
 
-def test_what_is_said_comes_before_what_a_model_says(towers: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["DPR", EMBEDDED])
+def test_what_is_said_comes_before_what_a_model_says(towers: tuple[str, str], tmp_path: Path, base: str) -> None:
     questions, passages = towers
-    save_encoder(tmp_path / "trained", replace(load_encoder(questions), declared_space="of another"))
+    began_as = load_encoder(EMBEDDED if base == EMBEDDED else questions)
+    save_encoder(tmp_path / "trained", replace(began_as, declared_space="of another"))
     name, space = str(tmp_path / "trained"), load_encoder(passages, "passage").fingerprint
     assert [load_encoder(name, passage_model=given).space for given in ("", passages)] == ["of another", space]
 
