@@ -272,6 +272,8 @@ async def compare(
                         await asyncio.to_thread(attacker.stdout.readline)
                     await caller.ask(WARM_S)
                     more, n_failed = await caller.ask(seconds)
+                    if key == "attacked" and (ended := attacker.poll()) is not None:
+                        raise RuntimeError(f"{name}: the attacker ended with {ended} before the round did")
                 for kind, each in more.items():
                     latencies[kind] += each
                 failed[key] += n_failed

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -93,16 +94,17 @@ def delay(config: Path, asks: list[Callable[[str], bool]]) -> float:
             if ask(secret):
                 let_in.append(sent)
 
-    threads = [threading.Thread(target=caller, args=(ask,)) for ask in asks * N_CALLERS]
-    for thread in threads:
-        thread.start()
-    time.sleep(BEFORE_S)
-    openbook("keys", "revoke", secret.split("_")[1], "--config", config)
-    revoked_at = time.monotonic()
-    time.sleep(AFTER_S)
-    over.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(asks) * N_CALLERS) as pool:
+        callers = [pool.submit(caller, ask) for ask in asks * N_CALLERS]
+        try:
+            time.sleep(BEFORE_S)
+            openbook("keys", "revoke", secret.split("_")[1], "--config", config)
+            revoked_at = time.monotonic()
+            time.sleep(AFTER_S)
+        finally:
+            over.set()
+    for each in callers:
+        each.result()  # raises what ended it too early
     return max(0.0, max(let_in) - revoked_at)
 
 

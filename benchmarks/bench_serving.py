@@ -1,6 +1,6 @@
 """The endpoint under load, beside the bare generator on the same batches.
 
-    python benchmarks/bench_serving.py SNAPSHOT [--config FILE] [--seconds 60] [--out FOLDER]
+    python benchmarks/bench_serving.py SNAPSHOT [--config FILE] [--seconds 60] [--flood-seconds 60] [--out FOLDER]
 
 Starts the whole system as `openbook up` does, and asks it over gRPC, in this order:
 
@@ -9,7 +9,8 @@ Starts the whole system as `openbook up` does, and asks it over gRPC, in this or
   computed, twice.
 - at 70 % of that rate, open loop, Poisson: p99 beside p50.
 - at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
-- a flood of one caller: p99 of another, beside the same without the flood.
+- a flood of one caller: p90 and p99 of another, beside the same without the flood. It asks a quarter of that rate; of
+  fewer than a hundred answers p99 is nearly the slowest: --flood-seconds has it ask for longer.
 
 Prints tables and one JSON line. Everything is on this machine, the load generator too.
 """
@@ -58,7 +59,7 @@ from openbook.telemetry import N_METRICS_PORTS
 CALLERS = 16
 WARM_UP_S = 10.0
 N_BARE = 48
-console = Console(width=110)
+console = Console(width=124)
 
 
 @contextmanager
@@ -191,7 +192,9 @@ def row(name: str, f: Figures, peak: float) -> tuple[str, ...]:
         f"{f.offered_rate:.2f}",
         f"{f.goodput_rate:.2f}",
         f"{f.goodput_rate / peak:.2f}",
+        str(latency.n) if latency else "",
         f"{latency.p50_s * 1000:.0f}" if latency else "",
+        f"{latency.p90_s * 1000:.0f}" if latency else "",
         f"{latency.p99_s * 1000:.0f}" if latency else "",
         f"{latency.p99_s / latency.p50_s:.2f}" if latency else "",
         str(f.n_refused),
@@ -205,6 +208,7 @@ def main() -> None:
     parser.add_argument("snapshot", type=Path)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--flood-seconds", type=float, help="as --seconds, if not given")
     parser.add_argument("--only", nargs="*", default=["saturated", "seventy", "overload", "flood"])
     parser.add_argument("--peak", type=float, help="questions a second, where `saturated` is left out")
     parser.add_argument("--out", type=Path, default=Path("var/bench_serving"))
@@ -213,6 +217,8 @@ def main() -> None:
     if args.bare:
         print(run_bare(args.snapshot, json.loads(args.bare[0]), GeneratorSettings.model_validate_json(args.bare[1])))
         return
+    if "saturated" not in args.only and not args.peak:
+        parser.error("without `saturated` among --only, --peak must say how many questions a second are the peak")
     args.out.mkdir(parents=True, exist_ok=True)
     contexts, told = args.out / "contexts.jsonl", {"machine": platform.processor() or platform.machine()}
     table = Table(title="the endpoint under load, rates in questions/s, times in ms")
@@ -221,7 +227,9 @@ def main() -> None:
         "offered",
         "goodput",
         "of peak",
+        "answers",
         "p50",
+        "p90",
         "p99",
         "p99/p50",
         "refused",
@@ -251,8 +259,9 @@ def main() -> None:
                 rows[f"{times} x peak"] = load(settings, args.seconds, times * peak, arrivals=Arrivals.POISSON)
             told |= {"replica_mb": [memory / 1e6, replica_memory() / 1e6]}
         if "flood" in args.only:
+            lasts = args.flood_seconds or args.seconds
             for name, flood in (("good caller, quiet", 0.0), ("good caller, flood", 3 * peak)):
-                rows[name] = asyncio.run(beside_a_flood(settings, args.seconds, 0.25 * peak, flood))
+                rows[name] = asyncio.run(beside_a_flood(settings, lasts, 0.25 * peak, flood))
     for name, figures in rows.items():
         table.add_row(*row(name, figures, peak))
     console.print(table)

@@ -17,7 +17,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import gc
 import signal
 from collections.abc import Iterator
-from typing import Any
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -82,26 +82,17 @@ def short_pauses() -> None:
 
 @pytest.fixture(scope="module")
 def loaded_once() -> Iterator[None]:
-    """Models that are loaded again and again, by the same settings, are the same ones: to load one takes a second."""
+    """Models that are loaded again and again, by the same settings, are the same ones: to load one takes a second.
+
+    Generators are those of evaluations, all of a module in one dtype: a checkpoint's model takes that of its generator.
+    """
+    from openbook.evaluation import system
     from openbook.models.encoder import TextEncoder
-    from openbook.models.generator import RagGenerator
-
-    loaded: dict[object, Any] = {}
-
-    def once(kind: type[TextEncoder] | type[RagGenerator]) -> Any:
-        load = kind.load
-
-        def found(settings: Any, **options: Any) -> Any:
-            key = kind, repr(settings), repr(options)
-            if key not in loaded:
-                loaded[key] = load(settings, **options)
-            return loaded[key]
-
-        return staticmethod(found)
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (TextEncoder, RagGenerator):
-            patch.setattr(kind, "load", once(kind))
+        patch.setattr(TextEncoder, "load", staticmethod(cache(TextEncoder.load)))
+        for name in ("load_generator", "RagGenerator"):  # an error, should `system` make its generators of others
+            patch.setattr(system, name, cache(getattr(system, name)))
         yield
 
 

@@ -35,8 +35,8 @@ WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
 HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
-SHARDS = (7000, 7001)
-"""Their ports."""
+SHARDS, KEYS = (7000, 7001), 6381
+"""Ports of the index servers, and of the Redis that has the keys."""
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
@@ -193,8 +193,10 @@ def hosts() -> Iterator[list[Host]]:
             host.kill()
 
 
-def topology() -> dict[str, object]:
-    """What a user writes. `install` takes what openbook needs from this machine's environment, to download nothing."""
+def topology(n_replicas: int) -> dict[str, object]:
+    """What a user writes, n_replicas of the endpoint. `install` takes what openbook needs from this machine's
+    environment, to download nothing.
+    """
     site = next(path for path in sys.path if path.endswith("site-packages"))
     (WALK / "install.sh").write_text(INSTALL.format(python=sys.executable, package=WALK / "package", site=site))
     return {
@@ -205,7 +207,7 @@ def topology() -> dict[str, object]:
             "threads": 1,
             "fetch": f"test -e ~/openbook/snapshot || cp -r {WALK}/snapshot ~/openbook/snapshot",
         },
-        "endpoint": {"settings": {"access": {"keys": "redis"}, "serving": {"n_replicas": 2}}},
+        "endpoint": {"settings": {"access": {"keys": "redis"}, "serving": {"n_replicas": n_replicas}}},
         "on_premise": {
             "head": HEAD,
             "workers": list(WORKERS),
@@ -307,7 +309,7 @@ def settled(made: list[Host]) -> list[dict[int, str]]:
 
 def walk(faults: bool) -> None:
     say("three machines with sshd and nothing else; here a wheel of openbook and a snapshot of two shards")
-    (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(), sort_keys=False))
+    (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(2 if faults else 1), sort_keys=False))
     with hosts() as made:
         head = made[0]
         for host in made:
@@ -321,9 +323,16 @@ def walk(faults: bool) -> None:
         settings = "OPENBOOK_ACCESS__KEYS=redis OPENBOOK_ACCESS__URL=$(~/openbook/bin/openbook deploy keys-url)"
         add = f"{settings} ~/openbook/bin/openbook keys add walker"
         say("$ ssh head: openbook keys add walker")
-        keys: list[str] = []
-        until("the Redis of the keys has it", lambda: keys.append(head.ssh(f"{add} 2>/dev/null || true")) or keys[-1])
-        key = keys[-1].strip()
+        keys = [""]
+
+        def added() -> str:
+            """The key, once there is somebody to add it to: the command takes a second of a processor."""
+            if head.listens(KEYS):
+                keys.append(head.ssh(f"{add} 2>/dev/null || true").strip())
+            return keys[-1]
+
+        until("the Redis of the keys has it", added)
+        key = keys[-1]
         answers: list[str] = []
         try:
             until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])

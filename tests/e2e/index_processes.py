@@ -139,17 +139,27 @@ class Load:
         self._orders = {"old": order, "new": order[:, ::-1]}
         self._n_callers = n_callers
         self._progress = asyncio.Condition()
+        self._may_ask = asyncio.Event()
+        self._may_ask.set()
         self._callers: list[asyncio.Task[None]] = []
         self.n_done = 0
         self.failures: list[str] = []
         self.seen: set[str] = set()
-        self.latencies: list[float] = []
 
     async def more(self, n: int) -> None:
         """Let so many more questions be answered."""
         target = self.n_done + n
         async with self._progress:
             await asyncio.wait_for(self._progress.wait_for(lambda: self.n_done >= target), 240)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Nobody asks anew."""
+        self._may_ask.clear()
+        try:
+            yield
+        finally:
+            self._may_ask.set()
 
     async def __aenter__(self) -> "Load":
         self._callers = [asyncio.create_task(self._call(i)) for i in range(self._n_callers)]
@@ -158,17 +168,19 @@ class Load:
     async def __aexit__(self, *error: object) -> None:
         for caller in self._callers:
             caller.cancel()
-        await asyncio.gather(*self._callers, return_exceptions=True)
+        ended = await asyncio.gather(*self._callers, return_exceptions=True)
+        for reason in ended:  # cancelled, unless something was raised that nobody counted on
+            if isinstance(reason, Exception):
+                raise reason
 
     async def _call(self, i: int) -> None:
         while True:
             i = (i + 7) % N
-            begun = monotonic()
+            await self._may_ask.wait()
             try:
                 problem = await self._ask(i)
             except OpenbookError as error:
                 problem = f"{type(error).__name__}: {error}"
-            self.latencies.append(monotonic() - begun)
             if problem:
                 self.failures.append(problem)
             async with self._progress:

@@ -111,6 +111,17 @@ def test_what_is_not_the_same_on_the_nodes_ends_the_build(folder: Path) -> None:
         ray_encoding.RayEncoders(missing).embeds_passages_by("any")
 
 
+def test_what_computes_otherwise_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("openbook.ray_encoding.ray.get", lambda task: task)
+    encoders = ray_encoding.RayEncoders(EncoderSettings())
+    found = [ray_encoding.Encoded("space", "model", by, np.empty((0, 1), np.float32)) for by in "abbcb"]
+    encoders._first = found[0]
+    assert [encoders._result(each) for each in found] == found
+    assert [record.args for record in caplog.records] == [("a", "b"), ("a", "c")]
+
+
 def test_tasks_with_a_share_of_a_gpu_compute_there() -> None:
     shares = {0.0: False, 0.25: True}
     assert {gpus: ray_encoding.RayEncoders(EncoderSettings(num_gpus=gpus)).on_gpu for gpus in shares} == shares

@@ -26,17 +26,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 N_PUBLICATIONS = 20
 N_KILLED_BUILDS = 25
-N_LANES, N_KILLED_PUBLICATIONS = 2, 13  # in each lane
+N_LANES, N_KILLED_PUBLICATIONS = 2, 7  # in each lane
 MOMENTS = (("prepare", 0), ("prepare", 1), ("publish", 0), ("publish", 1))
-"""When a server is killed, as `publish` tells it; the last one is too late to matter."""
+"""When a server is killed, as `publish` tells it, each in one lane; the last one is too late to matter."""
 
 
 def settings_of(servers: list[ServerProcess]) -> IndexClientSettings:
     return IndexClientSettings(addresses=tuple(server.address for server in servers))
-
-
-def p99(latencies: list[float]) -> float:
-    return sorted(latencies)[int(0.99 * len(latencies))]
 
 
 def test_twenty_publications_under_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
@@ -47,31 +43,26 @@ def test_twenty_publications_under_load(tmp_path: Path, record_property: Callabl
             await publish(root / ("new", "old")[i % 2], settings_of(servers))
             await load.more(50)
 
-    async def only_one_is_held(servers: list[ServerProcess]) -> None:
-        async with asyncio.timeout(60):
-            while len(await held_by_servers(settings_of(servers))) > len(servers):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+    async def only_one_is_held(servers: list[ServerProcess], load: Load) -> None:
+        with load.pause():
+            async with asyncio.timeout(60):
+                while len(await held_by_servers(settings_of(servers))) > len(servers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
 
     async def scenario(servers: list[ServerProcess]) -> None:
         tier = tier_of(servers)
         async with Load(tier, root / "old", root / "new") as load:
             await publish_in_turn(2, servers, load)  # what is allocated once is not growth
-            await only_one_is_held(servers)
+            await only_one_is_held(servers, load)
             for _ in range(3):  # what is allocated once may be allocated late: a leak leaks every time
                 before = [server.private_bytes() for server in servers]
-                n_before = len(load.latencies)
-                await load.more(1000)
-                n_quiet = len(load.latencies)
                 load.seen.clear()
                 await publish_in_turn(N_PUBLICATIONS, servers, load)
-                n_after = len(load.latencies)
-                await only_one_is_held(servers)
+                await only_one_is_held(servers, load)
                 growth = max(server.private_bytes() / size for server, size in zip(servers, before, strict=True))
-                ratio = p99(load.latencies[n_quiet:n_after]) / p99(load.latencies[n_before:n_quiet])
-                print(f"p99 {ratio:.2f} times that without publications, private memory {growth:.3f} times")
+                print(f"private memory {growth:.3f} times")
                 if growth <= 1.05:
                     break
-        record_property("p99 with publications / without", ratio)
         record_property("growth of private memory", growth)
         assert load.failures == []
         assert load.seen == {"old", "new"}
@@ -192,12 +183,13 @@ def test_kill_9_while_publishing(tmp_path: Path) -> None:
 
     async def lane(number: int) -> None:
         random, root, usual_s = Random(number), make_root(tmp_path / f"root-{number}", n_shards=1), 0.05
+        told = MOMENTS[number::N_LANES]
         server = ServerProcess(root)
         try:
             await listens(server)
             for i in range(N_KILLED_PUBLICATIONS):
                 target, former = ("new", "old") if i % 2 == 0 else ("old", "new")
-                moment = MOMENTS[i] if i < len(MOMENTS) else None
+                moment = told[i] if i < len(told) else None
                 done = await killed(server, root / target, moment, random.uniform(0.0, 1.2 * usual_s))
                 server = ServerProcess(root)
                 await listens(server)

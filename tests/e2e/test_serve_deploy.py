@@ -42,6 +42,7 @@ PASSAGES = [
     Passage(0, "bell", "Telephone", "The telephone was invented by Alexander Graham Bell in 1876."),
     Passage(1, "curie", "Marie Curie", "Marie Curie was born in Warsaw."),
 ]
+SECRET = "a-secret-of-the-house"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Cluster:
     ray: str
     dashboard: str
     serving: ServingSettings
+    logs: Path
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def ray_cluster() -> Iterator[Cluster]:
         address = f"http://127.0.0.1:{dashboard}"
         try:
             until_answered(f"{address}/api/serve/applications/", node, Path(folder, "log"))
-            yield Cluster(f"127.0.0.1:{gcs}", address, serving)
+            yield Cluster(f"127.0.0.1:{gcs}", address, serving, Path(folder, "session_latest", "logs"))
             # Serve's processes end at once when they are asked, and half a minute later when their node goes away.
             httpx.delete(f"{address}/api/serve/applications/", timeout=60)
         finally:
@@ -110,7 +112,7 @@ def config(ray_cluster: Cluster, redis_server: RedisServer, tmp_path_factory: py
     args["encoder"] |= {"n_threads": 1, "n_replicas": 1, "num_cpus": 0.1}
     args["generator"] |= {"device": "cpu", "dtype": "float32", "n_replicas": 1, "num_cpus": 0.1, "num_gpus": 0}
     args["serving"] |= {"n_replicas": 1, "num_cpus": 0.1}
-    args["cache"] = {"url": redis_server.url}
+    args["cache"] = {"url": redis_server.url, "secret": SECRET}
     args["access"]["url"] = redis_server.url
     del args["index"]  # TLS: nobody else is here
     path = tmp_path_factory.mktemp("deploy") / "serve.yaml"
@@ -155,6 +157,11 @@ def test_the_config_deploys_and_answers_who_has_a_key(
         time.sleep(0.1)
     over_http = httpx.post(f"{http}/v1/answer", json=asked, timeout=120, headers={"x-api-key": key})
     assert over_http.json()["answer"] == answer.text, "of a server that was started again"
+
+    # At INFO Serve would write down what it was given to deploy.
+    logged = {path: path.read_text(errors="replace") for path in ray_cluster.logs.rglob("*.log")}
+    assert [path for path in logged if path.parent.name == "serve"]
+    assert [path for path, text in logged.items() if SECRET in text] == []
 
 
 def index_servers(port: int) -> list[psutil.Process]:

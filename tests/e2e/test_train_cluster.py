@@ -195,7 +195,7 @@ def test_two_workers_with_half_the_batch_each_are_as_one(files: Files, whole: Pa
 
 
 def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, whole: Path) -> None:
-    changed = files.settings("whole", retrieval={"k": 4}, workers={"max_failures": -1})
+    changed = files.settings("whole", retrieval={"k": 4}, workers={"n_workers": 1, "max_failures": -1})
     problem = "step-0000008: was made with retrieval = 'dense, k = 3', this run has 'dense, k = 4'"
     with pytest.raises(InvalidConfig, match=problem) as raised:
         cluster.fit(changed)

@@ -200,12 +200,16 @@ class Endpoint:
 
     def __init__(self) -> None:
         encoder, self._reader = Encoder(), Reader()
-        self.index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=2)
+        self.index = _index(PASSAGES, "exact")
         settings = parse({"answer": {"k": 3, "max_k": 10}})
         pipeline = Pipeline(encoder, self.index, self.index, self._reader, MemoryCache(100), settings.answer)
         self.doors = Doors(build_app(AnswerService(pipeline, settings, _ready)))
         self.url = ""
         self.loop: asyncio.AbstractEventLoop
+
+    def publish(self, passages: Sequence[Passage], snapshot_id: str) -> None:
+        """From now on these are the index, numbered anew."""
+        vars(self.index).update(vars(_index(passages, snapshot_id)))
 
     def step(self) -> None:
         """One more token."""
@@ -215,6 +219,11 @@ class Endpoint:
         """Wait until one answer is being streamed, of so many passages, and none that would take its steps."""
         with self._reader.changed:
             assert self._reader.changed.wait_for(lambda: self._reader.streamed == [n_passages], timeout=20)
+
+
+def _index(passages: Sequence[Passage], snapshot_id: str) -> ExactIndex:
+    numbered = [replace(each, id=number) for number, each in enumerate(passages)]
+    return ExactIndex(numbered, Encoder().encode_passages(numbered), snapshot_id, n_shards=2)
 
 
 async def _ready() -> None:

@@ -272,10 +272,16 @@ def test_a_report_says_what_was_made_and_loads_nothing(encoder: EncoderSettings,
     with documents.open("a") as file:
         file.write("no JSON\n")
     command = ["build", str(documents), "--threads", "1", "--words", "20", "--encoder", encoder.model, "--out"]
-    refused = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--report", str(tmp_path / "none" / "report")])
-    assert "a report must be a file in a folder that exists" in str(refused.exception)
+    out = str(tmp_path / "out")
+    for place, why in (
+        ("none/report", "a report must be a file in a folder that exists"),
+        ("r" * 250, "name too long"),
+    ):
+        refused = CliRunner().invoke(app, [*command, out, "--report", str(tmp_path / place)])
+        assert why in str(refused.exception)
+        assert not (tmp_path / "out").exists(), "refused before hours of work"
     report = tmp_path / "report.html"
-    done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--report", str(report)])
+    done = CliRunner().invoke(app, [*command, out, "--report", str(report)])
     assert done.exit_code == 0, done.output
     page = report.read_text()
     manifest = Snapshot.open(tmp_path / "out").manifest

@@ -43,7 +43,11 @@ TEXTS = [
 
 @pytest.fixture
 def documents(tmp_path: Path) -> Path:
-    path = tmp_path / "documents.jsonl"
+    return written(tmp_path)
+
+
+def written(folder: Path) -> Path:
+    path = folder / "documents.jsonl"
     rows = [{"id": f"d{i}", "title": f"Title {i}", "text": text} for i, text in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -257,25 +261,30 @@ def content(snapshot: Path) -> dict[str, object]:
     return {**files, "manifest": manifest}
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, object]]:
+    """What a build of so many shards holds that nothing happened to."""
+    folder = tmp_path_factory.mktemp("fresh")
+    documents, encoder = written(folder), EncoderSettings(n_threads=1)
+    for n_shards in (2, 3):
+        build_corpus(documents, folder / str(n_shards), encoder, n_shards, "Flat")
+    return {n_shards: content(folder / str(n_shards)) for n_shards in (2, 3)}
+
+
 @pytest.mark.parametrize("stage", ["words", "texts", "encode", "write", "index"])
 @pytest.mark.parametrize("n_shards", [2, 3])
 def test_interrupted_anywhere_it_goes_on_with_as_many_shards_or_others(
-    documents: Path, tmp_path: Path, stage: str, n_shards: int
+    documents: Path, tmp_path: Path, stage: str, n_shards: int, fresh: dict[int, dict[str, object]]
 ) -> None:
     def interrupt(name: str, done: int, total: int) -> None:
         if name == stage and done:
             raise KeyboardInterrupt
 
-    def build_of(n_shards: int, name: str, on_progress: Callable[[str, int, int], None] = lambda *_: None) -> None:
-        build_corpus(
-            documents, tmp_path / name, EncoderSettings(n_threads=1), n_shards, "Flat", on_progress=on_progress
-        )
-
+    encoder = EncoderSettings(n_threads=1)
     with pytest.raises(KeyboardInterrupt):
-        build_of(2, "out", interrupt)
-    build_of(n_shards, "out")
-    build_of(n_shards, "fresh")
-    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+        build_corpus(documents, tmp_path / "out", encoder, 2, "Flat", on_progress=interrupt)
+    build_corpus(documents, tmp_path / "out", encoder, n_shards, "Flat")
+    assert content(tmp_path / "out") == fresh[n_shards]
     assert not (tmp_path / "out.work").exists()
 
 
@@ -283,25 +292,25 @@ KILLED_WHILE_WRITTEN = """
 import os, sys
 from pathlib import Path
 from openbook.config import EncoderSettings
-from openbook.corpus import build, encode
+from openbook.corpus import build
 
 def kill(stage, done, total):
     if stage == "write":
         os.kill(os.getpid(), 9)
 
-encode.ROWS_PER_PROCESS = build.ROWS_PER_STEP = 1
 documents, out = map(Path, sys.argv[1:])
-build.build_corpus(documents, out, EncoderSettings(n_threads=2), 2, "Flat", on_progress=kill)
+build.build_corpus(documents, out, EncoderSettings(n_threads=1), 2, "Flat", on_progress=kill)
 """
 
 
-def test_killed_when_some_shards_were_moved_it_goes_on(documents: Path, tmp_path: Path) -> None:
+def test_killed_when_some_shards_were_moved_it_goes_on(
+    documents: Path, tmp_path: Path, fresh: dict[int, dict[str, object]]
+) -> None:
     command = [sys.executable, "-c", KILLED_WHILE_WRITTEN, str(documents), str(tmp_path / "out")]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert [path.name for path in (tmp_path / "out.work/shards/2").iterdir()] == ["shard-0001"]
     build(documents, tmp_path / "out")
-    build(documents, tmp_path / "fresh")
-    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+    assert content(tmp_path / "out") == fresh[2]
 
 
 def test_several_processes_encode_the_same_bits_and_go_on_where_one_stopped(

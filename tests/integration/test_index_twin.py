@@ -5,20 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from openbook import wire
 from openbook.core.context import Context
+from openbook.core.deadline import Deadline
 from openbook.core.topk import merge, top_k
 from openbook.core.types import AS_BUILT, Float32, Hits, Passage, RetrievalSettings, SearchParameters
 from openbook.errors import InvalidSnapshot
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
-from openbook.index.server.server import IndexServer
+from openbook.index.shard.shard import Shard
 from openbook.testing import ExactIndex, served
-from openbook.v1 import index_pb2, index_pb2_grpc
 
 D = 24
 BATCHES = (1, 16, 64)
@@ -185,16 +183,18 @@ def everything(factory: str) -> SearchParameters:
     )
 
 
-def ask(servers: Sequence[IndexServer], queries: Float32, k: int, parameters: SearchParameters) -> Hits:
-    """The best over all servers, over the wire."""
-    request = index_pb2.SearchRequest(
-        queries=wire.matrix_to_wire(queries), k=k, parameters=wire.parameters_to_wire(parameters)
-    )
-    hits = []
-    for server in servers:
-        with grpc.insecure_channel(server.address) as channel:
-            hits.append(wire.hits_from_wire(index_pb2_grpc.IndexServiceStub(channel).Search(request, timeout=60)))
-    return merge(hits, k)
+def shards_of(folder: Path, n_shards: int) -> list[Shard]:
+    """All of a snapshot, each tested as before it is served."""
+    shards = [Shard(folder, number) for number in range(n_shards)]
+    for shard in shards:
+        shard.prewarm()
+        shard.self_test()
+    return shards
+
+
+def ask(shards: Sequence[Shard], queries: Float32, k: int, parameters: SearchParameters) -> Hits:
+    """The best over all shards."""
+    return merge([shard.search(queries, k, Deadline.never(), parameters) for shard in shards], k)
 
 
 def same(ours: Hits, theirs: Hits) -> None:
@@ -216,14 +216,12 @@ def test_every_index_searched_as_widely_as_it_goes_is_its_twin(
         passages, vectors = passages_of(given), rounded(given, exact_dtype)
         folder = tmp_path / corpus.__name__
         built(passages, given, folder, n_shards, factory, queries=vectors[:9], exact_dtype=exact_dtype)
-        with served(folder) as servers:
-            for n in (1, 33):
-                queries = questions(vectors, n, rng)
-                for k in (17, 900):
-                    theirs = asyncio.run(
-                        ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=k), Context())
-                    )
-                    same(ask(servers, queries, k, everything(factory)), theirs)
+        shards = shards_of(folder, n_shards)
+        for n in (1, 33):
+            queries = questions(vectors, n, rng)
+            for k in (17, 900):
+                theirs = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=k), Context()))
+                same(ask(shards, queries, k, everything(factory)), theirs)
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
@@ -235,9 +233,9 @@ def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shar
     queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
     passages = passages_of(vectors)
     built(passages, vectors, tmp_path / "s", n_shards, factory, queries=queries)
-    with served(tmp_path / "s") as servers:
-        ours = ask(servers, queries, 10, AS_BUILT)
-        alone = [ask(servers, query[None], 10, AS_BUILT) for query in queries[:16]]
+    shards = shards_of(tmp_path / "s", n_shards)
+    ours = ask(shards, queries, 10, AS_BUILT)
+    alone = [ask(shards, query[None], 10, AS_BUILT) for query in queries[:16]]
     exact = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context()))
     best = exact.ids[:, :10]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.8

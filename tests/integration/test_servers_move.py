@@ -232,9 +232,9 @@ def test_the_endpoint_waits_at_its_start_for_a_server_of_each_shard_if_it_may(
     lines = Lines(tmp_path / "servers")
     lines.write(start(0))
 
-    async def opened(wait_s: float) -> int:
+    async def opened(wait_s: float, min_coverage: float = 1.0) -> int:
         settings = IndexClientSettings(discover=f"file:{lines.path}", timeout_s=TIMEOUT_S, wait_s=wait_s)
-        index = await opening.open_index(settings, Space("the encoder", "fingerprint", D))
+        index = await opening.open_index(settings, Space("the encoder", "fingerprint", D), None, min_coverage)
         await index.close()
         return index.n_passages
 
@@ -247,4 +247,5 @@ def test_the_endpoint_waits_at_its_start_for_a_server_of_each_shard_if_it_may(
 
     with pytest.raises(ShardUnavailable):
         asyncio.run(opened(0.0))
+    assert asyncio.run(opened(0.0, min_coverage=0.5)) == N, "it may lack half of them"
     assert asyncio.run(waited()) == N

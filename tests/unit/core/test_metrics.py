@@ -213,6 +213,14 @@ def test_the_bootstrap_interval_of_little() -> None:
     assert few_low < many_low < 0.5 < many_high < few_high
 
 
+@pytest.mark.parametrize("n", [1, 7, 5000])  # of the longest, a few samples are drawn at once
+def test_the_samples_are_those_that_are_drawn_one_by_one(n: int) -> None:
+    values, random = np.random.default_rng(3).random((n, 2)), np.random.default_rng(0)
+    means = [values[random.integers(0, n, n)].mean(axis=0) for _ in range(50)]
+    wanted = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
+    np.testing.assert_array_equal(metrics.bootstrap_intervals(values, n_resamples=50), wanted)
+
+
 def test_the_intervals_of_columns_are_those_of_each() -> None:
     columns = np.random.default_rng(2).random((50, 3))
     apart = np.array([metrics.bootstrap_interval(each) for each in columns.T])

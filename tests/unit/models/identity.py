@@ -56,10 +56,10 @@ class Verdict:
         return self.ours.token_ids == self.alone.token_ids and np.allclose(numbers, in_batch, atol=ROUNDING, rtol=0)
 
 
-def verdicts(n: int, device: str = "cpu") -> Iterator[Verdict]:
+def verdicts(n: int, device: str = "cpu", batch: int = BATCH) -> Iterator[Verdict]:
     """The first n questions, in batches whose questions have different numbers of passages."""
-    for first in range(0, n, BATCH):
-        yield from _batch(first // BATCH, range(first, min(first + BATCH, n)), device)
+    for first in range(0, n, batch):
+        yield from _batch(first // batch, range(first, min(first + batch, n)), device)
 
 
 def _batch(number: int, questions: range, device: str) -> Iterator[Verdict]:

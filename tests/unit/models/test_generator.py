@@ -69,6 +69,11 @@ def _reader() -> RagGenerator:
 
 
 @cache
+def _one_by_one() -> RagGenerator:
+    return RagGenerator.load(GeneratorSettings(max_tokens_in_flight=1))
+
+
+@cache
 def _babbler() -> RagGenerator:
     """Writes random bytes, few of which are characters by themselves."""
     return RagGenerator(GeneratorCheckpoint(tiny.bart(), tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
@@ -99,10 +104,9 @@ class TestReader:
         _assert_equal(together, alone)
 
     def test_a_small_bound_on_memory_changes_nothing(self) -> None:
-        small = RagGenerator.load(GeneratorSettings(max_tokens_in_flight=1))
         for how in ALL_SETTINGS[::2]:
             batch = list(zip(TELEPHONE, BIRTH, strict=True))
-            _assert_equal(small.generate(*batch, how), _reader().generate(*batch, how))
+            _assert_equal(_one_by_one().generate(*batch, how), _reader().generate(*batch, how))
 
     def test_reads_in_bfloat16(self) -> None:
         rough = RagGenerator.load(GeneratorSettings(dtype="bfloat16"))
@@ -257,8 +261,7 @@ def test_generation_out_of_labels_gives_the_most_probable_one_whatever_else_is_a
 def test_a_small_bound_on_memory_changes_no_classification() -> None:
     pair = zip(TELEPHONE, BIRTH, strict=True)
     arguments = (next(pair), next(pair), ["bell", "warsaw"], Formulation.SEQUENCE)
-    few = RagGenerator.load(GeneratorSettings(max_tokens_in_flight=1))
-    for one, other in zip(few.classify(*arguments), _reader().classify(*arguments), strict=True):
+    for one, other in zip(_one_by_one().classify(*arguments), _reader().classify(*arguments), strict=True):
         np.testing.assert_allclose(one.log_likelihood, other.log_likelihood, atol=1e-4)
 
 

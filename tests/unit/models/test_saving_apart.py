@@ -16,7 +16,7 @@ from openbook.config import EncoderSettings
 from openbook.core.types import Passage
 from openbook.errors import InvalidModel
 from openbook.models.checkpoint import load_generator
-from openbook.models.encoder import TextEncoder, load_encoder
+from openbook.models.encoder import EncoderCheckpoint, TextEncoder, load_encoder
 from openbook.models.formats import PairFormat, RagFormat
 from openbook.models.saving import save_encoder, save_generator
 
@@ -43,12 +43,11 @@ SENTENCES: dict[str, dict[str, Any]] = {
 }
 
 
-def check_encoder(name: str, out: Path) -> None:
-    before = load_encoder(name)
+def check_encoder(before: EncoderCheckpoint, out: Path) -> None:
     save_encoder(out, before)
     after = load_encoder(str(out))
     assert (after.fingerprint, after.pooling, after.space) == (before.fingerprint, before.pooling, before.space)
-    one, other = (TextEncoder.load(EncoderSettings(model=str(each))) for each in (name, out))
+    one, other = (TextEncoder(each, EncoderSettings()) for each in (before, after))
     np.testing.assert_array_equal(one.encode_questions(QUESTIONS), other.encode_questions(QUESTIONS))
 
 
@@ -56,7 +55,7 @@ def check_encoder(name: str, out: Path) -> None:
 def test_sentence_encoders_keep_how_they_pool(tmp_path: Path, kind: str) -> None:
     model, tokenizer = tiny_encoders.bert_model(), tiny_encoders.bert_tokenizer()
     name = tiny_encoders.saved(tmp_path / "before", model, tokenizer, **SENTENCES[kind])
-    check_encoder(name, tmp_path / "after")
+    check_encoder(load_encoder(name), tmp_path / "after")
     one, other = (
         TextEncoder.load(EncoderSettings(model=str(tmp_path / each)), "passage") for each in ("before", "after")
     )
@@ -65,17 +64,18 @@ def test_sentence_encoders_keep_how_they_pool(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_of_the_embedded_encoder_only_what_was_trained_is_saved(tmp_path: Path, dtype: torch.dtype) -> None:
-    passage = load_encoder("embedded", "passage")
-    trained = replace(load_encoder("embedded", "passage"), declared_space=passage.fingerprint)
+    trained = load_encoder("embedded", "passage")
+    space = trained.fingerprint
+    trained = replace(trained, declared_space=space)
     bias = trained.model.encoder.layer[5].output.dense.bias
     bias.data += torch.ones_like(bias)  # exact in half precision or not: what is stored counts
     save_encoder(tmp_path / "trained", trained, dtype)
     stored = load_file(tmp_path / "trained/model.safetensors")
     assert {name: value.dtype for name, value in stored.items()} == {"encoder.layer.5.output.dense.bias": dtype}
     after = load_encoder(str(tmp_path / "trained"))
-    assert after.space == passage.fingerprint != after.fingerprint
+    assert after.space == space != after.fingerprint
     assert dtype != torch.float32 or after.fingerprint == trained.fingerprint
-    check_encoder(str(tmp_path / "trained"), tmp_path / "again")
+    check_encoder(after, tmp_path / "again")
 
 
 def test_weights_that_the_embedded_encoder_does_not_have_are_refused(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_questions_and_passages_have_an_embedded_encoder_each_in_one_space() -> 
 def test_dpr_and_the_space_it_was_trained_for(tmp_path: Path) -> None:
     dpr = tiny_encoders.dpr_model(DPRQuestionEncoder), tiny_encoders.bert_tokenizer()
     name = tiny_encoders.saved(tmp_path / "before", *dpr)
-    check_encoder(name, tmp_path / "after")
+    check_encoder(load_encoder(name), tmp_path / "after")
     save_encoder(tmp_path / "declared", replace(load_encoder(name), declared_space="wikipedia"))
     assert load_encoder(str(tmp_path / "declared")).space == "wikipedia"
 

@@ -1,4 +1,4 @@
-"""Network policies held against who connects to whom while the whole system runs."""
+"""Who may connect to whom by the network policies, and who does while the whole system runs."""
 
 import socket
 from collections.abc import Iterator
@@ -6,19 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
-from small_system import QUESTION, serving_tier, write_snapshot
 
-from openbook.cache.server import RedisServer
-from openbook.client import Client
-from openbook.config import AccessSettings
 from openbook.deployment import render
 from openbook.deployment.kubernetes_policies import policies
-from openbook.processes import free_ports
-from openbook.serving.access.key_redis import KeyRedisBook
-from openbook.serving.access.keys import mint
-from openbook.serving.access.scopes import Scope
 from openbook.telemetry import N_METRICS_PORTS
 
 TOPOLOGY = render.load(Path(__file__).parents[2] / "deploy" / "topology.yaml")
@@ -84,27 +75,3 @@ def scraped(first: int, stack: ExitStack) -> Iterator[socket.socket]:
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert connection.recv(15) == b"HTTP/1.0 200 OK"
             yield connection
-
-
-def test_who_connects_to_whom_is_who_may(tmp_path: Path, redis_server: RedisServer) -> None:
-    snapshot = write_snapshot(tmp_path / "snapshot")
-    with ExitStack() as stack:
-        keeper = stack.enter_context(RedisServer(keeps_in=tmp_path / "keys"))
-        access = {"keys": "redis", "url": keeper.url}
-        serving = {"topology": "split", "metrics_port": (first := free_ports(N_METRICS_PORTS))}
-        key, record = mint("web", 0.0, [Scope.ASK])
-        KeyRedisBook(AccessSettings.model_validate(access)).put(lambda _: record)
-        system = stack.enter_context(serving_tier(snapshot, redis_server.url, serving, access=access))
-        http = stack.enter_context(httpx.Client(base_url=system.http, timeout=60, trust_env=False))
-        client = stack.enter_context(Client(system.grpc, 60, key))
-        assert client.answer(QUESTION).text
-        http.post("/v1/answer", json={"question": QUESTION}, headers={"x-api-key": key}).raise_for_status()
-        readers = list(scraped(first, stack))
-        named = {
-            **{int(each.rpartition(":")[2]): ("index", PORTS.index) for each in system.settings.index.addresses},
-            redis_server.port: ("cache", PORTS.redis),
-            keeper.port: ("keys", PORTS.keys),
-            system.settings.serving.http_port: ("endpoint", PORTS.http),
-            system.settings.serving.grpc_port: ("endpoint", PORTS.grpc),
-        }
-        assert connections(named, {each.getsockname()[1] for each in readers}) == allowed() - OF_OPERATOR
