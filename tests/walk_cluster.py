@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,7 +201,8 @@ def topology(n_replicas: int) -> dict[str, object]:
     site = next(path for path in sys.path if path.endswith("site-packages"))
     (WALK / "install.sh").write_text(INSTALL.format(python=sys.executable, package=WALK / "package", site=site))
     return {
-        "name": "walk",
+        # Of two walks at once each has its own: by it, and the address, Ray finds its connections over ssh in /tmp.
+        "name": f"walk-{zlib.crc32(str(WALK).encode()):x}",
         "index": {
             "shards": 2,
             "replicas": 2,
@@ -286,9 +288,9 @@ def evidence(made: list[Host]) -> str:
     """Why no question is answered: the last failure, and the ends of what deployed, of Serve and of the autoscaler."""
     logs = "/tmp/ray/session_latest/logs"
     ends = f"tail -vn 20 ~/openbook/deploy.log {logs}/serve/controller_*.log {logs}/monitor.out || true"
-    return "\n".join(
-        [(WALK / "last-failure").read_text(), made[0].ssh(ends), *(str(each.processes()) for each in made)]
-    )
+    failure = WALK / "last-failure"
+    last = failure.read_text() if failure.exists() else "no question was asked"
+    return "\n".join([last, made[0].ssh(ends), *(str(each.processes()) for each in made)])
 
 
 def settled(made: list[Host]) -> list[dict[int, str]]:
@@ -331,10 +333,10 @@ def walk(faults: bool) -> None:
                 keys.append(head.ssh(f"{add} 2>/dev/null || true").strip())
             return keys[-1]
 
-        until("the Redis of the keys has it", added)
-        key = keys[-1]
         answers: list[str] = []
         try:
+            until("the Redis of the keys has it", added, 300)
+            key = keys[-1]
             until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
         except SystemExit:
             say(evidence(made))

@@ -93,6 +93,8 @@ def test_what_is_compiled_stays_within_its_arrays(tmp_path: Path) -> None:
     names = "test_rescoring.py", "test_inverted.py", "test_scan.py::test_all_of_the_best_are_contenders"
     tests = [str(Path(__file__).with_name(name)) for name in names]
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+    options += ["-k", "not -1-float and not -40-float"]  # how large numbers are changes nothing of where they lie
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
