@@ -29,8 +29,8 @@ Made by `python docs/tables.py` from the classes that check them; edit those. A 
 - A file is YAML: sections, and in them keys. `openbook up --config openbook.yaml` reads it; so do `publish`,
   `snapshots`, `index check`, `keys`, `doctor`, `evaluate` (which models, and `index`) and `index serve`
   (`index_server`). One file may serve all of them.
-- `up` hands `index_server` on to the index servers that it starts; snapshot, shard, address and port it says itself. A
-  change there needs another start.
+- `up` hands `index_server` on to the index servers that it starts; snapshot, shard, address and ports it says itself,
+  and `tls` counts where there is `index.tls` too. A change there needs another start.
 - `OPENBOOK_<SECTION>__<KEY>` in the environment wins over the file: `OPENBOOK_ANSWER__K=10`. Its value is read as YAML:
   `OPENBOOK_INDEX__ADDRESSES='["10.0.0.5:7000"]'`. Secrets belong there, not in the file.
 - Options of a command win over both.

@@ -89,6 +89,7 @@ class MetricsServer:
 
     def __init__(self, role: str, host: str, port: int | None) -> None:
         self.port = port
+        self._role = role
         PROCESS.labels(role).set(1)
         if port is None:
             return
@@ -104,6 +105,12 @@ class MetricsServer:
                 log.info("metrics of %s: http://%s:%d/metrics", role, host, self.port)
                 return
         raise PortInUse(f"metrics at {host}: ports {tried[0]}..{tried[-1]} are all taken")
+
+    def become(self, role: str) -> None:
+        """The process is something else now."""
+        PROCESS.remove(self._role)
+        PROCESS.labels(role).set(1)
+        self._role = role
 
     def stop(self) -> None:
         """Serve them no more."""

@@ -197,6 +197,15 @@ def ask(shards: Sequence[Shard], queries: Float32, k: int, parameters: SearchPar
     return merge([shard.search(queries, k, Deadline.never(), parameters) for shard in shards], k)
 
 
+async def over_the_wire(folder: Path, queries: Float32, k: int) -> Hits:
+    """What the tier finds, as it was built."""
+    with served(folder) as servers:
+        tier = ShardedIndex([server.address for server in servers], timeout_s=60)
+        hits = await tier.search(queries, RetrievalSettings(k=k), Context())
+        await tier.close()
+        return hits
+
+
 def same(ours: Hits, theirs: Hits) -> None:
     np.testing.assert_array_equal(ours.ids, theirs.ids)
     np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
@@ -236,6 +245,8 @@ def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shar
     shards = shards_of(tmp_path / "s", n_shards)
     ours = ask(shards, queries, 10, AS_BUILT)
     alone = [ask(shards, query[None], 10, AS_BUILT) for query in queries[:16]]
+    if n_shards > 1:
+        same(asyncio.run(over_the_wire(tmp_path / "s", queries, 10)), ours)
     exact = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context()))
     best = exact.ids[:, :10]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.8

@@ -218,7 +218,8 @@ def test_one_that_cannot_start_is_tried_again_until_it_can(
 
 
 def test_they_serve_as_the_file_says_but_what_and_where(snapshot: Path, tmp_path: Path) -> None:
-    said = "index_server: {snapshot: none, shard: 7, port: 1, host: none.invalid, max_k: 1}"
+    of_others = "snapshot: none, shard: 7, port: 1, host: none.invalid, frame_port: 1, tls: {certificate: c, key: k}"
+    said = f"index_server: {{{of_others}, max_k: 1}}"
     (tmp_path / "openbook.yaml").write_text(said)
     with (
         local_tiers(snapshot, Settings(), tmp_path / "openbook.yaml") as settings,

@@ -357,6 +357,13 @@ def test_after_a_publication_passages_are_those_of_the_answer(opened: Open, publ
     expect(page.locator("#before")).to_be_hidden()
 
 
+def test_where_nothing_is_searched_no_index_has_changed(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&without=1&snapshot=former&k=0&passage=Mine%0Ait%20was%20Bell")
+    settled(page)
+    expect(page.locator("#notice")).to_be_hidden()
+    assert endpoint.doors.requests[-1]["without"] == [1]
+
+
 def test_after_a_publication_no_passage_is_left_out_for_another(
     opened: Open, endpoint: Endpoint, publish: Callable[[], None]
 ) -> None:

@@ -38,7 +38,8 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
         where, outputs, key = f"{path}:{number}", record.get("output", []), KEYS[pages] if pages else None
         try:
             answers = [output["answer"] for output in outputs if output.get("answer")]
-            sets = [{str(page[key]).strip() for page in output.get("provenance", ()) if key} for output in outputs]
+            told = [output.get("provenance", ()) if key else () for output in outputs]
+            sets = [{str(page[key]).strip() for page in each} for each in told]
             "".join(answers).encode()  # JSON's escapes can spell half a character
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
             wanted = f"a list whose provenance has {key}" if key else "a list of objects with an answer"

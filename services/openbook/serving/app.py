@@ -168,6 +168,8 @@ class Ingress(AnswerIngress):
     ) -> None:
         setup_logging("ingress")
         setup_tracing("ingress")
+        # While it waits for the index it answers nobody, and `OpenbookEndpointLost` asks for a process of its role.
+        metrics = MetricsServer("ingress-starting", settings.serving.host, settings.serving.metrics_port)
         gate = open_gate(settings)  # before anything is loaded: without keys there is nothing to serve
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
@@ -189,8 +191,7 @@ class Ingress(AnswerIngress):
         quotas = gate.quotas if gate else None
         service = AnswerService(pipeline, settings, partial(index.connect, min_coverage), quotas, lambda: index.named)
         super().__init__(service, gate)
-        # The last: while it waits for the index it answers nobody, and the alert asks for a process of this role.
-        MetricsServer("ingress", settings.serving.host, settings.serving.metrics_port)
+        metrics.become("ingress")
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 
 

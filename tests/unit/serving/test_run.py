@@ -48,7 +48,7 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
         asked.append(min_coverage)
 
     async def open_index(settings: Any, queries: Any, source: Any, min_coverage: float) -> Any:
-        assert not roles
+        assert roles == ["ingress-starting"]
         await connect(min_coverage)
         return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1)
 
@@ -60,7 +60,9 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
     monkeypatch.setattr(app, "REGISTRY", CollectorRegistry())
     monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.append(arguments[2]))
     monkeypatch.setattr("openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda *_: None)
-    monkeypatch.setattr(app, "MetricsServer", lambda role, *_: roles.append(role))
+    monkeypatch.setattr(
+        app, "MetricsServer", lambda role, *_: roles.append(role) or SimpleNamespace(become=roles.append)
+    )
 
     async def scenario() -> None:
         replica: Any = app.Ingress.__new__(app.Ingress)
@@ -70,7 +72,7 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
         await check_ready()
 
     asyncio.run(scenario())
-    assert (roles, asked) == (["ingress"], [0.5, 0.5])
+    assert (roles, asked) == (["ingress-starting", "ingress"], [0.5, 0.5])
 
 
 def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -71,14 +71,17 @@ def fetch(
         raise InvalidSnapshot(f"{url}: holds snapshot {manifest.snapshot_id}, not {snapshot_id}")
     about = _about(place, manifest)
     words = [(f"{bm25.FOLDER}/{bm25.ABOUT}", about[0])] if about else []
-    wanted = [*shard_files(manifest, shards), *(word_files(about[1]) if about else ())]
+    of_shards, of_words = [*shard_files(manifest, shards)], [*(word_files(about[1]) if about else ())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with files.locked(folder.with_name(f".{folder.name}.lock")):
             is_one = (folder / MANIFEST).exists()
             if is_one and (folder / MANIFEST).read_bytes() != text.encode():
                 raise InvalidConfig(f"{folder}: holds another snapshot")
-            missing = [file for file in wanted if not _is_there(folder, file, is_one)]
+            # Words are every server's: who comes for a shard that was not here does not read them all again.
+            has_some = any((folder / file.path).exists() for file in of_shards)
+            missing = [file for file in of_shards if not _is_there(folder, file, is_one)]
+            missing += [file for file in of_words if not _is_there(folder, file, is_one and has_some)]
             _fetch_files(place, folder, missing, on_bytes, piece_bytes)
             for path, content in (*words, (MANIFEST, text)):
                 if not (folder / path).exists() or (folder / path).read_bytes() != content.encode():

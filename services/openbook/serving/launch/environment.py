@@ -7,18 +7,19 @@ from openbook.config import AnswerDefaults
 
 
 def longest_s(answer: AnswerDefaults) -> int:
-    """Whatever a question may take, and some more."""
-    return ceil(answer.max_timeout_s) + 30
+    """Whatever a question may take, and some more; never less than by default, for settings change while it runs."""
+    return ceil(max(answer.max_timeout_s, AnswerDefaults().max_timeout_s)) + 30
 
 
 LONGEST_S = longest_s(AnswerDefaults())
+HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
 GUARDS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
     # For a client that neither sends nor takes anything; who waits for an answer is not meant.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
     # Of a former process of HAProxy, which ends what it has begun. By default 120: whenever a replica comes or goes,
     # answers that take longer would be cut off.
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_S),
+    HARD_STOP: str(LONGEST_S),
     # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly answer.
     "RAY_worker_niceness": "0",
     # A proxy that died is missed after three looks at it. By default they are 10 s apart.
@@ -30,6 +31,11 @@ GUARDS = {
 """Against slow callers, answers cut off, busy machines, dead proxies and nodes; and `RAY_SERVE_HAPROXY_BINARY_PATH`
 names the program of `haproxy`.
 """
+
+
+def guards(answer: AnswerDefaults) -> dict[str, str]:
+    """`GUARDS` where answers may take as long as that."""
+    return {**GUARDS, HARD_STOP: str(longest_s(answer))}
 
 
 def haproxy_files(folder: PurePath) -> dict[str, str]:

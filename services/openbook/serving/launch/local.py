@@ -16,9 +16,10 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 import grpc
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from openbook import config
+from openbook import config, files
 from openbook.cache.server import RedisServer, find_server
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
@@ -115,9 +116,24 @@ def _pass_on(errors: IO[str], said: "deque[str]") -> None:
 
 
 @contextmanager
+def _own_section(settings_file: Path, has_tls: bool) -> Iterator[Path]:
+    """A file with what the settings say of index servers, for ours: each has a port for frames of its own, and TLS only
+    where we speak it too.
+    """
+    section = {**((config.read_yaml(settings_file) or {}).get(config.INDEX_SERVER) or {})}
+    if section.get("frame_port") is not None:
+        section["frame_port"] = 0
+    if not has_tls:
+        section.pop("tls", None)
+    with files.temporary_folder("openbook-index-") as folder:
+        files.write(folder / "openbook.yaml", yaml.safe_dump({config.INDEX_SERVER: section}))
+        yield folder / "openbook.yaml"
+
+
+@contextmanager
 def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path | None = None) -> Iterator[Settings]:
     """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
-    `settings_file`: whose section `index_server` is for these servers.
+    `settings_file`: whose section `index_server` is for these servers, as it is now.
 
     What is published to the servers of a root is what the next ones serve. Whatever of these processes ends or freezes
     is started again at its address: see `supervise`.
@@ -132,9 +148,10 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
         if not index.names_servers:
             if snapshot is None:
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
+            own = stack.enter_context(_own_section(settings_file, index.tls is not None)) if settings_file else None
             servers: list[Supervised] = []
             for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
-                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, settings_file)
+                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, own)
                 servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
             index = index.at(tuple(server.address() for server in servers))

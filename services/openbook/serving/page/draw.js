@@ -1,13 +1,13 @@
 // Drawing. Passages, answers and messages are whatever somebody wrote: they become text nodes, never markup.
 
-import { keyOf, meaning, nats, percent, placesOf, pOf, ratio, seconds, wordsOf } from "./model.js";
+import { keyOf, meaning, moved, nats, percent, placesOf, pOf, ratio, seconds, wordsOf } from "./model.js";
 
 export const $ = (id) => document.getElementById(id);
 export const all = (selector) => [...document.querySelectorAll(selector)];
 
 const put = (node, name, value) => node.style.setProperty(name, value);
 
-/** `el("p.soft", {name: value}, ...children)`: a listener by `onname`, a property of style by `--name`; texts are children. */
+/** `el("p.soft", {name: value}, ...children)`: a listener by `onname`, a property of style by `--name`. */
 export function el(kind, ...children) {
   const [tag, ...classes] = kind.split(".");
   const node = document.createElement(tag);
@@ -109,7 +109,7 @@ function drawWords(box, { text, words, passages, citations, result }, live) {
 function drawNotice({ answer, asked, complete, coverage, evidence, snapshot_id }) {
   const [searched, total] = [coverage.n_searched, coverage.n_total].map((n) => n.toLocaleString("en"));
   const notices = [
-    !snapshot_id.startsWith(asked.snapshot ?? "") && "The index has changed since: nothing is left out.",
+    moved(snapshot_id, asked.snapshot) && "The index has changed since: nothing is left out.",
     answer?.abstained && `Held back: it is less likely than the ${percent(asked.min_probability ?? 0)} that were asked for. This would have been said.`,
     !complete && `Partial: ${searched} of ${total} passages were searched; shard ${coverage.missing_shards.join(", ")} did not take part.`,
     evidence.length ? answer && !answer.abstained && !answer.answer.trim() && "The answer is empty: the model ended it before the first word." : "No passage was found.",
@@ -294,7 +294,7 @@ export function redrawThreads() {
   frame = requestAnimationFrame(() => threads());
 }
 
-/** Ribbons from words to passages, as broad as these count, where both stand beside each other. */
+/** Ribbons from words to passages, as broad as these count, where they stand side by side. */
 function drawThreads(view, target, z) {
   const boxOf = (node) => node.getBoundingClientRect();
   const zero = boxOf($("result"));

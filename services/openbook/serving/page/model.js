@@ -11,7 +11,7 @@ const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token", thorough: "thoro
 
 // --- requests
 
-/** What a field's text asks for; undefined if that is nothing. */
+/** What a field's text asks for; undefined if nothing. */
 function valueOf(name, text) {
   if (name !== "labels") return Object.hasOwn(SPELLED, text) ? text : text && Number.isFinite(+text) ? +text : undefined;
   const lines = (text ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
@@ -45,6 +45,9 @@ export function fromLink(hash) {
   if (own.length) asked.passages = own.map(([title, text]) => ({ title, text }));
   return asked;
 }
+
+/** Ids are places in one snapshot; "" where none was searched. */
+export const moved = (id, from) => id && from && !id.startsWith(from);
 
 export const bodyOf = ({ snapshot, ...asked }) => ({ ...asked, tokens: true });
 
@@ -124,7 +127,7 @@ export function wordsOf(text, tokens, formulation) {
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
 
-/** Where a text stands in another, as words, without regard to capitals: [start, end] in UTF-16 units. */
+/** Where a text stands in another, as words, in any case: [start, end] in UTF-16 units. */
 export function placesOf(wanted, given) {
   const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/]/g, "\\$&").replace(/\s+/g, "\\s+");
   if (!escaped) return [];

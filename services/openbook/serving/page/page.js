@@ -1,8 +1,8 @@
-// The page: what is asked, what has come, what is pointed at. Drawing is in draw.js.
+// The page: what is asked, what has come, what is pointed at.
 
 import { ask, Problem } from "./ask.js";
 import { $, all, drawResult, el, light, Passages, redrawThreads, viewOf } from "./draw.js";
-import { bodyOf, changes, FIELDS, fromLink, keyOf, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
+import { bodyOf, changes, FIELDS, fromLink, keyOf, moved, percent, pOf, settingsOf, textOf, toLink } from "./model.js";
 
 const HEADLINE = $("headline").textContent;
 const form = $("ask");
@@ -66,7 +66,7 @@ async function askFor(request, push = true) {
   try {
     for await (const [name, data] of ask(bodyOf(request), store[KEY], mine.signal)) {
       if (name === "retrieved") {
-        if (request.without && !data.snapshot_id.startsWith(request.snapshot)) return askWithAll(request);
+        if (request.without && moved(data.snapshot_id, request.snapshot)) return askWithAll(request);
         show((result = { ...data, asked: request, tokens: [], answer: null, elapsed: 0 }));
         say(`Reading ${data.evidence.length} passages …`);
       } else if (name === "token") {
@@ -90,7 +90,6 @@ async function askFor(request, push = true) {
   }
 }
 
-/** Ids are places in one snapshot: in another they would leave out other passages. */
 function askWithAll({ without, ...request }) {
   history.replaceState(null, "", toLink(request));
   return askFor(request, false);
@@ -114,12 +113,12 @@ function begin(request) {
 function show(result) {
   const { now } = state;
   Object.assign(state, { now: result, chosen: 0, ...NOTHING });
-  if (now?.asked.question !== result.asked.question || now.snapshot_id !== result.snapshot_id) Object.assign(state, { before: null, passages: new Passages() });
+  if (now?.asked.question !== result.asked.question || moved(now.snapshot_id, result.snapshot_id)) Object.assign(state, { before: null, passages: new Passages() });
   else if (now.answer) state.before = now;
   redraw();
 }
 
-/** A link, or going back: what was seen is shown, everything else is asked. */
+/** A link, or going back: what was seen is shown, all else is asked. */
 function follow() {
   const request = fromLink(location.hash);
   running?.abort();
@@ -281,7 +280,7 @@ function countDown(button, left) {
 
 /** What a switch changes: the question that is shown. */
 const asked = () => (state.wanted.question === state.now.asked.question ? state.wanted : state.now.asked);
-const askWith = (lists) => askFor(fromLink(toLink({ ...asked(), snapshot: state.now.snapshot_id.slice(0, 12), ...lists }))); // without empty ones
+const askWith = (lists) => askFor(fromLink(toLink({ ...asked(), snapshot: state.now.snapshot_id.slice(0, 12) || asked().snapshot, ...lists }))); // without empty ones
 
 function onswitch(key, used) {
   const own = state.passages.get(key);
