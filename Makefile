@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Where it is set, each of hundreds of processes compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-isa unit check lint protos gpu gpu-index bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
+.PHONY: help demo test test-isa unit check lint protos gpu gpu-index bench-index bench-routing bench-kills bench-rebuild bench-formats bench-scale bench-decode bench-encode bench-encoder bench-cache bench-loss bench-train bench-stopping bench-faults bench-plan bench-nodes bench-serving bench-hops bench-change bench-upgrade bench-revocation identity experiments record-faults release walk-browsers walk-cluster walk-hosts clean
 
 help:            ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -96,6 +96,9 @@ bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while q
 
 var/demo/snapshot: $(VENV)/.dev
 	$(BIN)/openbook build embedded --out $@ --shards 2
+
+bench-upgrade: var/demo/snapshot  ## Index servers of two versions beside each other under load; a minute (FORMER=a revision)
+	$(BIN)/python benchmarks/bench_upgrade.py var/demo/snapshot --former $(or $(FORMER),HEAD~1)
 
 bench-attacks: $(VENV)/.dev  ## What a good caller notices of floods, silence and slow senders; whether replies are described ones; an hour
 	$(BIN)/python benchmarks/bench_hostile.py
