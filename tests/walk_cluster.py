@@ -36,8 +36,8 @@ WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
 HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
-SHARDS, KEYS = (7000, 7001), 6381
-"""Ports of the index servers, and of the Redis that has the keys."""
+SHARDS = (7000, 7001)
+"""Their ports."""
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
@@ -323,20 +323,12 @@ def walk(faults: bool) -> None:
         (WALK / "up.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
         say("`ray up` has returned")
         settings = "OPENBOOK_ACCESS__KEYS=redis OPENBOOK_ACCESS__URL=$(~/openbook/bin/openbook deploy keys-url)"
-        add = f"{settings} ~/openbook/bin/openbook keys add walker"
+        add = f"{settings} ~/openbook/bin/openbook keys add walker 2>/dev/null"
         say("$ ssh head: openbook keys add walker")
-        keys = [""]
-
-        def added() -> str:
-            """The key, once there is somebody to add it to: the command takes a second of a processor."""
-            if head.listens(KEYS):
-                keys.append(head.ssh(f"{add} 2>/dev/null || true").strip())
-            return keys[-1]
-
-        answers: list[str] = []
+        keys, answers = list[str](), list[str]()
         try:
-            until("the Redis of the keys has it", added, 300)
-            key = keys[-1]
+            until("the Redis of the keys has it", lambda: keys.append(head.ssh(f"{add} || true")) or keys[-1], 300)
+            key = keys[-1].strip()
             until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
         except SystemExit:
             say(evidence(made))

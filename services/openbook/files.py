@@ -80,6 +80,12 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def beside(path: Path, name: str) -> Path:
+    """What is called after a file or a folder and lies beside it: `{}` in the name is its own, which "." has too."""
+    path = path.absolute()
+    return path.with_name(name.format(path.name))
+
+
 def put(partial: Path, path: Path) -> None:
     """Give a complete file or folder its name: not before all in it is safe, and then the name is safe too."""
     sync(partial)

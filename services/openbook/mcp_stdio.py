@@ -19,9 +19,9 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
-from openbook.core.bearer import bearer
 from openbook.errors import OpenbookError
 from openbook.processes import is_loopback
+from openbook.secret import bearer
 from openbook.serving.endpoint.problems import MEDIA_TYPE
 
 TIMEOUT_S = 30.0

@@ -130,6 +130,11 @@ def _folders(groups: str, controller: str, root: Path) -> Iterator[tuple[Path, b
                 yield top / each, bool(controllers)
 
 
+def is_here(address: str) -> bool:
+    """Whether host:port listens on loopback: no proxy reaches it there."""
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
+
+
 def is_loopback(host: str) -> bool:
     """Whether only processes of this machine reach what listens there."""
     try:

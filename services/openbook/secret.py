@@ -1,10 +1,13 @@
-"""Settings that nobody shall read in a log: their types, and what can be told of a bad value without showing one."""
+"""Settings that nobody shall read in a log: their types, what can be told of a bad value without showing one, and how a
+key is shown to whom it is for."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Secret, SecretBytes, SecretStr
+
+from openbook.errors import InvalidConfig
 
 AnySecret = TypeVar("AnySecret", SecretStr, Secret[str])
 
@@ -21,12 +24,29 @@ def _is_the_secret(value: AnySecret) -> AnySecret:
     return value
 
 
-def _fits_a_header(value: SecretStr) -> SecretStr:
-    """Without white space around it, as files end with. What no header holds, gRPC would show in its error."""
-    token = value.get_secret_value().strip()
-    if not (token.isascii() and token.isprintable()):
+def _for_header(secret: str) -> str:
+    """Without white space around it, as files end with. Raises ValueError: no header holds it; gRPC would show it."""
+    secret = secret.strip()
+    if not (secret.isascii() and secret.isprintable()):
         raise ValueError("must be of printable ASCII characters, and has others")
-    return SecretStr(token)
+    return secret
+
+
+def _fits_a_header(value: SecretStr) -> SecretStr:
+    return SecretStr(_for_header(value.get_secret_value()))
+
+
+def bearer(api_key: str | None) -> str:
+    """How a caller shows his key, over either protocol: the value of `authorization`; empty without a key.
+
+    Raises:
+        InvalidConfig: no header holds it. What it is stands in no message.
+    """
+    try:
+        key = _for_header(api_key or "")
+    except ValueError as error:
+        raise InvalidConfig(f"the API key {error}") from None
+    return f"Bearer {key}" if key else ""
 
 
 def _digits_are_text(value: Any) -> Any:

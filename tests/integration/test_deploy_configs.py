@@ -22,9 +22,9 @@ SERVE = ROOT / "deploy" / "serve.yaml"
 NEEDED = [
     "RAY_SERVE_ENABLE_HA_PROXY=1",
     "RAY_SERVE_HAPROXY_BINARY_PATH=$HOME/openbook/bin/openbook-haproxy",
-    *(f"{name}={value}" for name, value in environment.GUARDS.items()),
+    *(f"{name}={value}" for name, value in environment.guards().items()),
 ]
-"""Of every node: see `environment.GUARDS`."""
+"""Of every node: see `environment.guards`."""
 
 
 TOPOLOGY = ROOT / "deploy" / "topology.yaml"
@@ -86,7 +86,7 @@ def test_ray_is_told_how_many_cpus_a_machine_of_gcp_has(machine: str, cpus: int 
 
 
 def test_haproxy_begins_anew_without_cutting_off_any_answer() -> None:
-    assert int(environment.GUARDS["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > config.AnswerDefaults().max_timeout_s
+    assert int(environment.guards()["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > config.AnswerDefaults().max_timeout_s
 
 
 def test_ray_accepts_every_cluster(prepared: dict[str, Any]) -> None:

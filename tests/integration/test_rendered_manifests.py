@@ -29,7 +29,7 @@ from openbook.planning.constants import DEFAULTS
 from openbook.planning.demand import Demand, machines
 from openbook.planning.plan import plan
 from openbook.planning.topology import topology as planned_topology
-from openbook.serving.launch.environment import GUARDS
+from openbook.serving.launch.environment import guards
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = render.load(ROOT / "deploy" / "topology.yaml")
@@ -185,7 +185,7 @@ def test_every_pod_of_ray_has_the_guards() -> None:
     cluster = service["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        assert GUARDS.items() <= {each["name"]: each["value"] for each in container["env"]}.items()
+        assert guards().items() <= {each["name"]: each["value"] for each in container["env"]}.items()
 
 
 def test_workers_are_ready_once_they_answer_with_tls() -> None:

@@ -13,6 +13,14 @@ def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
     assert len(set(given)) == len(given)
 
 
+def told(limits: dict[str, str], root: Path) -> Path:
+    """Where Linux tells of control groups."""
+    for name, limit in limits.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{limit}\n")
+    return root
+
+
 @pytest.mark.parametrize(
     ("groups", "granted"),
     [
@@ -24,17 +32,15 @@ def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
     ],
 )
 def test_memory_is_what_all_control_groups_of_a_process_grant(tmp_path: Path, groups: str, granted: list[int]) -> None:
-    for name, limit in {
+    limits = {
         "memory.max": "900",
         "system.slice/memory.max": "max",
         "system.slice/index.service/memory.max": "300",
         "system.slice/index.service/memory.high": "200",
         "memory/memory.limit_in_bytes": "700",
         "memory/known/memory.limit_in_bytes": "500",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{limit}\n")
-    assert list(granted_bytes(groups, tmp_path)) == granted
+    }
+    assert list(granted_bytes(groups, told(limits, tmp_path))) == granted
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def test_memory_is_what_all_control_groups_of_a_process_grant(tmp_path: Path, gr
 def test_cores_are_what_all_control_groups_of_a_process_grant(
     tmp_path: Path, groups: str, granted: list[float]
 ) -> None:
-    for name, limit in {
+    limits = {
         "cpu.max": "800000 100000",
         "kubepods/cpu.max": "max 100000",
         "kubepods/pod/cpu.max": "150000 100000",
@@ -56,7 +62,5 @@ def test_cores_are_what_all_control_groups_of_a_process_grant(
         "cpu/cpu.cfs_period_us": "100000",
         "cpu/pod/cpu.cfs_quota_us": "400000",
         "cpu/pod/cpu.cfs_period_us": "100000",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{limit}\n")
-    assert list(granted_cores(groups, tmp_path)) == granted
+    }
+    assert list(granted_cores(groups, told(limits, tmp_path))) == granted

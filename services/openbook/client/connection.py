@@ -12,9 +12,9 @@ import grpc
 
 from openbook import wire
 from openbook.client import messages
-from openbook.core.bearer import bearer
 from openbook.errors import BodyTooLarge, InvalidConfig
-from openbook.processes import is_loopback
+from openbook.processes import is_here
+from openbook.secret import bearer
 from openbook.v1 import answer_pb2
 
 GRACE_S = 1.0
@@ -96,10 +96,9 @@ class Connection:
         return library.insecure_channel(self.address, self._options())
 
     def _options(self) -> list[tuple[str, Any]]:
-        is_here = is_loopback(self.address.rpartition(":")[0].strip("[]"))
         options: list[tuple[str, Any]] = [
             ("grpc.enable_retries", int(self.retries)),
-            ("grpc.enable_http_proxy", int(not is_here)),  # no proxy reaches what listens here
+            ("grpc.enable_http_proxy", int(not is_here(self.address))),
             ("grpc.max_receive_message_length", -1),  # batches of answers with their passages
             *KEEPALIVE.items(),
         ]

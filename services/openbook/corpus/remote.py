@@ -48,8 +48,7 @@ def fetched(
         InvalidDocuments: nothing is there, it cannot be read or changes again and again, or the disk is too small,
             which is known before.
     """
-    out = out.absolute()  # which has a name, as "." has none
-    folder = out.with_name(f"{out.name}.documents")
+    folder = files.beside(out, "{}.documents")
     if folder.exists() and not _is_ours(folder):
         raise InvalidConfig(f"{folder} is for documents that are fetched, and holds something else")
     if folder.exists() and (out / MANIFEST).exists():  # a build was killed when it was as good as done

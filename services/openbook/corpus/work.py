@@ -96,8 +96,7 @@ class Note(BaseModel):
 
 def folder_of(out: Path) -> Path:
     """Where a build of this snapshot is at work."""
-    out = out.absolute()  # which has a name, as "." has none
-    return out.with_name(f"{out.name}.work")
+    return files.beside(out, "{}.work")
 
 
 def remove_if_done(out: Path) -> None:

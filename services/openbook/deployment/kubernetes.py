@@ -19,7 +19,7 @@ from openbook.deployment.kubernetes_common import (
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
 from openbook.deployment.topology import Kubernetes, Topology
-from openbook.serving.launch.environment import guards
+from openbook.serving.launch.environment import guards, longest_s
 from openbook.serving.launch.ports import SERVE_LOGGING
 
 BASE, OVERLAYS = "deploy/kubernetes/base", "deploy/kubernetes/overlays"
@@ -129,7 +129,7 @@ def _ray_pod(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": "/opt/openbook/bin/openbook-haproxy",
-        **guards(topology.served.answer),
+        **guards(longest_s(topology.served.answer)),
         "OPENBOOK_TLS_CERTIFICATE": f"{TLS}/tls.crt",
         "OPENBOOK_TLS_KEY": f"{TLS}/tls.key",
     }

@@ -9,7 +9,7 @@ from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
-from openbook.serving.launch.environment import guards, haproxy_files
+from openbook.serving.launch.environment import guards, haproxy_files, longest_s
 from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING
 
 SECRETS = "openbook/secrets"
@@ -225,7 +225,7 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": f"{home}/openbook/bin/openbook-haproxy",
         **haproxy_files(PurePosixPath(f"{home}/openbook/haproxy")),
-        **guards(topology.served.answer),
+        **guards(longest_s(topology.served.answer)),
         "OPENBOOK_TLS_CERTIFICATE": f"{secrets}/cert.pem",
         "OPENBOOK_TLS_KEY": f"{secrets}/key.pem",
         "OPENBOOK_INDEX_SERVER__TLS": f"{{certificate: {secrets}/cert.pem, key: {secrets}/key.pem}}",

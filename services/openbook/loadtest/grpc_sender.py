@@ -14,7 +14,7 @@ from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
 from openbook.loadtest.settings import LoadSettings
-from openbook.processes import is_loopback
+from openbook.processes import is_here
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
@@ -48,8 +48,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
 
 def _channel(settings: LoadSettings) -> grpc.aio.Channel:
     address = settings.address.removeprefix("grpcs://")
-    is_here = is_loopback(address.rpartition(":")[0].strip("[]"))
-    how = (*OPTIONS, ("grpc.enable_http_proxy", int(not is_here)))  # no proxy reaches what listens here
+    how = (*OPTIONS, ("grpc.enable_http_proxy", int(not is_here(address))))
     if not settings.is_tls:
         return grpc.aio.insecure_channel(address, how)
     authority = settings.tls_ca.read_bytes() if settings.tls_ca else None

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from openbook.core.bearer import bearer
 from openbook.core.types import Formulation
 from openbook.errors import OpenbookError
 from openbook.loadtest.kinds import Check, What
 from openbook.loadtest.outcomes import Reply
 from openbook.loadtest.settings import LoadSettings
+from openbook.secret import bearer
 
 CONNECT_TIMEOUT_S = 10.0
 

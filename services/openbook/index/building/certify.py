@@ -38,8 +38,9 @@ def certify(shards: Sequence[Shard], queries: Float32 | None, target: float | No
     while True:
         share = _recall(shards, blocks, exact, parameters)
         wider = max(shards, key=lambda shard: shard.n_passages).wider(parameters)
-        if target is None or share["at_10"] >= target or wider is None:
-            if target is not None and share["at_10"] < target:
+        is_missed = target is not None and share["at_10"] < target
+        if not is_missed or wider is None:
+            if is_missed:
                 log.warning("recall at 10 is %s, below %s: there is no wider search", share["at_10"], target)
             defaults = SearchDefaults(
                 nprobe=parameters.nprobe, ef_search=parameters.ef_search, rerank_factor=parameters.rerank_factor

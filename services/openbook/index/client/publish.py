@@ -18,6 +18,7 @@ from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.index.remote.fetch import snapshot_at
+from openbook.secret import bearer
 from openbook.v1.index_pb2 import (
     DiscardRequest,
     DownloadRequest,
@@ -242,8 +243,8 @@ class _Server:
         self.channel = open_channel(address, channel_credentials(settings.tls), server_name)
         self._stub = IndexServiceStub(self.channel)
         self._admin = IndexAdminServiceStub(self.channel)
-        token = settings.admin_token
-        self._metadata = (("authorization", f"Bearer {token.get_secret_value()}"),) if token else ()
+        shown = bearer(settings.admin_token.get_secret_value() if settings.admin_token else None)
+        self._metadata = (("authorization", shown),) if shown else ()
 
     async def info(self) -> InfoResponse:
         with from_grpc(self.address):

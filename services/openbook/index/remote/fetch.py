@@ -65,7 +65,7 @@ def fetch(
         InvalidConfig: the folder holds another snapshot.
         ShardUnavailable: the place cannot be read; or the disk is too small, which is known before it begins.
     """
-    place, folder = Place(url), folder.absolute()  # what has no name of its own, as ".", gets one
+    place = Place(url)
     text, manifest = _manifest(place)
     if snapshot_id is not None and manifest.snapshot_id != snapshot_id:
         raise InvalidSnapshot(f"{url}: holds snapshot {manifest.snapshot_id}, not {snapshot_id}")
@@ -74,7 +74,7 @@ def fetch(
     of_shards, of_words = [*shard_files(manifest, shards)], [*(word_files(about[1]) if about else ())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with files.locked(folder.with_name(f".{folder.name}.lock")):
+        with files.locked(files.beside(folder, ".{}.lock")):
             is_one = (folder / MANIFEST).exists()
             if is_one and (folder / MANIFEST).read_bytes() != text.encode():
                 raise InvalidConfig(f"{folder}: holds another snapshot")

@@ -12,30 +12,28 @@ def longest_s(answer: AnswerDefaults) -> int:
 
 
 LONGEST_S = longest_s(AnswerDefaults())
-HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
-GUARDS = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
-    # For a client that neither sends nor takes anything; who waits for an answer is not meant.
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
-    # Of a former process of HAProxy, which ends what it has begun. By default 120: whenever a replica comes or goes,
-    # answers that take longer would be cut off.
-    HARD_STOP: str(LONGEST_S),
-    # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly answer.
-    "RAY_worker_niceness": "0",
-    # A proxy that died is missed after three looks at it. By default they are 10 s apart.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One that
-    # is slow to answer has as long as ever.
-    "RAY_health_check_period_ms": "1000",
-}
-"""Against slow callers, answers cut off, busy machines, dead proxies and nodes; and `RAY_SERVE_HAPROXY_BINARY_PATH`
-names the program of `haproxy`.
-"""
 
 
-def guards(answer: AnswerDefaults) -> dict[str, str]:
-    """`GUARDS` where answers may take as long as that."""
-    return {**GUARDS, HARD_STOP: str(longest_s(answer))}
+def guards(within_s: int = LONGEST_S) -> dict[str, str]:
+    """Against slow callers, busy machines, dead proxies and nodes, and answers cut off that take no longer than that;
+    and `RAY_SERVE_HAPROXY_BINARY_PATH` names the program of `haproxy`.
+    """
+    return {
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.bodies.middlewares",
+        # For a client that neither sends nor takes anything; who waits for an answer is not meant.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+        # Of a former process of HAProxy, which ends what it has begun. By default 120: whenever a replica comes or
+        # goes, answers that take longer would be cut off.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(within_s),
+        # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly
+        # answer.
+        "RAY_worker_niceness": "0",
+        # A proxy that died is missed after three looks at it. By default they are 10 s apart.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One
+        # that is slow to answer has as long as ever.
+        "RAY_health_check_period_ms": "1000",
+    }
 
 
 def haproxy_files(folder: PurePath) -> dict[str, str]:

@@ -23,7 +23,7 @@ from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback
 from openbook.serving.launch import tls
-from openbook.serving.launch.environment import GUARDS, LONGEST_S, haproxy_files, longest_s
+from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.ports import SERVE_LOGGING
 
@@ -158,7 +158,6 @@ def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LO
         "METRICS_PORT": free_port(),
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
-        "HARD_STOP_AFTER_S": stops_within_s,
         "BINARY_PATH": _starter(folder, tls.to_environment(serving.tls, folder) if serving.tls else {}),
     }
     return {
@@ -169,7 +168,7 @@ def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LO
         # How long a replica that is to stop still answers: until the proxy has heard of it. By default half a minute.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.quiet.quieten",
-        **GUARDS,
+        **guards(stops_within_s),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
         **_replica_ports("HTTP"),
