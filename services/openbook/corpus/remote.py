@@ -48,6 +48,7 @@ def fetched(
         InvalidDocuments: nothing is there, it cannot be read or changes again and again, or the disk is too small,
             which is known before.
     """
+    out = out.absolute()  # what is said of it names it
     folder = files.beside(out, "{}.documents")
     if folder.exists() and not _is_ours(folder):
         raise InvalidConfig(f"{folder} is for documents that are fetched, and holds something else")
