@@ -1,5 +1,6 @@
 """Processes that we start and that end with us, and where they listen."""
 
+import gc
 import ipaddress
 import math
 import mmap
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
@@ -85,6 +86,21 @@ def threads(asked: int = 0) -> int:
         return max(1, asked or int(os.environ["OMP_NUM_THREADS"]))
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([n_cores, *map(math.ceil, granted_cores(_own_groups()))]))
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """For what comes to stay, such as modules, models, an index. Python's collector would look through all of it again
+    and again while it comes, and whenever it looks through all there is later, which stops every thread for a third of
+    a second.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def memory_bytes() -> int:

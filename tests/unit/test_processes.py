@@ -1,10 +1,12 @@
-"""Ports that are handed out: whoever is given one may take seconds to listen there. And what memory there is."""
+"""Ports that are handed out, what memory and cores there are, and what the collector leaves alone."""
 
+import gc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from openbook.processes import free_port, free_ports, granted_bytes, granted_cores
+from openbook.processes import free_port, free_ports, granted_bytes, granted_cores, loading
 
 
 def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
@@ -64,3 +66,13 @@ def test_cores_are_what_all_control_groups_of_a_process_grant(
         "cpu/pod/cpu.cfs_period_us": "100000",
     }
     assert list(granted_cores(groups, told(limits, tmp_path))) == granted
+
+
+def test_what_was_loaded_is_no_matter_of_the_collector_any_more() -> None:
+    before = gc.get_freeze_count()
+    with suppress(ValueError), loading():
+        assert not gc.isenabled()
+        loaded = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        raise ValueError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(loaded)

@@ -19,7 +19,7 @@ from openbook.errors import InvalidConfig
 from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.opening import open_index
 from openbook.logs import setup_logging
-from openbook.processes import threads
+from openbook.processes import loading, threads
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
 from openbook.serving.access.exposure import check_exposure
@@ -173,18 +173,19 @@ class Ingress(AnswerIngress):
         gate = open_gate(settings)  # before anything is loaded: without keys there is nothing to serve
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
-        if isinstance(encoder, DeploymentHandle):
-            the_encoder = await RemoteEncoder.connect(over_grpc(encoder), settings.encoder)
-        else:
-            the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
-        asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
         min_coverage = settings.answer.min_coverage
-        index = await open_index(settings.index, asks_for, source_on_ray(settings.index), min_coverage)
-        if isinstance(generator, DeploymentHandle):
-            the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
-        else:
-            the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
-            the_generator.warm_up()
+        with loading():
+            if isinstance(encoder, DeploymentHandle):
+                the_encoder = await RemoteEncoder.connect(over_grpc(encoder), settings.encoder)
+            else:
+                the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
+            asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
+            index = await open_index(settings.index, asks_for, source_on_ray(settings.index), min_coverage)
+            if isinstance(generator, DeploymentHandle):
+                the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
+            else:
+                the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
+                the_generator.warm_up()
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)

@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -36,6 +35,7 @@ from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patien
 from openbook.index.server.verify import Verifier
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
+from openbook.processes import loading
 from openbook.telemetry import MetricsServer
 from openbook.v1 import index_pb2, index_pb2_grpc
 
@@ -207,12 +207,11 @@ def run(settings: IndexServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; print the address on standard output once it listens. Raises as `IndexServer`."""
     told_to_stop: SimpleQueue[int] = SimpleQueue()  # a handler may interrupt itself: an event would wait for ever
     _give_back_memory()
-    server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
+    with loading():
+        server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
     for number in STOP_SIGNALS:
         signal.signal(number, lambda told, _: told_to_stop.put(told))
-    gc.collect()
     sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # what was loaded stays: to look through it again and again took a tenth of a short search
     role = f"index-{settings.shard}"
     with server.metrics, MetricsServer(role, settings.host, settings.metrics_port), server:
         _tell(server)

@@ -13,6 +13,7 @@ from openbook.core.together import all_of
 from openbook.core.types import Float32, Passage
 from openbook.errors import OpenbookError
 from openbook.logs import setup_logging
+from openbook.processes import loading
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
@@ -117,7 +118,8 @@ class EncoderDeployment:
         setup_tracing("encoder")
         MetricsServer("encoder", serving.host, serving.metrics_port)
         self._settings = settings
-        self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
+        with loading():
+            self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
 
     async def describe(self, settings: ServedEncoderSettings | None = None) -> AboutEncoder | None:
         """What it has; None if that was made with other settings than these."""

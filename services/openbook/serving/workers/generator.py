@@ -17,6 +17,7 @@ from openbook.core.deadline import Check, go_on
 from openbook.core.types import Generation, GenerationSettings, PartSettings, Passage, Retrieved, Token
 from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
+from openbook.processes import loading
 from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
@@ -164,8 +165,9 @@ class GeneratorDeployment:
         setup_tracing("generator")
         MetricsServer("generator", serving.host, serving.metrics_port)
         self._settings = settings
-        self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
-        self._generator.warm_up()
+        with loading():
+            self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
+            self._generator.warm_up()
 
     async def describe(self, settings: GeneratorSettings | None = None) -> AboutGenerator | None:
         """What it has; None if that was made with other settings than these."""
