@@ -94,7 +94,7 @@ def test_a_check_that_does_not_stop_it_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", WORK)
 def test_what_is_computed_while_a_check_is_called_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short questions and the tokens of streams are answered there, by the same model."""
-    monkeypatch.setattr(vocabulary, "_TILE", (4, 4))
+    monkeypatch.setattr(vocabulary, "_TILE", (16, 16))  # several to a vocabulary of 50
     monkeypatch.setitem(seq2seq._AT_ONCE, "cpu", 16)
     reader, within = Seq2Seq(tiny.bart()), list[str]()
     wanted = pickle.dumps(WORK[name](reader))
