@@ -266,3 +266,18 @@ def test_streams_begin_in_turn_and_so_many_at_once() -> None:
     assert desk.queue.streams() == []
     desk.queue.leave(begun[0])
     assert desk.queue.streams() == streams[2:]
+
+
+def test_who_needs_little_is_not_refused_for_the_time_that_streams_take() -> None:
+    desk = Desk(max_batch=9)
+    for _ in range(8):
+        desk.queue.enter(desk.question(caller="much", work=20, stream=True))
+    assert len(desk.queue.streams()) == 8
+    with pytest.raises(Overloaded, match=r"would be done in 2\.5 s"):  # they have half of the time
+        desk.enter(timeout_s=2.4, caller="little")
+    desk.queue.leave(desk.enter(timeout_s=2.6, caller="little"))
+    with pytest.raises(Overloaded, match=r"would be done in 11\.2 s"):  # as long as each of them
+        desk.queue.enter(desk.question(timeout_s=11, caller="little", stream=True))
+    last = desk.question(timeout_s=12, caller="little", stream=True)
+    desk.queue.enter(last)
+    assert desk.queue.streams() == [last]

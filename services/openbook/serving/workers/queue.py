@@ -170,16 +170,27 @@ class Queue(Generic[W]):
             work_of[each.key] += each.work
             if each is newcomer:
                 break
-        seconds = sum(self._streams.values())
+        seconds = 0.0
         for key, n in n_of.items():
             n_batches = math.ceil(n / self._most_at_once(key, work_of[key] / n))
             seconds += self._pace.seconds(key, work_of[key], n_batches)
+        seconds += self._streams_s(newcomer, seconds)
         beside_s = seconds / SHARE_BETWEEN if self._runs_beside(newcomer) else math.inf
         seconds = min(seconds + self._left_s(), beside_s)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
             raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
+
+    def _streams_s(self, newcomer: W, seconds: float) -> float:
+        """How much longer what takes so many takes for the streams under way."""
+        streams = self._streams.values()
+        if not newcomer.is_stream:  # they have a share of the time of batches
+            return min(sum(streams), seconds * SHARE_BETWEEN / (1 - SHARE_BETWEEN))
+        if len(streams) == self._max_batch:  # it begins when one of them ends
+            return sum(streams)
+        own_s = self._pace.seconds(newcomer.key, newcomer.work)
+        return sum(min(each, own_s) for each in streams)  # step by step in turn
 
     def _make_room(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
         """Whom it puts out: the newest of who has most waiting. Raises Overloaded if that is the newcomer."""
