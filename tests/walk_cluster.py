@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
-HEAD, WORKERS = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
+HEAD, WORKERS, ADDED = "10.77.0.1", ("10.77.0.2", "10.77.0.3"), "10.77.0.4"
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
 SHARDS = (7000, 7001)
@@ -194,7 +194,13 @@ def hosts() -> Iterator[list[Host]]:
             host.kill()
 
 
-def topology(n_replicas: int) -> dict[str, object]:
+def render(n_replicas: int, workers: tuple[str, ...] = WORKERS) -> None:
+    """All files, from the topology that a user writes."""
+    (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(n_replicas, workers), sort_keys=False))
+    openbook("deploy", "render", str(WALK / "topology.yaml"), "--out", str(WALK))
+
+
+def topology(n_replicas: int, workers: tuple[str, ...]) -> dict[str, object]:
     """What a user writes, n_replicas of the endpoint. `install` takes what openbook needs from this machine's
     environment, to download nothing.
     """
@@ -212,7 +218,7 @@ def topology(n_replicas: int) -> dict[str, object]:
         "endpoint": {"settings": {"access": {"keys": "redis"}, "serving": {"n_replicas": n_replicas}}},
         "on_premise": {
             "head": HEAD,
-            "workers": list(WORKERS),
+            "workers": list(workers),
             "ssh_user": "root",
             "ssh_key": f"{WALK}/id",
             "install": f"sh {WALK}/install.sh",
@@ -311,13 +317,13 @@ def settled(made: list[Host]) -> list[dict[int, str]]:
 
 def walk(faults: bool) -> None:
     say("three machines with sshd and nothing else; here a wheel of openbook and a snapshot of two shards")
-    (WALK / "topology.yaml").write_text(yaml.safe_dump(topology(2 if faults else 1), sort_keys=False))
+    n_replicas = 2 if faults else 1
     with hosts() as made:
         head = made[0]
         for host in made:
             until(f"{host.name} lets us in", host.listens, 60)
         say("$ openbook deploy render topology.yaml; sh deploy/secrets.sh 10.77.0.1")
-        openbook("deploy", "render", str(WALK / "topology.yaml"), "--out", str(WALK))
+        render(n_replicas)
         run("sh", str(ROOT / "deploy/secrets.sh"), HEAD, env={**os.environ, "SECRETS": str(WALK / "deploy/secrets")})
         begun = time.monotonic()
         (WALK / "up.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
@@ -369,6 +375,7 @@ def walk(faults: bool) -> None:
         assert answered(key)
         if faults:
             suffer(made, key)
+            grow(made, key, n_replicas)
 
         (WALK / "down.log").write_text(ray("down", "-y", "deploy/ray/on-premise.yaml"))
         say("`ray down` has returned")
@@ -424,6 +431,19 @@ def suffer(made: list[Host], key: str) -> None:
     until(f"{lost.name} serves both shards", lambda: lost.listens(*SHARDS))
     with asking(key):
         time.sleep(10)
+
+
+def grow(made: list[Host], key: str, n_replicas: int) -> None:
+    """One machine more, while questions are asked."""
+    added = Host(ADDED)
+    made.append(added)  # from now on it is one of them, also after `ray down`
+    until(f"{added.name} lets us in", added.listens, 60)
+    say("$ openbook deploy render topology.yaml, which has one worker more")
+    render(n_replicas, (*WORKERS, ADDED))
+    with asking(key):
+        (WALK / "grown.log").write_text(ray("up", "-y", "deploy/ray/on-premise.yaml"))
+        until(f"{added.name} serves both shards", lambda: added.listens(*SHARDS))
+        time.sleep(10)  # for endpoints that look every few seconds
 
 
 def main() -> None:

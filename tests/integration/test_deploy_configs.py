@@ -12,7 +12,7 @@ import yaml
 
 from openbook import config
 from openbook.cli import app
-from openbook.deployment import render
+from openbook.deployment import ray_machines, render
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import cluster, environment
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
@@ -206,6 +206,27 @@ def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any
         index = prepared["available_node_types"]["index"]
         assert (asked["index_nodes"], index["max_workers"]) == (index["min_workers"],) * 2
         assert index["resources"][INDEX_RESOURCE]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray leaves its file open
+def test_a_machine_that_is_added_is_one_that_rays_autoscaler_may_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its provider for as long as it runs."""
+    from ray.autoscaler._private.local.node_provider import LocalNodeProvider
+    from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    cluster = yaml.safe_load(RENDERED["deploy/ray/on-premise.yaml"])
+    assert any(f"-m {ray_machines.__name__}" in command for command in cluster["head_start_ray_commands"])
+    tags, workers = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}, cluster["provider"]["worker_ips"]
+    of_the_autoscaler = LocalNodeProvider(cluster["provider"], cluster["cluster_name"])
+    of_the_autoscaler.create_node({}, tags, len(workers))
+    cluster["provider"]["worker_ips"] = [*workers, "10.0.0.9"]
+    (tmp_path / "bootstrap.yaml").write_text(yaml.safe_dump(cluster))
+    ray_machines.write_down(tmp_path / "bootstrap.yaml")
+    of_the_autoscaler.create_node({}, tags, 1)
+    assert of_the_autoscaler.non_terminated_nodes(tags) == [*workers, "10.0.0.9"]
 
 
 @pytest.mark.parametrize("n", [0, 2])

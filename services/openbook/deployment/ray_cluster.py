@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from textwrap import indent
 from typing import Any
 
+from openbook.deployment import ray_machines
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
@@ -143,6 +144,7 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "head_start_ray_commands": [
             *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
             clean_up(ENDED, topology.name),
+            f"RAY_TMPDIR=/tmp {BIN}/python -m {ray_machines.__name__}",
         ],
         "worker_start_ray_commands": [
             *_worker(topology, home, f" --resources={resources}{cpus}"),
