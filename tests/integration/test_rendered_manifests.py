@@ -29,6 +29,7 @@ from openbook.planning.constants import DEFAULTS
 from openbook.planning.demand import Demand, machines
 from openbook.planning.plan import plan
 from openbook.planning.topology import topology as planned_topology
+from openbook.serving.launch.cluster import complete
 from openbook.serving.launch.environment import guards
 
 ROOT = Path(__file__).parents[2]
@@ -280,6 +281,23 @@ def test_compose_accepts_it_and_settings_are_ours() -> None:
     assert settings.index.discover == f"dns://openbook-index:{TOPOLOGY.ports.index}"
     assert settings.serving.tls
     assert settings.access.is_guarded
+
+
+def test_a_redis_and_secrets_of_ones_own_are_taken() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text())
+    own = {"url": "rediss://user:word@redis.example.org:6379/0", "tls": {"ca": "/etc/openbook/tls/redis.pem"}}
+    values["endpoint"]["settings"] |= {"cache": own, "access": {"keys": "redis", **own}}
+    values["secrets"] = {"folder": "../secrets"}
+    files = render.render(config.section(render.Topology, "t.yaml", **values))
+    (ray,) = (each for each in yaml.safe_load_all(files["deploy/kubernetes/base/rayservice.yaml"]) if each)
+    configs = [yaml.safe_load(each) for each in (ray["spec"]["serveConfigV2"], files["deploy/serve-cpu.yaml"])]
+    of_a_cluster, _ = complete(configs[1], [], "10.0.0.1", TOPOLOGY.index.shards)
+    found = [each["applications"][0]["args"] for each in (configs[0], of_a_cluster)]
+    for args in (*found, yaml.safe_load(files["deploy/compose-openbook.yaml"])):
+        assert (args["cache"], args["access"]) == (own, {"keys": "redis", **own})
+    services = yaml.safe_load(files["deploy/compose.yaml"])["services"]
+    for name in ("index-0", "endpoint"):
+        assert "./../../secrets:/etc/openbook/tls:ro" in services[name]["volumes"], "seen from deploy/"
 
 
 def test_the_images_that_the_page_builds_are_those_that_are_started() -> None:

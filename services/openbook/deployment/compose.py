@@ -1,10 +1,13 @@
 """For one machine with containers: a Compose file."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from openbook.deployment.files import to_yaml
 from openbook.deployment.topology import Kubernetes, Topology
 from openbook.serving.launch.environment import longest_s
+from openbook.serving.launch.ports import with_redis
 
 GUARDED = {
     "read_only": True,
@@ -17,13 +20,12 @@ GUARDED = {
 AHEAD = 16 * 1024
 """Sixteen times what everybody has: who hardly works is not to wait behind the models, which take all cores."""
 TLS = "/etc/openbook/tls"
-EVICTS = ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
-KEEPS = ["--appendonly", "yes", "--appendfsync", "always"]
 
 
 def compose(topology: Topology, images: Kubernetes) -> str:
     """Every shard in a container, behind one name on the network; Redis twice; the endpoint."""
     ports, index = topology.ports, topology.index
+    secrets = f"{_beside(topology.secrets.folder)}:{TLS}:ro"
     serves = {
         f"index-{shard}": {
             "image": images.index_image,
@@ -35,7 +37,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
                 "OPENBOOK_INDEX__SERVER_NAME": topology.secrets.server_name,
                 "OMP_WAIT_POLICY": "PASSIVE",
             },
-            "volumes": ["${OPENBOOK_SNAPSHOT:?the folder of a snapshot}:/snapshot:ro", f"./secrets:{TLS}:ro"],
+            "volumes": ["${OPENBOOK_SNAPSHOT:?the folder of a snapshot}:/snapshot:ro", secrets],
             "networks": {"inside": {"aliases": ["openbook-index"]}},
             "mem_limit": index.memory_gb * 10**9,
             "cpu_shares": AHEAD,
@@ -51,7 +53,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         **GUARDED,
         "tmpfs": ["/tmp:exec,mode=1777", "/home/openbook:uid=10001,gid=10001"],
         "shm_size": "1g",
-        "volumes": ["./compose-openbook.yaml:/etc/openbook/openbook.yaml:ro", f"./secrets:{TLS}:ro"],
+        "volumes": ["./compose-openbook.yaml:/etc/openbook/openbook.yaml:ro", secrets],
         "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],
         "networks": ["inside", "outside"],
         "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, "cache", "keys"]},
@@ -63,17 +65,17 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "name": topology.name,
         "services": {
             **serves,
-            "cache": {**_redis(images, ports.redis, EVICTS), "tmpfs": ["/data"]},
-            "keys": {**_redis(images, ports.keys, KEEPS), "volumes": ["keys:/data"]},
+            "cache": {**_redis(topology, images, keeps=False), "tmpfs": ["/data"]},
+            "keys": {**_redis(topology, images, keeps=True), "volumes": ["keys:/data"]},
             "endpoint": endpoint,
             **_metrics(images),
         },
         "networks": {"inside": {"internal": True}, "outside": {}},
         "volumes": {"keys": {}},
     }
-    about = """\
+    about = f"""\
 `OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after `sh deploy/secrets.sh` and, as the
-containers' user is 10001, `sudo chown 10001 deploy/secrets/*.pem`.
+containers' user is 10001, `sudo chown 10001 {topology.secrets.folder}/*.pem`.
 With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."""
     return to_yaml(config, about=about)
 
@@ -88,7 +90,6 @@ def settings(topology: Topology) -> str:
             "tls": {"ca": f"{TLS}/ca.pem"},
             "server_name": topology.secrets.server_name,
         },
-        cache={"url": f"redis://cache:{ports.redis}/0"},
         serving={
             "host": "0.0.0.0",
             "http_port": ports.http,
@@ -97,15 +98,20 @@ def settings(topology: Topology) -> str:
             "tls": {"certificate": f"{TLS}/cert.pem", "key": f"{TLS}/key.pem"},
         },
     )
-    if found.get("access", {}).get("keys") == "redis":
-        found["access"]["url"] = f"redis://keys:{ports.keys}/0"
-    return to_yaml(found)
+    return to_yaml(with_redis(found, f"redis://cache:{ports.redis}/0", f"redis://keys:{ports.keys}/0"))
 
 
-def _redis(images: Kubernetes, port: int, options: list[str]) -> dict[str, Any]:
+def _beside(folder: Path) -> str:
+    """As Compose reads it, from the folder of its file."""
+    is_whole = folder.is_absolute() or str(folder).startswith("~")
+    return str(folder) if is_whole else f"./{os.path.relpath(folder, 'deploy')}"
+
+
+def _redis(topology: Topology, images: Kubernetes, keeps: bool) -> dict[str, Any]:
+    port = topology.ports.keys if keeps else topology.ports.redis
     return {
         "image": images.redis_image,
-        "command": ["redis-server", "--port", str(port), "--save", "", "--dir", "/data", *options],
+        "command": topology.redis_server(keeps),
         **GUARDED,
         "user": "redis",
         "tmpfs": [],

@@ -18,9 +18,10 @@ from openbook.deployment.kubernetes_common import (
 )
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
+from openbook.deployment.serve_config import serve_config
 from openbook.deployment.topology import Kubernetes, Topology
 from openbook.serving.launch.environment import guards, longest_s
-from openbook.serving.launch.ports import SERVE_LOGGING
+from openbook.serving.launch.ports import with_redis
 
 BASE, OVERLAYS = "deploy/kubernetes/base", "deploy/kubernetes/overlays"
 
@@ -53,7 +54,7 @@ def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
     return files
 
 
-def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str:
+def _serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str:
     """What KubeRay hands to Serve."""
     ports = topology.ports
     settings = topology.settings(
@@ -63,24 +64,14 @@ def serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> str
             "tls": {"ca": f"{TLS}/ca.crt"},
             "wait_s": LOADS_WITHIN_S,
         },
-        cache={"url": f"redis://openbook-cache.{cluster.namespace}.svc:{ports.redis}/0"},
         serving={"metrics_port": ports.metrics, "host": "0.0.0.0"},
     )
-    if settings.get("access", {}).get("keys") == "redis":
-        settings["access"]["url"] = f"redis://openbook-keys.{cluster.namespace}.svc:{ports.keys}/0"
-    config = {
-        "proxy_location": "EveryNode",
-        "logging_config": SERVE_LOGGING,
-        "http_options": {"host": "0.0.0.0", "port": ports.http},
-        "grpc_options": {
-            "port": ports.grpc,
-            "grpc_servicer_functions": ["openbook.serving.endpoint.ingress.add_services"],
-        },
-        "applications": [
-            {"name": "openbook", "route_prefix": "/", "import_path": "openbook.serving.app:build", "args": settings}
-        ],
-    }
-    return to_yaml(config).partition("\n")[2]
+    args = with_redis(
+        settings,
+        f"redis://openbook-cache.{cluster.namespace}.svc:{ports.redis}/0",
+        f"redis://openbook-keys.{cluster.namespace}.svc:{ports.keys}/0",
+    )
+    return to_yaml(serve_config(topology, args)).partition("\n")[2]
 
 
 def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
@@ -90,7 +81,7 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
         "kind": "RayService",
         "metadata": meta(cluster, "openbook", "endpoint"),
         "spec": {
-            "serveConfigV2": Lines(serve_config(topology, cluster, has_gpus=False)),
+            "serveConfigV2": Lines(_serve_config(topology, cluster, has_gpus=False)),
             "excludeHeadPodFromServeSvc": True,  # it would be in only if it answered without TLS
             "rayClusterConfig": {
                 "rayVersion": cluster.ray_version,
@@ -179,7 +170,7 @@ def _answers(port: int) -> dict[str, Any]:
 
 
 def _overlay(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> dict[str, Any]:
-    patches = [{"op": "replace", "path": "/spec/serveConfigV2", "value": serve_config(topology, cluster, has_gpus)}]
+    patches = [{"op": "replace", "path": "/spec/serveConfigV2", "value": _serve_config(topology, cluster, has_gpus)}]
     if has_gpus:
         worker = "/spec/rayClusterConfig/workerGroupSpecs/0/template/spec/containers/0/resources"
         patches += [

@@ -115,14 +115,11 @@ def redis_and_service(topology: Topology, cluster: Kubernetes, name: str) -> lis
     """The Redis of the cache or of the keys, and its service."""
     keeps = name == "keys"
     port = topology.ports.keys if keeps else topology.ports.redis
-    args = ["--port", str(port), "--save", "", "--dir", "/data"]
-    args += ["--appendonly", "yes", "--appendfsync", "always"] if keeps else []
-    args += [] if keeps else ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
     labels = labels_of(name)
     container = {
         "name": "redis",
         "image": cluster.redis_image,
-        "args": ["redis-server", *args],
+        "args": topology.redis_server(keeps),
         "ports": [{"name": "redis", "containerPort": port}],
         "readinessProbe": {"exec": {"command": ["redis-cli", "-p", str(port), "ping"]}, "timeoutSeconds": 5},
         "resources": {"requests": {"cpu": "250m", "memory": "1200Mi"}, "limits": {"memory": "1200Mi"}},

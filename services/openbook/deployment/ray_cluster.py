@@ -8,10 +8,11 @@ from typing import Any
 from openbook.deployment import ray_machines
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
+from openbook.deployment.serve_config import serve_config
 from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
 from openbook.serving.launch.environment import guards, haproxy_files, longest_s
-from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING
+from openbook.serving.launch.ports import INDEX_RESOURCE
 
 SECRETS = "openbook/secrets"
 """In the home of the user on every machine."""
@@ -28,29 +29,11 @@ Before the first start: `sh deploy/secrets.sh`, and what docs/deploy.md says."""
 def serve(topology: Topology, has_gpus: bool) -> str:
     """The Serve config."""
     index = {"tls": {"ca": f"~/{SECRETS}/ca.pem"}, "server_name": topology.secrets.server_name}
-    config = {
-        "proxy_location": "EveryNode",
-        "logging_config": SERVE_LOGGING,
-        "http_options": {"host": "0.0.0.0", "port": topology.ports.http},
-        "grpc_options": {
-            "port": topology.ports.grpc,
-            "grpc_servicer_functions": ["openbook.serving.endpoint.ingress.add_services"],
-        },
-        "applications": [
-            {
-                "name": "openbook",
-                "route_prefix": "/",
-                "import_path": "openbook.serving.app:build",
-                "args": topology.settings(
-                    has_gpus, index=index, serving={"metrics_port": topology.ports.metrics, "host": "0.0.0.0"}
-                ),
-            }
-        ],
-    }
+    args = topology.settings(has_gpus, index=index, serving={"metrics_port": topology.ports.metrics, "host": "0.0.0.0"})
     about = """
 The serving tier for `openbook deploy serve`, which fills in where index servers and Redis are; or for `serve deploy`,
 once you have. `args` are the sections of openbook.config.Settings; a misspelt one stops the start."""
-    return to_yaml(config, about=about.strip())
+    return to_yaml(serve_config(topology, args), about=about.strip())
 
 
 def aws(topology: Topology, cloud: Aws, has_gpus: bool, path: str) -> str:

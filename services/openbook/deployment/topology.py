@@ -203,6 +203,13 @@ class Topology(Section):
         where = ["--shard", str(shard), "--host", "0.0.0.0", "--port", str(port), "--metrics-port", str(metrics)]
         return ["index", "serve", "/snapshot", *where, "--threads", str(self.index.threads)]
 
+    def redis_server(self, keeps: bool) -> list[str]:
+        """The program of a container: the Redis of the keys, which keeps them, or that of the cache, which forgets."""
+        port = self.ports.keys if keeps else self.ports.redis
+        evicts = ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"]
+        how = ["--appendonly", "yes", "--appendfsync", "always"] if keeps else evicts
+        return ["redis-server", "--port", str(port), "--save", "", "--dir", "/data", *how]
+
     def settings(self, has_gpus: bool, **more: dict[str, Any]) -> Overrides:
         """The `args` of the Serve config: what holds everywhere, then what holds here."""
         found: Overrides = {}

@@ -21,7 +21,7 @@ from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
 from openbook.serving.access.exposure import check_exposure
-from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING, ClusterPorts
+from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING, ClusterPorts, with_redis
 from openbook.serving.nodes import hosts_with, source_on_ray
 
 log = logging.getLogger(__name__)
@@ -85,13 +85,10 @@ def complete(
     (application,) = values["applications"]
     args = application.get("args", {})
     redis = f"redis://{f':{password}@' if password else ''}{head_ip}"
-    cache = {"url": f"{redis}:{ports.redis}/0", **args.get("cache", {})}
     index = {"discover": f"ray://{INDEX_RESOURCE}:{of_shards[0]}-{of_shards[-1]}", **args.get("index", {})}
     if index.get("addresses"):
         del index["discover"]
-    filled = {**args, "index": index, "cache": cache}
-    if needs_keys(values):
-        filled["access"] = {"url": f"{redis}:{ports.keys}/0", **args["access"]}
+    filled = with_redis({**args, "index": index}, f"{redis}:{ports.redis}/0", f"{redis}:{ports.keys}/0")
     settings = config.parse({"index": index}).index
     if source_on_ray(settings):
         settings = settings.at(tuple(combined(hosts_with(nodes, INDEX_RESOURCE), of_shards)))

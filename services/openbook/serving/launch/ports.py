@@ -21,3 +21,12 @@ class ClusterPorts:
     index: int = 7000  # of shard 0; the others follow
     redis: int = 6380  # of the cache; 6379 is Ray's own
     keys: int = 6381  # of a Redis that forgets nothing
+
+
+def with_redis(args: dict[str, dict[str, Any]], cache_url: str, keys_url: str) -> dict[str, dict[str, Any]]:
+    """The sections of an endpoint with these two, as far as they name no Redis of their own and keys are in one."""
+    cache, access = args.get("cache", {}), args.get("access", {})
+    filled = {**args, "cache": {**cache, "url": cache.get("url", cache_url)}}
+    if access.get("keys") == "redis":
+        filled["access"] = {**access, "url": access.get("url", keys_url)}
+    return filled
