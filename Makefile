@@ -94,7 +94,7 @@ bench-revocation: $(VENV)/.dev  ## How long a revoked key still lets somebody in
 bench-change: $(VENV)/.dev  ## Publications, other models, more replicas while questions come: none may fail; a quarter of an hour
 	env -u OMP_NUM_THREADS $(BIN)/python benchmarks/bench_change.py
 
-var/demo/snapshot: $(VENV)/.dev
+var/demo/snapshot: | $(VENV)/.dev
 	$(BIN)/openbook build embedded --out $@ --shards 2
 
 bench-upgrade: var/demo/snapshot  ## Index servers of two versions beside each other under load; a minute (FORMER=a revision)
