@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import EncoderSettings, section
 from openbook.core.splitting import Splitting
+from openbook.core.types import RetrieverKind
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.evaluation.rankings import RANKINGS, Ranking
@@ -212,10 +213,25 @@ def test_other_retrievers_rank_in_their_own_order(data: Path, tmp_path: Path, as
     assert scores == sorted(scores, reverse=True)
 
 
+def test_long_questions_are_found_as_short_ones_are(data: Path, tmp_path: Path) -> None:
+    asked = [f"What is the capital of {country}?" for country in ("France", "Poland", "Italy")]
+    found = []
+    for name, n_spaces in (("short", 0), ("long", 30_000)):  # a server takes two of the long ones in one call
+        texts = [text.replace(" ", " " * (n_spaces + 1), 1) for text in asked]
+        rows = [{"id": str(i), "question": text, "answers": ["Paris"]} for i, text in enumerate(texts)]
+        path, out = lines(tmp_path / f"{name}.jsonl", rows), tmp_path / name
+        evaluate_retrieval(settings(data, out, questions=[path], retriever=RetrieverKind.HYBRID, batch=64))
+        found.append([(ranking.found, ranking.scores, ranking.worth) for ranking in rankings(out)])
+    assert found[0] == found[1]
+
+
 def test_what_cannot_be_searched_for_is_named(data: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "long.jsonl", [{"id": "q9", "question": "why " * 600, "answers": ["so"]}])
     with pytest.raises(InvalidRequest, match=r"^long, question q9: question has 602 tokens"):
         evaluate_retrieval(settings(data, tmp_path / "out", questions=[path]))
+    path = lines(tmp_path / "long.jsonl", [{"id": "q9", "question": "?" * 65_537, "answers": ["so"]}])
+    with pytest.raises(InvalidRequest, match=r"^long, question q9: question must have at most 65536 characters, got"):
+        evaluate_retrieval(settings(data, tmp_path / "out", questions=[path], retriever=RetrieverKind.BM25))
     assert not (tmp_path / "out").exists()
     none = lines(tmp_path / "kilt.jsonl", [{"id": "k", "input": "what?", "output": [{"answer": "a"}]}])
     with pytest.raises(InvalidDocuments, match=r"kilt\.jsonl: holds no question of which it is known"):

@@ -39,7 +39,7 @@ def evaluate_retrieval(
     Raises:
         InvalidConfig: `out` holds another evaluation.
         InvalidDocuments: as `openbook.evaluation.judged.read_judged`.
-        InvalidRequest: a question is too long for the encoder, or more passages are searched for than the index
+        InvalidRequest: a question is too long, or more passages are searched for than the index
             servers allow; names file and question.
         InvalidModel, InvalidSnapshot, ShardUnavailable, SnapshotMismatch: as `openbook.evaluation.system.opened`.
     """

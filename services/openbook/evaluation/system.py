@@ -33,6 +33,7 @@ from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
+from openbook.index.server.words import MAX_CHARS
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
@@ -53,10 +54,15 @@ class Library:
     description: dict[str, Any]
 
     def check(self, file: str, questions: Sequence[Question], retrieval: RetrievalSettings) -> None:
-        """Raises InvalidRequest: a question has more tokens than the encoder can read; names file and question."""
-        for question in questions if needs_queries(retrieval) else ():
+        """Raises InvalidRequest: a question has more tokens than the encoder can read, or by words more characters than
+        an index server does; names file and question.
+        """
+        for question in questions:
             with _named(file, question):
-                self.encoder.padded_length(question.text)
+                if needs_queries(retrieval):
+                    self.encoder.padded_length(question.text)
+                if _by_words(retrieval) and len(question.text) > MAX_CHARS:
+                    raise InvalidRequest(f"question must have at most {MAX_CHARS} characters, got {len(question.text)}")
 
     async def find(self, questions: Sequence[Question], *searches: RetrievalSettings) -> list[Retrieved]:
         """The best k passages of each, best first: what one search finds, and behind it what the next one finds beyond.
@@ -66,6 +72,9 @@ class Library:
             InvalidRequest: a question has more tokens than the encoder can read.
         """
         texts = [question.text for question in questions]
+        if len(texts) > 1 and any(map(_by_words, searches)) and sum(map(len, texts)) > MAX_CHARS:  # of one call
+            half = len(texts) // 2
+            return [*await self.find(questions[:half], *searches), *await self.find(questions[half:], *searches)]
         needed = any(map(needs_queries, searches))
         queries = await asyncio.to_thread(self.encoder.encode_questions, texts) if needed else None
         hits = [self._of_ours(await find(self.index, texts, queries, each, Context())) for each in searches]
@@ -187,6 +196,10 @@ def _named(file: str, question: Question) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise InvalidRequest(f"{file}, question {question.id}: {error}") from None
+
+
+def _by_words(retrieval: RetrievalSettings) -> bool:
+    return retrieval.retriever is not RetrieverKind.DENSE
 
 
 def _first(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:
