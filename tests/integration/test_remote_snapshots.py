@@ -233,6 +233,21 @@ def test_what_was_altered_since_it_was_fetched_is_fetched_anew(web: WebFiles, bu
     assert contents(here) == contents(built / "new")
 
 
+def test_the_same_snapshot_built_again_is_the_same(copy: Path, tmp_path: Path) -> None:
+    fetch(f"file://{copy}", tmp_path / "here")
+    manifest = Snapshot.open(copy).manifest.model_copy(update={"created_at": "2000-01-01T00:00:00+00:00"})
+    (copy / MANIFEST).write_text(manifest.model_dump_json())
+    assert fetch(f"file://{copy}", tmp_path / "here") == manifest
+    assert contents(tmp_path / "here") == contents(copy)
+
+
+def test_what_was_fetched_of_another_snapshot_is_fetched_anew(web: WebFiles, built: Path, tmp_path: Path) -> None:
+    fetch(f"{web.url}/old", tmp_path / "here")
+    (tmp_path / "here" / MANIFEST).unlink()  # as of a fetch that was interrupted
+    fetch(f"{web.url}/new", tmp_path / "here")
+    assert contents(tmp_path / "here") == contents(built / "new")
+
+
 def test_a_folder_is_also_where_we_are(
     web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +259,8 @@ def test_a_folder_is_also_where_we_are(
 
 def test_a_folder_with_another_snapshot_is_left_alone(web: WebFiles, built: Path, tmp_path: Path) -> None:
     fetch(f"{web.url}/old", tmp_path / "here")
-    with pytest.raises(InvalidConfig, match="here: holds another snapshot"):
+    old, new = (Snapshot.open(built / name).manifest.snapshot_id for name in ("old", "new"))
+    with pytest.raises(InvalidConfig, match=f"here: holds snapshot {old}, not {new}"):
         fetch(f"{web.url}/new", tmp_path / "here")
     with pytest.raises(InvalidSnapshot, match=r"holds snapshot .*, not 00"):
         fetch(f"{web.url}/old", tmp_path / "there", snapshot_id="00")

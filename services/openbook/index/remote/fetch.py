@@ -1,8 +1,8 @@
 """A snapshot from elsewhere into a folder: whole or not there, and after a kill only what is missing.
 
 Every file is written beside its place, compared with its digest, and takes its name then; the manifest takes its name
-last, so that no folder is a snapshot before all that was asked for is in it. In a folder that is one already, what may
-have been altered since is compared too, and fetched anew.
+last, so that no folder is a snapshot before all that was asked for is in it. What lies in the folder already may have
+been altered since, or be another snapshot's: it is compared too, and fetched anew.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from openbook.index.disk.snapshot import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
+    Snapshot,
     first_problem,
     parse_manifest,
     shard_folder,
@@ -61,7 +62,7 @@ def fetch(
     Raises:
         InvalidRequest: as `Place`.
         InvalidSnapshot: there is none, another one, or a file of it is missing or altered. The folder is no snapshot
-            then, unless it was one before.
+            then, unless it was one before. Or the folder is a damaged one.
         InvalidConfig: the folder holds another snapshot.
         ShardUnavailable: the place cannot be read; or the disk is too small, which is known before it begins.
     """
@@ -76,12 +77,12 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         with files.locked(files.beside(folder, ".{}.lock")):
             is_one = (folder / MANIFEST).exists()
-            if is_one and (folder / MANIFEST).read_bytes() != text.encode():
-                raise InvalidConfig(f"{folder}: holds another snapshot")
+            if is_one and (held := Snapshot.open(folder).manifest.snapshot_id) != manifest.snapshot_id:
+                raise InvalidConfig(f"{folder}: holds snapshot {held}, not {manifest.snapshot_id}")
             # Words are every server's: who comes for a shard that was not here does not read them all again.
             has_some = any((folder / file.path).exists() for file in of_shards)
-            missing = [file for file in of_shards if not _is_there(folder, file, is_one)]
-            missing += [file for file in of_words if not _is_there(folder, file, is_one and has_some)]
+            missing = [file for file in of_shards if not _is_there(folder, file)]
+            missing += [file for file in of_words if not _is_there(folder, file, has_some or not is_one)]
             _fetch_files(place, folder, missing, on_bytes, piece_bytes)
             for path, content in (*words, (MANIFEST, text)):
                 if not (folder / path).exists() or (folder / path).read_bytes() != content.encode():
@@ -182,7 +183,7 @@ def _fetch_file(
         transfer.count(-file.size_bytes)  # what was begun was damaged, by a power cut: all of it once more
 
 
-def _is_there(folder: Path, file: RemoteFile, is_compared: bool) -> bool:
+def _is_there(folder: Path, file: RemoteFile, is_compared: bool = True) -> bool:
     path = folder / file.path
     has_its_size = path.exists() and path.stat().st_size == file.size_bytes
     return has_its_size and (not is_compared or file_digest(path) == file.sha256)
