@@ -18,6 +18,7 @@ def test_what_is_on_record_after_each_step() -> None:
     assert prepared.after_discard("b") == FIRST
     published = prepared.after_publish("b", 8)
     assert published == Published(sequence=8, current="b", former="a")
+    assert prepared.after_prepare("a") == FIRST  # back to it before the other one was published
     assert published.after_prepare("a").after_publish("a", 9) == Published(sequence=9, current="a", former="b")
 
 

@@ -39,7 +39,7 @@ class Published(BaseModel):
 
     def after_prepare(self, name: str) -> "Published":
         """What is to be on record once a snapshot is prepared."""
-        return self if name == self.current else self.model_copy(update={"prepared": name})
+        return self.model_copy(update={"prepared": None if name == self.current else name})
 
     def after_publish(self, name: str, sequence: int) -> "Published":
         """What is to be on record once a snapshot is published; nothing changes for one that is older than ours."""
