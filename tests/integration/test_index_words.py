@@ -307,6 +307,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[index_pb2_grpc.In
         ({"queries": wire.matrix_to_wire(QUERIES[:2])}, r"queries must be as many as questions, 1, got 2"),
         ({"queries": wire.matrix_to_wire(QUERIES[:1, :3])}, r"queries must have dimension 8, got 3"),
         ({"queries": wire.matrix_to_wire(QUERIES[:1] * np.float32("nan"))}, r"queries must be finite"),
+        ({"queries": wire.matrix_to_wire(QUERIES[:1] * np.float32(1e37))}, r"queries must have norms up to"),
     ],
 )
 def test_bad_searches_are_refused_by_name(

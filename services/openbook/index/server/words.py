@@ -7,8 +7,7 @@ import numpy as np
 
 from openbook import wire
 from openbook.core.context import Context
-from openbook.core.topk import check_search
-from openbook.core.types import Candidates, Float32, Int64
+from openbook.core.types import AS_BUILT, Candidates, Float32, Int64
 from openbook.errors import InvalidRequest, InvalidSnapshot, OpenbookError, Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import CANCELLED, explain
@@ -19,7 +18,7 @@ from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2
 
 MAX_CHARS = 1 << 16
-"""Of all questions of one call together."""
+"""Of all questions of one call together: more would leave no place for others to wait in."""
 PART_CHARS = 128
 """The words of so many characters take about as long as a part of a fetch."""
 PART_WORDS = math.ceil(PART_CHARS / 3)
@@ -119,7 +118,7 @@ def _checked(
         matrix = wire.matrix_from_wire(request.queries, data)
         if len(matrix) != n:
             raise InvalidRequest(f"queries must be as many as questions, {n}, got {len(matrix)}")
-        queries = list(check_search(matrix, request.k, shard.manifest.dimension, shard.max_k, shard.max_rows))
+        queries = list(shard.check(matrix, request.k, AS_BUILT))
     return list(zip(request.questions, queries, also, strict=True))
 
 
