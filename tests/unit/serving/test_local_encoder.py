@@ -9,12 +9,13 @@ import pytest
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults, EncoderSettings
 from openbook.core.context import Context
-from openbook.core.deadline import Check, go_on
+from openbook.core.deadline import Check, Deadline, go_on
 from openbook.core.types import Float32, Passage
-from openbook.errors import InvalidRequest
+from openbook.errors import DeadlineExceeded, InvalidRequest
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.workers.encoder import LocalEncoder
-from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
+from openbook.serving.workers.pace import N_KEYS
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 CONTEXT = Context()
 
@@ -59,6 +60,18 @@ def test_where_one_text_cannot_be_read_the_others_leave_the_queue(through: str) 
 
     asyncio.run(scenario())
     assert model.batches == [["busy"], ["last"]]
+
+
+def test_passages_of_ones_own_make_no_question_forgotten() -> None:
+    async def scenario() -> None:
+        encoder = LocalEncoder(HashEncoder(), EncoderSettings())
+        encoder._batcher.learn(["question"], 4.0)
+        await encoder.encode_own([Passage(n, str(n), "", f"text {n}") for n in range(N_KEYS)], CONTEXT)
+        with pytest.raises(DeadlineExceeded, match=r"it takes some 4\.0 s"):
+            await encoder.encode(["question"], Context(Deadline.after(0.1, ManualClock())))
+        await encoder.aclose()
+
+    asyncio.run(scenario())
 
 
 def pipeline(encoder: LocalEncoder) -> Pipeline:

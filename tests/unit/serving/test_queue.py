@@ -37,7 +37,7 @@ class Desk:
     def question(
         self, timeout_s: float = 1e9, caller: str = "", key: str = "", work: int = 1, stream: bool = False
     ) -> Waiting:
-        return Waiting(key, work, Context(Deadline.after(timeout_s, self.clock), caller=caller), stream)
+        return Waiting(key, key, work, Context(Deadline.after(timeout_s, self.clock), caller=caller), stream)
 
     def enter(self, timeout_s: float = 1e9, caller: str = "", key: str = "", work: int = 1) -> Waiting:
         waiting = self.question(timeout_s, caller, key, work)

@@ -55,7 +55,8 @@ class _Asked(Waiting):
 class Batcher(Generic[Item, Result]):
     """A bounded queue in front of one worker thread. For one event loop.
 
-    Only items of equal `key` share a batch, of at most `max_batch` items and, where it is of several, `max_work`.
+    Only items of equal `key` share a batch, of at most `max_batch` items and, where it is of several, `max_work`. Of
+    keys of one `kind` the time goes with the work.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Batcher(Generic[Item, Result]):
         max_batch: int,
         max_queue: int,
         key: Callable[[Item], Hashable] = lambda item: None,
+        kind: Callable[[Any], Hashable] = lambda key: key,
         work: Callable[[Item], int] = lambda item: 1,
         max_work: float = math.inf,
         clock: Clock = monotonic,
@@ -73,6 +75,7 @@ class Batcher(Generic[Item, Result]):
         self._handler = handler
         self._name = name
         self._key = key
+        self._kind = kind
         self._work_of = work
         self._queue: Queue[_Asked] = Queue(name, max_batch, max_queue, max_work, clock)
         self._worker = Worker(name, clock)
@@ -89,7 +92,8 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: the deadline is too near for it, passed while it waited, or before the model was done.
             Exception: what the handler raised for it.
         """
-        asked = self._enter(context, item, self._key(item), self._work_of(item))
+        key = self._key(item)
+        asked = self._enter(context, item, key, self._kind(key), self._work_of(item))
         result: Result = await self._turn_of(asked)
         return result
 
@@ -100,7 +104,8 @@ class Batcher(Generic[Item, Result]):
 
         Raises as `submit`. Closing the iterator stops the step under way at its next check, and closes that of `parts`.
         """
-        asked = self._enter(context, None, ("stream", key), work, is_stream=True)
+        kind = "stream", self._kind(key)
+        asked = self._enter(context, None, kind, kind, work, is_stream=True)
         is_closed, took_s, end = False, 0.0, object()
         iterator: Iterator[Part] | None = None
 
@@ -135,7 +140,8 @@ class Batcher(Generic[Item, Result]):
 
     def learn(self, items: Sequence[Item], seconds: float) -> None:
         """So long this batch took: for what is known before anybody asks."""
-        self._queue.learn([Waiting(self._key(item), self._work_of(item), Context()) for item in items], seconds)
+        key = self._key(items[0])
+        self._queue.learn([Waiting(key, self._kind(key), self._work_of(item), Context()) for item in items], seconds)
 
     async def aclose(self) -> None:
         """Cancel those who wait, finish the batch under way, end the thread."""
@@ -144,10 +150,12 @@ class Batcher(Generic[Item, Result]):
         await asyncio.gather(*self._loops.values())
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
+    def _enter(
+        self, context: Context, item: Item | None, key: Hashable, kind: Hashable, work: int, is_stream: bool = False
+    ) -> _Asked:
         result = asyncio.get_running_loop().create_future()
         waits = span(f"wait for {self._name}", context)
-        asked = _Asked(key, work, context, is_stream, item=item, result=result, since=self._clock(), waits=waits)
+        asked = _Asked(key, kind, work, context, is_stream, item=item, result=result, since=self._clock(), waits=waits)
         try:
             self._refuse(self._queue.enter(asked))
         except OpenbookError as error:

@@ -67,6 +67,7 @@ class LocalEncoder:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             key=self._length,
+            kind=lambda key: "passage" if isinstance(key, Passage) else key,
         )
 
     async def encode(self, questions: Sequence[str], context: Context) -> Float32:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,8 +78,19 @@ class _Task:
 
     @property
     def work(self) -> int:
-        """As it was counted when the question came in, of the passages that were found."""
-        return max(1, self.settings.work(len(self.retrieved.passages)))
+        """As it was counted when the question came in, of the passages that were found; of a part as far as it goes."""
+        settings = self.settings
+        if isinstance(settings, PartSettings):
+            n_tokens = min(settings.max_new_tokens, len(settings.begun) + settings.n_more)
+            settings = replace(settings, max_new_tokens=n_tokens, min_new_tokens=0)
+        return max(1, settings.work(len(self.retrieved.passages)))
+
+
+def _kind(settings: GenerationSettings) -> GenerationSettings:
+    """Without what is of one question alone: settings that never come back would leave the pace no place for others."""
+    labels = tuple(f"label {n}" for n in range(len(settings.labels)))
+    kind = replace(settings, seed=0, labels=labels)
+    return replace(kind, begun=(), begun_by="") if isinstance(kind, PartSettings) else kind
 
 
 class LocalGenerator:
@@ -94,6 +105,7 @@ class LocalGenerator:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             key=lambda task: task.settings,
+            kind=_kind,
             work=lambda task: task.work,
             max_work=settings.max_tokens_in_flight,
         )

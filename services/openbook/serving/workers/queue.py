@@ -26,7 +26,8 @@ class Waiting:
     """One question's place."""
 
     key: Hashable  # only equal ones share a batch
-    work: int  # in proportion to the time that it takes, among those of a key
+    kind: Hashable  # equal for equal keys; by it the pace knows how long it takes
+    work: int  # in proportion to that time, among those of a kind
     context: Context
     is_stream: bool = False  # shares no batch: goes step by step beside what else is computed
 
@@ -73,7 +74,7 @@ class Queue(Generic[W]):
             DeadlineExceeded: it would not be if its turn were now.
         """
         newcomer.context.deadline.check(self._name)
-        own_s = self._pace.seconds(newcomer.key, newcomer.work)
+        own_s = self._pace.seconds(newcomer.kind, newcomer.work)
         if self._is_hopeless(newcomer):
             why = f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s"
             raise self._counted("time", DeadlineExceeded(why))
@@ -103,7 +104,7 @@ class Queue(Generic[W]):
         begun = [each for each in self.waiting() if each.is_stream][:n_free]
         for each in begun:
             self._turns.give(each)
-            self._streams[each] = self._pace.seconds(each.key, each.work)
+            self._streams[each] = self._pace.seconds(each.kind, each.work)
         return begun
 
     def take(self, is_short: bool = False) -> tuple[list[W], list[tuple[W, OpenbookError]]]:
@@ -117,11 +118,11 @@ class Queue(Generic[W]):
         refused: list[tuple[W, OpenbookError]] = []
         work = 0
         for each in self.waiting():
-            seconds = self._pace.seconds(each.key, work + each.work)
+            seconds = self._pace.seconds(each.kind, work + each.work)
             if each.is_stream:
                 continue
             asks_little = self._asks_little(each, n_of)
-            if is_short and (self._due is None or not (asks_little or self._is_short(each.key, seconds))):
+            if is_short and (self._due is None or not (asks_little or self._is_short(each, seconds))):
                 continue
             if batch:
                 # Who asks for little shares no batch with who makes it long.
@@ -145,7 +146,7 @@ class Queue(Generic[W]):
     def begin(self, batch: Sequence[W]) -> None:
         """The worker computes this; short ones beside it are not told."""
         self._running = batch
-        self._due = self._clock() + self._pace.seconds(batch[0].key, sum(each.work for each in batch))
+        self._due = self._clock() + self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
 
     def end(self) -> None:
         """It does no more."""
@@ -155,25 +156,25 @@ class Queue(Generic[W]):
         """So long a batch, or a stream, took by itself; or had taken when it was stopped, of which it is learned that
         batches take longer than was thought: where all are stopped for being late, nobody would learn that else.
         """
-        key, work = done[0].key, sum(each.work for each in done)
-        if is_whole or seconds > self._pace.seconds(key, work):
-            self._pace.learn(key, work, seconds, self._clock())
+        kind, work = done[0].kind, sum(each.work for each in done)
+        if is_whole or seconds > self._pace.seconds(kind, work):
+            self._pace.learn(kind, work, seconds, self._clock())
 
     def _check_in_time(self, newcomer: W) -> None:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
 
         What runs beside the batch under way does not wait for its end, but has only a share of the time until then.
         """
-        n_of, work_of = Counter[Hashable](), Counter[Hashable]()
+        before: dict[Hashable, list[W]] = {}
         for each in self.waiting():
-            n_of[each.key] += 1
-            work_of[each.key] += each.work
+            before.setdefault(each.key, []).append(each)
             if each is newcomer:
                 break
         seconds = 0.0
-        for key, n in n_of.items():
-            n_batches = math.ceil(n / self._most_at_once(key, work_of[key] / n))
-            seconds += self._pace.seconds(key, work_of[key], n_batches)
+        for alike in before.values():
+            kind, work = alike[0].kind, sum(each.work for each in alike)
+            n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
+            seconds += self._pace.seconds(kind, work, n_batches)
         seconds += self._streams_s(newcomer, seconds)
         beside_s = seconds / SHARE_BETWEEN if self._runs_beside(newcomer) else math.inf
         seconds = min(seconds + self._left_s(), beside_s)
@@ -189,7 +190,7 @@ class Queue(Generic[W]):
             return min(sum(streams), seconds * SHARE_BETWEEN / (1 - SHARE_BETWEEN))
         if len(streams) == self._max_batch:  # it begins when one of them ends
             return sum(streams)
-        own_s = self._pace.seconds(newcomer.key, newcomer.work)
+        own_s = self._pace.seconds(newcomer.kind, newcomer.work)
         return sum(min(each, own_s) for each in streams)  # step by step in turn
 
     def _make_room(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
@@ -215,19 +216,19 @@ class Queue(Generic[W]):
 
     def _is_hopeless(self, waiting: W) -> bool:
         """Whether it will be late even if its turn comes now. Never of what was not tried lately."""
-        own_s = self._pace.seconds(waiting.key, waiting.work)
-        return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.key, self._clock())
+        own_s = self._pace.seconds(waiting.kind, waiting.work)
+        return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.kind, self._clock())
 
-    def _is_short(self, key: Hashable, seconds: float) -> bool:
-        return key != self._running[0].key and 0 < seconds <= self._left_s() / SHORT
+    def _is_short(self, waiting: W, seconds: float) -> bool:
+        return waiting.key != self._running[0].key and 0 < seconds <= self._left_s() / SHORT
 
     def _runs_beside(self, newcomer: W) -> bool:
         """Whether it may begin while the batch under way is computed."""
         if self._due is None or newcomer.is_stream:
             return newcomer.is_stream
         n_of = Counter(each.context.caller for each in (*self.waiting(), *self._running))
-        own_s = self._pace.seconds(newcomer.key, newcomer.work)
-        return self._is_short(newcomer.key, own_s) or self._asks_little(newcomer, n_of)
+        own_s = self._pace.seconds(newcomer.kind, newcomer.work)
+        return self._is_short(newcomer, own_s) or self._asks_little(newcomer, n_of)
 
     def _asks_little(self, waiting: W, n_of: Counter[str]) -> bool:
         """Whether its caller has few of those here, beside another who has many."""
@@ -239,11 +240,11 @@ class Queue(Generic[W]):
 
     def _fits(self, batch: Sequence[W], seconds: float) -> bool:
         """Whether they may be a batch that pays and keeps all their deadlines."""
-        key, work = batch[0].key, sum(each.work for each in batch)
-        if batch[-1].key != key or len(batch) > self._most_at_once(key, work / len(batch)):
+        work = sum(each.work for each in batch)
+        if batch[-1].key != batch[0].key or len(batch) > self._most_at_once(batch[0].kind, work / len(batch)):
             return False
         return all(SPARE * seconds <= each.remaining_s for each in batch)
 
-    def _most_at_once(self, key: Hashable, work: float) -> float:
+    def _most_at_once(self, kind: Hashable, work: float) -> float:
         """How many items of so much work each are a batch at most."""
-        return max(1.0, min(self._max_batch, min(self._pace.worthwhile(key), self._max_work) / work))
+        return max(1.0, min(self._max_batch, min(self._pace.worthwhile(kind), self._max_work) / work))

@@ -1,0 +1,73 @@
+"""What the generator's queue knows of how long questions take."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from openbook.config import GeneratorSettings
+from openbook.core.confidence import UNFITTED
+from openbook.core.context import Context
+from openbook.core.deadline import Check, Deadline
+from openbook.core.types import Formulation, Generation, GenerationSettings, PartSettings, Passage, Retrieved, Token
+from openbook.errors import DeadlineExceeded
+from openbook.serving.workers.generator import LocalGenerator, _Task
+from openbook.serving.workers.pace import N_KEYS
+from openbook.testing import ManualClock
+
+RETRIEVED = Retrieved((Passage(0, "a", "A", "text"),), np.zeros(1, np.float32), "snapshot")
+USUAL = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=128)
+
+
+class Unasked:
+    """A model that nothing comes to."""
+
+    fingerprint = generates_by = "unasked"
+    calibration = UNFITTED
+
+    def generate(
+        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
+    ) -> list[Generation]:
+        raise NotImplementedError
+
+    def stream(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
+    ) -> Iterator[Token | Generation]:
+        raise NotImplementedError
+
+
+def part(n_begun: int, first: int = 0) -> PartSettings:
+    begun = tuple(range(first, first + n_begun))
+    return PartSettings(**asdict(replace(USUAL, min_new_tokens=100)), begun=begun, n_more=4, begun_by=str(first))
+
+
+def task(settings: GenerationSettings) -> _Task:
+    return _Task("question", RETRIEVED, settings)
+
+
+def test_a_part_of_an_answer_is_the_work_of_its_tokens() -> None:
+    for n_begun, n_tokens in ((0, 4), (60, 64), (126, 128)):
+        assert task(part(n_begun)).work == task(replace(USUAL, max_new_tokens=n_tokens)).work
+
+
+@pytest.mark.parametrize("others", ["parts", "seeds", "labels"])
+def test_settings_of_one_question_alone_make_no_others_forgotten(others: str) -> None:
+    async def scenario() -> None:
+        generator = LocalGenerator(Unasked(), GeneratorSettings())
+        generator._batcher.learn([task(USUAL)], 4.0)
+        for n in range(N_KEYS):
+            settings = {
+                "parts": part(4, first=n),
+                "seeds": replace(USUAL, temperature=1.0, seed=n),
+                "labels": replace(USUAL, labels=(f"this {n}", f"that {n}")),
+            }[others]
+            generator._batcher.learn([task(settings)], 1.0)
+        for known, seconds in ((USUAL, 4.0), (settings, 1.0)):
+            context = Context(Deadline.after(0.1, ManualClock()))
+            with pytest.raises(DeadlineExceeded, match=f"it takes some {seconds} s"):
+                await generator.generate("question", RETRIEVED, known, context)
+        await generator.aclose()
+
+    asyncio.run(scenario())
