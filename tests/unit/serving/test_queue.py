@@ -281,3 +281,23 @@ def test_who_needs_little_is_not_refused_for_the_time_that_streams_take() -> Non
     last = desk.question(timeout_s=12, caller="little", stream=True)
     desk.queue.enter(last)
     assert desk.queue.streams() == [last]
+
+
+def test_who_streams_much_leaves_places_for_others() -> None:
+    desk = Desk(max_batch=8)
+    much = [desk.question(caller="much", stream=True) for _ in range(9)]
+    nobody = [desk.question(stream=True) for _ in range(9)]
+    for each in much:
+        desk.queue.enter(each)
+    assert desk.queue.streams() == much[:7]
+    late = desk.question(caller="much", stream=True, timeout_s=12)
+    with pytest.raises(Overloaded, match=r"would be done in 12\.5 s"):  # after those of his that wait, and under way
+        desk.queue.enter(late)
+    little = desk.question(caller="little", stream=True)
+    desk.queue.enter(little)
+    assert desk.queue.streams() == [little]
+    for each in (*much, little):
+        desk.queue.leave(each)
+    for each in nobody:
+        desk.queue.enter(each)
+    assert desk.queue.streams() == nobody[:8]  # there are no others

@@ -19,6 +19,8 @@ SHORT = 8
 FEW = 2
 """Who has at most this part of what another one has here asks for little. A smaller part would be a trap: who once had
 to wait has more here than he asks for, would therefore wait on, and never be let past."""
+KEPT = 8
+"""One part in so many of the streams' places is for others than who holds the rest."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,11 +102,12 @@ class Queue(Generic[W]):
 
     def streams(self) -> list[W]:
         """Those that may begin now: they are under way from here on, until they leave."""
-        n_free = max(0, self._max_batch - len(self._streams))
-        begun = [each for each in self.waiting() if each.is_stream][:n_free]
-        for each in begun:
-            self._turns.give(each)
-            self._streams[each] = self._pace.seconds(each.kind, each.work)
+        begun = []
+        for each in self.waiting():
+            if each.is_stream and self._has_place(each.context.caller):
+                self._turns.give(each)
+                self._streams[each] = self._pace.seconds(each.kind, each.work)
+                begun.append(each)
         return begun
 
     def take(self, is_short: bool = False) -> tuple[list[W], list[tuple[W, OpenbookError]]]:
@@ -114,7 +117,7 @@ class Queue(Generic[W]):
         left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting.
         """
         batch: list[W] = []
-        n_of = Counter(each.context.caller for each in (*self.waiting(), *self._running))
+        n_of = self._n_of_callers()
         refused: list[tuple[W, OpenbookError]] = []
         work = 0
         for each in self.waiting():
@@ -188,7 +191,7 @@ class Queue(Generic[W]):
         streams = self._streams.values()
         if not newcomer.is_stream:  # they have a share of the time of batches
             return min(sum(streams), seconds * SHARE_BETWEEN / (1 - SHARE_BETWEEN))
-        if len(streams) == self._max_batch:  # it begins when one of them ends
+        if not self._has_place(newcomer.context.caller):  # it begins when one of them ends
             return sum(streams)
         own_s = self._pace.seconds(newcomer.kind, newcomer.work)
         return sum(min(each, own_s) for each in streams)  # step by step in turn
@@ -226,9 +229,20 @@ class Queue(Generic[W]):
         """Whether it may begin while the batch under way is computed."""
         if self._due is None or newcomer.is_stream:
             return newcomer.is_stream
-        n_of = Counter(each.context.caller for each in (*self.waiting(), *self._running))
         own_s = self._pace.seconds(newcomer.kind, newcomer.work)
-        return self._is_short(newcomer, own_s) or self._asks_little(newcomer, n_of)
+        return self._is_short(newcomer, own_s) or self._asks_little(newcomer, self._n_of_callers())
+
+    def _n_of_callers(self) -> Counter[str]:
+        """How many each has here, streams under way apart."""
+        return Counter(each.context.caller for each in (*self.waiting(), *self._running))
+
+    def _has_place(self, caller: str) -> bool:
+        """Whether a stream of this caller may begin. Who has a name leaves places for others, though none is here yet:
+        they would wait for the end of a whole stream.
+        """
+        n_own = sum(each.context.caller == caller for each in self._streams)
+        n_kept = self._max_batch // KEPT if caller else 0
+        return len(self._streams) < self._max_batch and n_own < self._max_batch - n_kept
 
     def _asks_little(self, waiting: W, n_of: Counter[str]) -> bool:
         """Whether its caller has few of those here, beside another who has many."""
