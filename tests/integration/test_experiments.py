@@ -187,6 +187,17 @@ def test_answers_are_kept_until_the_page_was_held_to_another(tmp_path: Path) -> 
     assert not folder_of(page).exists()
 
 
+def test_a_page_is_not_held_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its former self is what --out would replace, also by default; it is refused before anything is asked."""
+    monkeypatch.chdir(tmp_path)
+    report(0.8).write(Path("open-domain.html"))
+    former = Path("open-domain.html").read_text()
+    done = CliRunner().invoke(app, ["experiment", "open-domain", "--against", str(tmp_path / "open-domain.html")])
+    assert isinstance(done.exception, InvalidConfig)
+    assert str(done.exception).endswith("open-domain.html is the page that --out replaces: give another --out")
+    assert Path("open-domain.html").read_text() == former
+
+
 def test_shares_are_shown_with_their_intervals() -> None:
     table = Table("t", ("a", "b", "c"), [(Mean(0.25, 0.125, 0.5), Heat(0.5), Mean(float("nan"), 0, 0))])
     page = replace(report(0.8), tables=[table]).page()

@@ -200,8 +200,10 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
 
     module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
     out = _page(given["out"] or Path(f"{name}.html"))
-    if given["against"] and not given["against"].is_file():
-        raise InvalidConfig(f"--against: {given['against']}: no such file")
+    if (former := given["against"]) and not former.is_file():
+        raise InvalidConfig(f"--against: {former}: no such file")
+    if former and out.exists() and out.samefile(former):
+        raise InvalidConfig(f"--against: {former} is the page that --out replaces: give another --out")
     model = {"dtype": given["dtype"], "n_threads": given["threads"]}
     one = {setting: given[option] for setting, option in (("k", "k"), ("n_beams", "beams"))}
     with build_progress() as on_progress:
