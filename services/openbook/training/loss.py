@@ -199,7 +199,7 @@ class RagLoss(nn.Module):
         that the model forces stands before them, too: there they are read when a label is chosen.
 
         Raises:
-            InvalidRequest: a target has more tokens than `task.max_target_tokens`.
+            InvalidRequest: a target has more tokens than `task.max_target_tokens`, or than the decoder can read.
         """
         task, special = self._settings.task, self.reader.special
         tokenized = [self._reads.tokenizer(target, add_special_tokens=False)["input_ids"] for target in targets]
@@ -207,11 +207,12 @@ class RagLoss(nn.Module):
         ends = [] if words and all(len(word) == 1 for word in words) else [special.eos[0]]
         begins = [] if special.forced_bos is None else [special.forced_bos]
         rows = [[*begins, *tokens, *ends] for tokens in tokenized]
+        limit = min(task.max_target_tokens, self._reads.max_answer_tokens or task.max_target_tokens)
+        name = "task.max_target_tokens" if limit == task.max_target_tokens else "the generator's positions"
         for target, row in zip(targets, rows, strict=True):
-            if not 1 <= len(row) <= task.max_target_tokens:
+            if not 1 <= len(row) <= limit:
                 raise InvalidRequest(
-                    f"an answer must have 1..task.max_target_tokens = {task.max_target_tokens} tokens, "
-                    f"got {len(row)} in {target[:100]!r}"
+                    f"an answer must have 1..{name} = {limit} tokens, got {len(row)} in {target[:100]!r}"
                 )
         ids, mask = pad(rows, special.pad)
         return ids.masked_fill(mask == 0, marginal.IGNORED)

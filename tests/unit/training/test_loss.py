@@ -327,6 +327,10 @@ def test_what_is_too_long_is_found_before_it_is_trained_on(folder: Path) -> None
             objective.check(example)
         with pytest.raises(InvalidRequest, match=problem):
             objective.collate([example])
+    patient = build(folder, task={"max_target_tokens": 600})
+    patient.check(Example("who", "a" * 127, fits.question))
+    with pytest.raises(InvalidRequest, match=r"must have 1\.\.the generator's positions = 128 tokens, got 129"):
+        patient.check(Example("who", "a" * 128, fits.question))
     limit = objective._encoder.pooling.max_tokens
     long = Example("a " * (2 * limit), "bell", fits.question)
     ids, mask = objective._question_ids([long])
