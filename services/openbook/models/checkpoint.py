@@ -22,8 +22,8 @@ from openbook.core.types import Float64, Passage
 from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, encoder_folder, reader_folder
 from openbook.models.formats import InputFormat, PairFormat, RagFormat
-from openbook.models.seq2seq import n_positions
-from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
+from openbook.models.seq2seq import max_answer_tokens
+from openbook.models.source import Declaration, Source, first_line, n_positions, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class GeneratorCheckpoint:
     @property
     def max_answer_tokens(self) -> int | None:
         """As many as the decoder has positions for; None: no matter how many."""
-        return n_positions(self.model.config)
+        return max_answer_tokens(self.model)
 
     def contexts(self, question: str, passages: Sequence[Passage]) -> list[list[int]]:
         """Token ids of the question with each passage. Raises InvalidRequest as `InputFormat.encode`."""
@@ -159,9 +159,8 @@ def bert2bert(base: Source, decoder_layers: int) -> Any:
 
 def _limited(input_format: RagFormat | PairFormat, model: Any, declared: Declaration) -> InputFormat:
     """With the length declared, or else the format's own, as far as the model has positions."""
-    encoder = getattr(model.config, "encoder", model.config)
     wanted = declared.max_tokens or input_format.max_tokens
-    return replace(input_format, max_tokens=min(wanted, getattr(encoder, "max_position_embeddings", None) or wanted))
+    return replace(input_format, max_tokens=min(wanted, n_positions(getattr(model, "encoder", model)) or wanted))
 
 
 def _prefix(config: Any) -> str:

@@ -79,11 +79,14 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
         declared = declared.model_copy(update={"space": load_encoder(partner, "passage").space})
     if declared.base:
         return _load_trained(source, declared)
-    model_type = source.config().model_type
+    config = source.config()
+    model_type = config.model_type
     if model_type == "rag":
         if role == "passage":
             raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
         model, tokenizer = source.model(RagModel).question_encoder, source.tokenizer("question_encoder_tokenizer")
+    elif config.is_encoder_decoder:
+        raise InvalidModel(f"model {name!r}: an encoder must not be an encoder-decoder, got {model_type!r}")
     else:
         kind = AutoModel
         if model_type == "dpr":
@@ -93,7 +96,8 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
         max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
         pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")
     else:
-        pooling = sentence_pooling(source, model, tokenizer, declared.query_scale)
+        with source.explained("pooling"):
+            pooling = sentence_pooling(source, model, tokenizer, declared.query_scale)
     return EncoderCheckpoint(model, tokenizer, pooling, declared.space, EMBEDDED if name == EMBEDDED else None)
 
 

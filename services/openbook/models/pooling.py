@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openbook.errors import InvalidModel
-from openbook.models.source import Source
+from openbook.models.source import Source, n_positions
 
 SENTENCE_SCALE = 20.0
 """Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
 in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
+
+MAX_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
     """As sentence-transformers' files say; without them the mean over tokens, normalised.
 
     Raises:
-        InvalidModel: they ask for something that is not done here.
+        InvalidModel: they ask for something that is not done here, or nothing says how many tokens are read.
     """
     modules = source.json("modules.json") or []
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
@@ -41,12 +43,18 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
             mode = _pooling_mode(source, source.json(f"{module['path']}/config.json") or {})
     transformer = source.json("sentence_bert_config.json") or {}
     prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
-    limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, model.config.max_position_embeddings)
+    limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
+    max_tokens = min(int(limit) for limit in limits if limit)
+    if not 1 <= max_tokens <= MAX_TOKENS:  # a tokenizer of which nothing is known says 1e30, XLNet -1
+        raise InvalidModel(
+            f"model {source.name!r}: max_seq_length of sentence_bert_config.json must say how many tokens it reads, "
+            f"1..{MAX_TOKENS}, got {max_tokens}"
+        )
     normalize = "Normalize" in kinds or not modules
     return Pooling(
         mode,
         normalize,
-        max_tokens=min(int(limit) for limit in limits if limit),
+        max_tokens,
         titles="joined",
         query_prefix=prompts.get("query", ""),
         passage_prefix=prompts.get("document", prompts.get("passage", "")),

@@ -27,6 +27,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from openbook.core.deadline import Check, go_on
 from openbook.errors import InvalidModel
+from openbook.models.source import n_positions
 from openbook.models.vocabulary import Vocabulary
 
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
@@ -93,11 +94,10 @@ class Contexts:
         return Contexts(self.hidden[rows], None if self.mask is None else self.mask[rows], cross)
 
 
-def n_positions(config: Any) -> int | None:
+def max_answer_tokens(model: Any) -> int | None:
     """How many tokens the decoder reads at most; None: no matter how many."""
-    decoder = getattr(config, "decoder", config)
     names = ("max_decoder_position_embeddings", "max_position_embeddings")  # the first is LED's
-    return next((found for name in names if (found := getattr(decoder, name, None))), None)
+    return n_positions(getattr(model, "decoder", model), names)
 
 
 class Seq2Seq:
@@ -128,7 +128,7 @@ class Seq2Seq:
         self._recompute = recompute
         self._check: Check = go_on
         self.special = SpecialTokens.of(model)
-        self.n_positions = n_positions(model.config)
+        self.n_positions = max_answer_tokens(model)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # of log-probabilities
         self.vocabulary_size: int = output.weight.shape[0]
         self._twin, bias = _twin(model), None

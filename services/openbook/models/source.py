@@ -6,7 +6,7 @@ keys may also stand in `config.json` under "openbook", where they survive transf
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ class Source:
         Raises:
             InvalidModel: it cannot be downloaded.
         """
-        with self._explained(filename):
+        with self.explained(filename):
             path = cached_file(
                 self.location, filename, local_files_only=self.local, _raise_exceptions_for_missing_entries=False
             )
@@ -107,7 +107,7 @@ class Source:
     def json(self, filename: str) -> Any:
         """A JSON file's content; None where the model has no such file. Raises InvalidModel if it is no JSON."""
         path = self.file(filename)
-        with self._explained(filename):
+        with self.explained(filename):
             return json.loads(path.read_text(encoding="utf-8")) if path else None
 
     def declaration(self) -> Declaration:
@@ -132,12 +132,12 @@ class Source:
 
     def config(self) -> Any:
         """transformers' config. Raises InvalidModel."""
-        with self._explained("config"):
+        with self.explained("config"):
             return AutoConfig.from_pretrained(self.location, local_files_only=self.local)
 
     def tokenizer(self, subfolder: str = "") -> Any:
         """transformers' tokenizer. Raises InvalidModel."""
-        with self._explained("tokenizer"):
+        with self.explained("tokenizer"):
             return AutoTokenizer.from_pretrained(self.location, subfolder=subfolder, local_files_only=self.local)
 
     def model(self, kind: Any, **options: Any) -> Any:
@@ -146,7 +146,7 @@ class Source:
         Raises:
             InvalidModel: it cannot be read, or lacks weights, which transformers would make up at random.
         """
-        with self._explained("weights"):
+        with self.explained("weights"):
             model, report = kind.from_pretrained(
                 self.location, local_files_only=self.local, dtype=torch.float32, output_loading_info=True, **options
             )
@@ -164,7 +164,7 @@ class Source:
         Raises:
             InvalidModel: they cannot be read, the model has no such weights, or one is absent that may not be.
         """
-        with self._explained("weights"):
+        with self.explained("weights"):
             state = {name: weight.float() for name, weight in load_file(self.file(WEIGHTS) or WEIGHTS).items()}
             missing, unexpected = model.load_state_dict(state, strict=False)
         wrong = [name for name in missing if not may_miss(name)] + unexpected
@@ -172,11 +172,13 @@ class Source:
             raise InvalidModel(f"model {self.name!r}: {len(wrong)} weights are missing or unknown, first {wrong[0]}")
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """transformers raises errors of every kind here."""
+    def explained(self, what: str) -> Iterator[None]:
+        """transformers raises errors of every kind here. Raises InvalidModel."""
         try:
             with quiet():
                 yield
+        except InvalidModel:
+            raise
         except Exception as error:
             raise InvalidModel(f"model {self.name!r}: cannot load its {what}: {first_line(error)}") from error
 
@@ -209,6 +211,17 @@ def weights_digest(model: Any) -> str:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of the vocabulary and of how it splits text: tokenizer files change with the library that writes them."""
     return json_digest([tokenizer.get_vocab(), tokenizer(PROBE)["input_ids"]])
+
+
+def n_positions(model: Any, names: Sequence[str] = ("max_position_embeddings",)) -> int | None:
+    """How many tokens a model reads at most, by the first of these names in its config; None: no matter how many.
+
+    RoBERTa and its like count positions from behind that of the padding: those before it hold no token.
+    """
+    found: int | None = next((each for name in names if (each := getattr(model.config, name, None))), None)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    return found if found is None or padding is None else found - padding - 1
 
 
 def first_line(error: Exception) -> str:

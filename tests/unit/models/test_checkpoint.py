@@ -120,6 +120,24 @@ def test_two_models_in_one_without_a_pooler(tmp_path: Path) -> None:
     assert loaded.fingerprint == load_generator(name).fingerprint, "nothing random is left in it"
 
 
+def test_two_robertas_in_one_read_what_they_have_positions_for(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes |= {"vocab_size": len(tiny.word_tokenizer()), "max_position_embeddings": 42, "pad_token_id": 1}
+    encoding = transformers.RobertaConfig(**sizes)
+    decoding = transformers.RobertaConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(
+        encoder=transformers.RobertaModel(encoding, add_pooling_layer=False),
+        decoder=transformers.RobertaForCausalLM(decoding),
+    )
+    model.generation_config.update(decoder_start_token_id=2, eos_token_id=3, pad_token_id=1)
+    loaded = load_generator(tiny.save(tmp_path, model, tiny.word_tokenizer()))
+    ids = torch.full((1, 40), 5)
+    assert loaded.input_format.max_tokens == loaded.max_answer_tokens == ids.shape[1]
+    assert loaded.model(input_ids=ids, decoder_input_ids=ids).logits.shape[1] == ids.shape[1]
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        loaded.model(input_ids=ids, decoder_input_ids=torch.full((1, 41), 5))
+
+
 def test_the_generator_of_a_rag_checkpoint(tmp_path: Path) -> None:
     rag = tiny.rag()
     rag.config.title_sep, rag.config.doc_sep, rag.config.max_combined_length = " : ", " ? ", 50

@@ -1,6 +1,8 @@
 """Encoders: the embedded one as it is, the other families as tiny random models against transformers' own forward."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +191,39 @@ def test_what_is_not_done_here_is_refused(
     files = {"modules": modules(*kinds), "1_Pooling__config": pooling}
     with pytest.raises(InvalidModel, match=message):
         load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"modules": [{"idx": 0}]},
+        {"modules": {"a": 1}},
+        {"sentence_bert_config": {"max_seq_length": "long"}},
+        {"sentence_bert_config": {"max_seq_length": -1}},
+        {"config_sentence_transformers": {"prompts": ["x"]}},
+    ],
+)
+def test_files_that_are_not_as_they_must_be_are_named(tmp_path: Path, files: dict[str, object]) -> None:
+    with pytest.raises(InvalidModel, match=r"cannot load its pooling: |must say how many tokens .*, got -1"):
+        load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
+
+
+@pytest.mark.parametrize("build", [tiny_checkpoints.bart, tiny_checkpoints.t5])
+def test_a_generator_is_no_encoder(tmp_path: Path, build: Callable[[], Any]) -> None:
+    """transformers' base class of it gives the decoder's states."""
+    with pytest.raises(InvalidModel, match=r"must not be an encoder-decoder, got '(bart|t5)'"):
+        load(tiny_checkpoints.save(tmp_path, build(), tiny_checkpoints.byte_tokenizer()))
+
+
+def test_roberta_reads_as_much_as_it_has_positions_behind_the_paddings(tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(
+        **tiny.SIZES, vocab_size=len(tiny.BERT), max_position_embeddings=42, pad_token_id=1
+    )
+    encoder = load(tiny.saved(tmp_path, transformers.RobertaModel(config), tiny.bert_tokenizer()))
+    assert encoder.pooling.max_tokens == 40
+    assert encoder.encode_questions(["who " * 38]).shape == (1, 16)
+    with pytest.raises(InvalidRequest, match="question has 41 tokens, and the encoder can read 40"):
+        encoder.encode_questions(["who " * 39])
 
 
 def test_fingerprints_tell_weights_tokenizers_and_pooling_apart(tmp_path: Path) -> None:
