@@ -11,6 +11,7 @@ mkdir -p "$folder" "$folder-ca"
 echo '*' >"$folder-ca/.gitignore"
 ca=$(cd "$folder-ca" && pwd)/ca.key
 cd "$folder"
+trap 'rm -f ca.new key.new cert.new cert.csr cert.ext' EXIT
 
 quietly() { said=$("$@" 2>&1) || { echo "$said" >&2; exit 1; }; }
 
@@ -39,7 +40,6 @@ if ! [ -e cert.pem ]; then
   quietly openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=openbook" -keyout key.new -out cert.csr
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$names" >cert.ext
   quietly openssl x509 -req -in cert.csr -CA ca.pem -CAkey "$ca" -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile cert.ext -out cert.new
-  rm cert.csr cert.ext
   mv key.new key.pem
   mv cert.new cert.pem
 fi

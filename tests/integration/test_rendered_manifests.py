@@ -418,3 +418,35 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
     assert b"ca.key: the CA's key is not there" in failed.value.stderr
     assert (tmp_path / "secrets/key.pem").read_bytes() == made["key.pem"]
     assert not (tmp_path / "secrets/cert.pem").exists()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+def test_the_runbook_makes_another_ca(tmp_path: Path) -> None:
+    runbook = (ROOT / "docs" / "runbooks.md").read_text().partition("\n## Rotate keys and certificates\n")[2]
+    blocks = re.findall(r"^```sh\n(.*?)^```", runbook.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    (certificate,) = (block for block in blocks if block.startswith("rm deploy/secrets/cert.pem\n"))
+    both, new_alone = (block for block in blocks if "secrets-ca/" in block)
+    secrets = tmp_path / "deploy" / "secrets"
+    secrets.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy" / "secrets.sh", secrets.parent)
+
+    def done(commands: str) -> tuple[bytes, ...]:
+        """What the files are now, and whether the certificate is of a CA in ca.pem."""
+        subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True, capture_output=True)
+        verify = ["openssl", "verify", "-CAfile", str(secrets / "ca.pem"), str(secrets / "cert.pem")]
+        subprocess.run(verify, check=True, capture_output=True)
+        assert {path.name for path in secrets.iterdir()} == {"ray-token", "ca.pem", "cert.pem", "key.pem"}
+        return (secrets / "ca.pem").read_bytes(), (secrets / "cert.pem").read_bytes()
+
+    old, of_old = done("sh deploy/secrets.sh")
+    two, still_of_old = done(both)
+    new = two.removesuffix(old)
+    assert (two.count(b"BEGIN CERTIFICATE"), still_of_old) == (2, of_old)
+    (secrets / "ca.pem").write_bytes(old + new)
+    with pytest.raises(subprocess.CalledProcessError):
+        done(certificate)
+    assert {path.name for path in secrets.iterdir()} == {"ray-token", "ca.pem", "key.pem"}, "no halves of a certificate"
+    (secrets / "ca.pem").write_bytes(two)
+    (secrets / "cert.pem").write_bytes(of_old)
+    _, of_new = done(certificate)
+    assert done(new_alone) == (new, of_new)
