@@ -39,6 +39,16 @@ def test_servers_that_make_a_whole_are_well(tmp_path: Path, redis_server: RedisS
     assert (told.level, "clock" in told.says) == (Level.WELL, True)
 
 
+def test_a_certificate_that_cannot_be_read_is_named_and_not_the_port(tmp_path: Path) -> None:
+    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    (missing,) = endpoint(ServingSettings(tls=tls))
+    assert (missing.level, missing.what) == (Level.ILL, "certificate of endpoint https://127.0.0.1:8000")
+    assert missing.says == f"{tls.certificate}: cannot be read: No such file or directory"
+    tls.certificate.write_text("no certificate")
+    (damaged,) = endpoint(ServingSettings(tls=tls))
+    assert damaged.says.startswith(f"{tls.certificate}: cannot be read: ")
+
+
 def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,10 +148,15 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     connection: HTTPConnection = HTTPConnection(host, serving.http_port, timeout=TIMEOUT_S)
     shown = None
+    if serving.tls:
+        path = serving.tls.certificate
+        try:
+            context = _trusting(path)
+        except OSError as error:
+            yield Finding(f"certificate of {what}", Level.ILL, f"{path}: cannot be read: {error.strerror or error}")
+            return
+        connection = HTTPSConnection(host, serving.http_port, timeout=TIMEOUT_S, context=context)
     try:
-        if serving.tls:
-            context = _trusting(serving.tls.certificate)
-            connection = HTTPSConnection(host, serving.http_port, timeout=TIMEOUT_S, context=context)
         connection.connect()
         shown = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
         connection.request("GET", "/readyz")
