@@ -109,7 +109,8 @@ class Generations:
                 self._write_backs.start(cache.put_many([(key, generation)]))
             return Generated(generation, of_call)
 
-        return await self._in_flight.get(key, compute, context)
+        # Of one caller alone: in the company of who asks for much one would wait for his turn, not for one's own.
+        return await self._in_flight.get((context.caller, key), compute, context)
 
     async def aclose(self) -> None:
         """Wait for what is still on its way into the cache."""

@@ -518,15 +518,14 @@ def test_what_one_tenant_asked_is_no_hit_for_another_nor_company_on_the_way() ->
         index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
         embeddings, answers = MemoryCache[Float32](100), MemoryCache[Generation](100)
         rag = Pipeline(encoder, index, index, generator, embeddings, AnswerDefaults(), answers=answers)
-        tenants = ("", "", "acme", "acme", "other")
+        contexts = [Context(tenant=tenant) for tenant in ("", "", "acme", "acme", "other")]
+        contexts.append(Context(caller="whose turn with the generator is another"))
         for n in (3, 0):  # the first of each tenant, all at once; then all out of the caches
             before = len(encoder.asked), generator.n
-            found = await asyncio.gather(
-                *(rag.answer("who", asked(2), GREEDY_TOKEN, Context(tenant=tenant)) for tenant in tenants)
-            )
+            found = await asyncio.gather(*(rag.answer("who", asked(2), GREEDY_TOKEN, each) for each in contexts))
             await rag.aclose()
-            assert (len(encoder.asked) - before[0], generator.n - before[1]) == (n, n)
-            assert [each.cached for each in found] == [n == 0] * len(tenants)
+            assert (len(encoder.asked) - before[0], generator.n - before[1]) == (n, n + (n > 0))
+            assert [each.cached for each in found] == [n == 0] * len(contexts)
 
     asyncio.run(scenario())
 
