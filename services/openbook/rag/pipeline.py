@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-import numpy as np
-
 from openbook.config import AnswerDefaults
 from openbook.core.confidence import Calibration, confidence
 from openbook.core.context import Context
@@ -35,8 +33,6 @@ from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, 
 from openbook.rag.stopwatch import Stopwatch
 
 BARE = ReplySettings()
-NOTHING = Retrieved((), np.empty(0, np.float32), snapshot_id="")
-"""Of a question whose passages are all the caller's own."""
 
 
 class Pipeline:
