@@ -370,10 +370,15 @@ class Settings(Section):
     access: AccessSettings = AccessSettings()
 
     @model_validator(mode="after")
-    def _any_answer_can_be_admitted(self) -> "Settings":
+    def _any_request_can_be_admitted(self) -> "Settings":
         if self.answer.max_work > self.serving.max_work_in_flight:
             limit = f"serving.max_work_in_flight = {self.serving.max_work_in_flight}"
             raise ValueError(f"answer.max_work must be at most {limit}, got {self.answer.max_work}")
+        # All texts of a request enter the encoder's queue before any is taken out.
+        at_once = {"answer.max_passages": self.answer.max_passages, "serving.max_entries": self.serving.max_entries}
+        for limit, most in at_once.items():
+            if self.encoder.max_queue < most:
+                raise ValueError(f"encoder.max_queue must be at least {limit} = {most}, got {self.encoder.max_queue}")
         return self
 
 

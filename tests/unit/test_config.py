@@ -47,6 +47,8 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("answer: {length_penalty: .nan}", {}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
         ("answer: {max_work: 2000}", {}, r"answer: .*at most max_work = 2000, got 5 x \(300 \+ 4 x 32\) = 2140"),
         ("serving: {max_work_in_flight: 9}", {}, r"max_work must be at most .*max_work_in_flight = 9, got 100000"),
+        ("encoder: {max_queue: 19}", {}, r"encoder\.max_queue must be at least answer\.max_passages = 20, got 19"),
+        ("encoder: {max_queue: 63}", {}, r"encoder\.max_queue must be at least serving\.max_entries = 64, got 63"),
         ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
         ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
     ],
