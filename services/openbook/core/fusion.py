@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from openbook.core.topk import one_snapshot
 from openbook.core.types import NO_HIT, Candidates, Float32, Float64, Hits, Int64, RetrievalSettings, RetrieverKind
-from openbook.errors import SnapshotMismatch
 
 RANK_CONSTANT = 60
 """Of reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009."""
@@ -32,13 +32,11 @@ def joined(shards: Sequence[Candidates]) -> Candidates:
     Raises:
         SnapshotMismatch: they are of different snapshots.
     """
-    snapshots = sorted({each.snapshot_id for each in shards})
-    if len(snapshots) > 1:
-        raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
+    snapshot_id = one_snapshot(shards)
     ids, dense, bm25 = (
         np.concatenate([getattr(each, name) for each in shards], axis=1) for name in ("ids", "dense", "bm25")
     )
-    return Candidates(ids, dense, bm25, snapshots[0])
+    return Candidates(ids, dense, bm25, snapshot_id)
 
 
 def fuse(candidates: Candidates, settings: RetrievalSettings) -> Hits:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Coverage, Float32, Float64, Hits, Int64
+from openbook.core.types import NO_HIT, UNKNOWN_COVERAGE, Candidates, Coverage, Float32, Float64, Hits, Int64
 from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 
 Number = TypeVar("Number", float, Float64)
@@ -61,14 +61,20 @@ def merge(shards: Sequence[Hits], k: int, coverage: Coverage = UNKNOWN_COVERAGE)
     Raises:
         SnapshotMismatch: the shards answered from different snapshots.
     """
-    snapshots = sorted({hits.snapshot_id for hits in shards})
-    if len(snapshots) > 1:
-        raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
+    snapshot_id = one_snapshot(shards)
     if len(shards) == 1 and shards[0].ids.shape[1] == k:
         return replace(shards[0], coverage=coverage)
     ids = np.concatenate([hits.ids for hits in shards], axis=1)
     scores = np.concatenate([hits.scores for hits in shards], axis=1)
-    return Hits(*top_k(ids, scores, k), snapshots[0], coverage)
+    return Hits(*top_k(ids, scores, k), snapshot_id, coverage)
+
+
+def one_snapshot(shards: Sequence[Hits | Candidates]) -> str:
+    """The id of the snapshot that all answered from. Raises SnapshotMismatch: they are of different ones."""
+    snapshots = sorted({each.snapshot_id for each in shards})
+    if len(snapshots) > 1:
+        raise SnapshotMismatch(f"shards must answer from one snapshot, got {', '.join(snapshots)}")
+    return snapshots[0]
 
 
 def check_coverage(coverage: Coverage, min_coverage: float, problems: Sequence[str] = ()) -> None:

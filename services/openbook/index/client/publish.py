@@ -338,13 +338,14 @@ def _lacking(
     """An error for every server that did not say that it holds a snapshot: it may have prepared it and begun anew, or
     have dropped it for another one.
     """
-    return [
-        each
-        if isinstance(each, OpenbookError)
-        else SnapshotMismatch(f"{server.address}: does not hold snapshot {snapshot_id} any more: publish it again")
-        for server, each in zip(servers, said, strict=True)
-        if isinstance(each, OpenbookError) or snapshot_id not in {held.snapshot_id for held in each.held}
-    ]
+    lacking: list[OpenbookError] = []
+    for server, each in zip(servers, said, strict=True):
+        if isinstance(each, OpenbookError):
+            lacking.append(each)
+        elif snapshot_id not in {held.snapshot_id for held in each.held}:
+            gone = f"{server.address}: does not hold snapshot {snapshot_id} any more: publish it again"
+            lacking.append(SnapshotMismatch(gone))
+    return lacking
 
 
 def _together(errors: Sequence[OpenbookError], hint: str = "") -> OpenbookError:

@@ -1,4 +1,6 @@
-"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with."""
+"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with; and what is
+wrong with those of JSON.
+"""
 
 import math
 import os
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
+from pydantic import ValidationError
 
 from openbook.errors import InvalidSnapshot, StartupError
 
@@ -105,6 +108,12 @@ def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tup
         raise InvalidSnapshot(f"{path}: must hold {wanted}, found {mapped.dtype} of shape {mapped.shape}")
     array: NDArray[Any] = mapped.view(np.ndarray)  # as a memmap every slice costs microseconds
     return array
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a file is wrong and how, without a word of what stands in it: it may be another file than it should be."""
+    problem = error.errors(include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}"
 
 
 def check_vectors(path: Path, dtype: type[np.generic], shape: tuple[int, int], max_norm: float) -> None:

@@ -26,7 +26,7 @@ from openbook.core.fingerprint import file_digest
 from openbook.core.topk import top_k
 from openbook.core.types import Float32, Int64
 from openbook.errors import InvalidSnapshot
-from openbook.index.disk.arrays import read_array
+from openbook.index.disk.arrays import first_problem, read_array
 
 FOLDER = "bm25"
 ABOUT = "about.json"
@@ -230,5 +230,4 @@ def _about(folder: Path) -> About:
     except OSError as error:
         raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        problem = error.errors(include_input=False)[0]
-        raise InvalidSnapshot(f"{path}: {'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}") from None
+        raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook import files
 from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
-from openbook.index.disk.snapshot import Snapshot, first_problem
+from openbook.index.disk.arrays import first_problem
+from openbook.index.disk.snapshot import Snapshot
 
 PUBLISHED = "published.json"
 LOCK = ".published.lock"

@@ -25,7 +25,7 @@ from openbook.core.fingerprint import file_digest, json_digest
 from openbook.core.origin import Field as OriginField
 from openbook.errors import InvalidSnapshot
 from openbook.files import read_regular
-from openbook.index.disk.arrays import check_vectors, read_array
+from openbook.index.disk.arrays import check_vectors, first_problem, read_array
 from openbook.index.disk.bm25 import verify_bm25
 from openbook.index.disk.origins import check_origins, is_of_origins, origin_files
 from openbook.index.disk.store import OFFSETS, TEXTS, check_offsets
@@ -258,12 +258,6 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     if manifest.snapshot_id != manifest.content_id():
         raise InvalidSnapshot(f"{where}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
     return manifest
-
-
-def first_problem(error: ValidationError) -> str:
-    """Where a file is wrong and how, without a word of what stands in it: it may be another file than it should be."""
-    problem = error.errors(include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}"
 
 
 def shard_folder(folder: Path, shard: int) -> Path:

@@ -17,12 +17,12 @@ from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
 from openbook.index.disk import bm25
+from openbook.index.disk.arrays import first_problem
 from openbook.index.disk.snapshot import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
     Snapshot,
-    first_problem,
     parse_manifest,
     shard_folder,
 )
