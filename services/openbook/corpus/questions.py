@@ -62,7 +62,9 @@ def _question(record: Any, number: int) -> Question:
         except re.error as error:
             raise ValueError(f"answer_regex {regex!r}: {error}") from None
     title, context = _text(record, "title"), _text(record, "context")
-    return Question(str(record.get("id", number)), text, tuple(answers), regex, title, context)
+    name = str(record.get("id", number))
+    name.encode()
+    return Question(name, text, tuple(answers), regex, title, context)
 
 
 def _text(record: dict[str, Any], field: str) -> str:

@@ -37,17 +37,17 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
     for number, record in records(path):
         where, outputs, key = f"{path}:{number}", record.get("output", []), KEYS[pages] if pages else None
         try:
-            answers = [output["answer"] for output in outputs if output.get("answer")]
+            answers = [output["answer"] for output in outputs if (output.get("answer") or "").strip()]
             told = [output.get("provenance", ()) if key else () for output in outputs]
             sets = [{str(page[key]).strip() for page in each} for each in told]
-            "".join(answers).encode()  # JSON's escapes can spell half a character
+            "".join(answers).encode()  # as in `_check_whole`
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
             wanted = f"a list whose provenance has {key}" if key else "a list of objects with an answer"
             raise InvalidDocuments(f"{where}: output must be {wanted}, got {outputs!r:.200}") from None
         provenance = tuple(frozenset(each) for each in sets if each)
-        text = text_of(record, "input", where)
-        different = tuple(dict.fromkeys(answers))
-        yield WithPages(str(record.get("id", number)), text, different, provenance=provenance)
+        name, text = str(record.get("id", number)), text_of(record, "input", where)
+        _check_whole(name, "id", where)
+        yield WithPages(name, text, tuple(dict.fromkeys(answers)), provenance=provenance)
 
 
 def provenance_of(question: Question) -> tuple[frozenset[str], ...]:
@@ -78,4 +78,12 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise InvalidDocuments(f"{where}: {field} must be a string that is not empty, got {value!r:.80}")
+    _check_whole(value, field, where)
     return value
+
+
+def _check_whole(text: str, field: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON's escapes can spell half a character
+        raise InvalidDocuments(f"{where}: {field}: {error}") from None

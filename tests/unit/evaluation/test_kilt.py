@@ -36,7 +36,8 @@ def test_answers_and_pages_are_read(tmp_path: Path) -> None:
 def test_answers_are_read_once_each_and_pages_where_they_are_asked_for(tmp_path: Path) -> None:
     """Not every file calls its pages in both ways."""
     twice = ", ".join(['{"answer": "A", "provenance": [{"title": "T"}]}'] * 2)
-    path = written(tmp_path, f'{{"input": "Who?", "output": [{twice}, {{"answer": "B"}}]}}\n')
+    nothing = '{"answer": " "}, {"answer": null}'
+    path = written(tmp_path, f'{{"input": "Who?", "output": [{twice}, {nothing}, {{"answer": "B"}}]}}\n')
     (question,) = read(path, None)
     assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("A", "B"), ())
     with pytest.raises(InvalidDocuments, match="provenance has wikipedia_id"):
@@ -59,4 +60,17 @@ def test_other_files_are_read_as_ever(tmp_path: Path) -> None:
 )
 def test_what_is_not_kilts_is_named(line: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidDocuments, match=r"kilt\.jsonl:1: (output|input) must be"):
+        list(read(written(tmp_path, line + "\n"), "id"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'{"input": "Who\ud800?", "output": []}',
+        r'{"input": "Who?", "output": [], "id": "\ud800"}',
+        r'{"question": "Who?", "answers": ["Ann"], "id": "\ud800"}',
+    ],
+)
+def test_half_a_character_is_named(line: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocuments, match=r"kilt\.jsonl:1: .*surrogates not allowed"):
         list(read(written(tmp_path, line + "\n"), "id"))
