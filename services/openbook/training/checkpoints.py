@@ -99,7 +99,7 @@ def prune(last: Path, n_kept: int) -> None:
 
 def kept(folder: Path) -> list[Path]:
     """The checkpoints in a folder, whole or not, oldest first."""
-    return sorted(folder.glob(f"{PREFIX}*[0-9]"), key=step_of)
+    return sorted((each for each in folder.glob(f"{PREFIX}*") if each.name[len(PREFIX) :].isdecimal()), key=step_of)
 
 
 def name_of(step: int) -> str:

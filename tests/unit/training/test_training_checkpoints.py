@@ -145,12 +145,15 @@ def test_the_newest_is_gone_on_from_and_the_oldest_are_removed(tmp_path: Path) -
     for step in (2, 99, 10_000_000, 9_999_999):
         checkpoints.save(tmp_path / checkpoints.name_of(step), loop, PLAN)
     half = files.partial_of(tmp_path / checkpoints.name_of(20_000_000))
-    half.mkdir()
+    copy, other = tmp_path / "step-9999999.bak1", tmp_path / "step-99-2"
+    for each in (half, copy, other):
+        each.mkdir()
     assert checkpoints.latest(tmp_path) == tmp_path / "step-10000000"
     checkpoints.prune(tmp_path / "step-10000000", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [half.name, "step-10000000", "step-9999999"]
+    left = {half.name, copy.name, other.name, "step-10000000", "step-9999999"}
+    assert {path.name for path in tmp_path.iterdir()} == left
     checkpoints.prune(tmp_path / "step-10000000", 5)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == len(left)
 
 
 def test_a_torn_one_is_passed_over_named_and_removed_once_there_is_another(
