@@ -73,7 +73,7 @@ class ModelsSettings(Section):
     train_generator: bool = True  # false keeps the generator as it is
     # Patterns of parameter names that keep their values: "generator.*embeddings*", "query_encoder.*.layer.[0-2].*"
     frozen: tuple[str, ...] = ()
-    saved_dtype: Literal["float32", "float16"] = "float32"  # of what is written beside the embedded encoder
+    saved_dtype: Literal["float32", "float16"] = "float32"  # of RAG's models written beside the embedded encoder
     # In the generator, as its config says, while queries are encoded without; in both encoders of a bi-encoder.
     dropout: bool = True
 
@@ -169,6 +169,8 @@ class TrainingSettings(Section):
             raise ValueError(f"a bi-encoder's negatives are of retrieval.kind bm25, got {self.retrieval.kind!r}")
         if self.biencoder is not None and self.optimizer.label_smoothing:
             raise ValueError(f"label_smoothing is of a generator's tokens, got {self.optimizer.label_smoothing}")
+        if self.biencoder is not None and self.models.saved_dtype != "float32":
+            raise ValueError(f"saved_dtype must be float32 for a bi-encoder, got {self.models.saved_dtype}")
         return self
 
     @property

@@ -26,6 +26,10 @@ CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
         ({"optimizer": {"learning_rates": {"*": -1}}}, "greater than or equal to 0"),
         ({"optimizer": {"learning_rate": float("nan")}}, "learning_rate"),
         ({"optimizer": {"betas": (0.9, 1.0)}}, "less than 1"),
+        (
+            {"models": {"saved_dtype": "float16"}, "retrieval": {"kind": "bm25"}, "biencoder": {}},
+            "saved_dtype must be float32 for a bi-encoder, got float16",
+        ),
         ({"loop": {"seed": -1}}, "greater than or equal to 0"),
         ({"loop": {"n_stepz": 1}}, "n_stepz"),
         ({"task": {"train": []}}, "task.train"),
