@@ -142,7 +142,10 @@ def _records(folders: Iterable[Path], fingerprint: str) -> list[Record]:
             )
         records = Log(folder, plan).read()
         if bare := [record.id for record in records if len(record.signals) != len(SIGNALS)]:
-            raise InvalidConfig(f"{folder}: question {bare[0]} has no signals: labels have none; else evaluate it anew")
+            raise InvalidConfig(
+                f"{folder}: question {bare[0]} has no signals: labels and answers with --follow have none; "
+                "else evaluate it anew"
+            )
         found += records
     return found
 

@@ -40,7 +40,7 @@ class Record(BaseModel):
     passage_ids: tuple[int, ...]  # those read, then others searched for, best first; none of a question's own passage
     page_rank: int | None = None  # of the first passage of a page that answers, from 1
     r_precision: float | None = None  # of the pages found, as KILT has it; None where no page is known
-    signals: tuple[float, ...] = ()  # `core.confidence.SIGNALS`; none of a label, nor where a former version wrote it
+    signals: tuple[float, ...] = ()  # `core.confidence.SIGNALS`; none of labels, of `follow`, and of a former version
 
     @property
     def probability(self) -> float:

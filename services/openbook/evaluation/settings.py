@@ -48,7 +48,7 @@ class SearchSettings(Section):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the files of questions, as results call them."""
-        return tuple(path.name.partition(".")[0] for path in self.questions)
+        return tuple(path.absolute().name.partition(".")[0] for path in self.questions)
 
     @property
     def n_sources(self) -> int:
