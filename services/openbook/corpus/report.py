@@ -61,6 +61,8 @@ class Survey:
     n_documents: int
     words: NDArray[np.int64]
     """How many passages have 0, 1, ... MOST_WORDS words; the last ones that many or more."""
+    n_words: int
+    """Of all passages."""
     n_repeated: int
     """Passages whose very text has stood before."""
     most_repeated: tuple[tuple[int, str, str], ...]
@@ -83,7 +85,7 @@ def survey(snapshot: Snapshot) -> Survey:
     """Read all passages once; 8 bytes of memory each. Those of a document lie together."""
     manifest = snapshot.manifest
     digests = np.empty(manifest.n_passages, np.uint64)
-    words = np.zeros(MOST_WORDS + 1, np.int64)
+    words, n_words = np.zeros(MOST_WORDS + 1, np.int64), 0
     languages: Counter[str] = Counter()
     readers = [
         PassageReader(snapshot.shard_folder(shard), entry.first_id, manifest.fields)
@@ -92,7 +94,9 @@ def survey(snapshot: Snapshot) -> Survey:
     n_documents, last = 0, None
     for passage in (passage for reader in readers for passage in reader):
         digests[passage.id] = int.from_bytes(blake2b(passage.text.encode(), digest_size=8).digest(), "little")
-        words[min(len(passage.text.split()), MOST_WORDS)] += 1
+        n = len(passage.text.split())
+        words[min(n, MOST_WORDS)] += 1
+        n_words += n
         if passage.document_id != last:
             n_documents, last = n_documents + 1, passage.document_id
             if passage.origin and passage.origin.language:
@@ -105,7 +109,7 @@ def survey(snapshot: Snapshot) -> Survey:
             reader = next(each for each in reversed(readers) if len(each) and each[0].id <= row)
             passage = reader[row - reader[0].id]
             repeated.append((count, passage.document_id, passage.text[:80]))
-    return Survey(n_documents, words, int(len(digests) - len(rows)), tuple(repeated), languages)
+    return Survey(n_documents, words, n_words, int(len(digests) - len(rows)), tuple(repeated), languages)
 
 
 def write_report(
@@ -153,13 +157,13 @@ def page(
 
 def _facts(manifest: Manifest, found: Survey) -> list[tuple[str, str]]:
     size = sum(file.size_bytes for shard in manifest.shards for file in shard.files)
-    n, mean = manifest.n_passages, float((found.words * np.arange(len(found.words))).sum() / manifest.n_passages)
+    n = manifest.n_passages
     return [
         ("snapshot", manifest.snapshot_id),
         ("made", manifest.created_at),
         ("documents", f"{found.n_documents:,}"),
         ("passages", f"{n:,}"),
-        ("words of a passage, on average", f"{mean:.1f}"),
+        ("words of a passage, on average", f"{found.n_words / n:.1f}"),
         ("passages whose text has stood before", f"{found.n_repeated:,} ({found.n_repeated / n:.2%})"),
         ("shards", str(len(manifest.shards))),
         ("index", manifest.factory),
@@ -185,6 +189,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _bars(counts: NDArray[np.int64]) -> str:
     """A bar for every few numbers of words."""
     longest = int(np.flatnonzero(counts)[-1])
+    end = f"{longest} or more" if longest == MOST_WORDS else f"{longest}"
     step = -(-(longest + 1) // N_BARS)
     bars = [int(counts[i : i + step].sum()) for i in range(0, longest + 1, step)]
     width, height, top = 900 / len(bars), 180, max(bars)
@@ -192,13 +197,15 @@ def _bars(counts: NDArray[np.int64]) -> str:
     for i, n in enumerate(bars):
         tall = height * n / top
         words = f"{i * step}" if step == 1 else f"{i * step} to {(i + 1) * step - 1}"
+        if (i + 1) * step > MOST_WORDS:
+            words = f"{i * step} or more"
         drawn.append(
             f'<rect x="{i * width:.1f}" y="{20 + height - tall:.1f}" width="{width - 1:.1f}" height="{tall:.1f}" '
             f'fill="#2a6f97"><title>{words} words: {n:,} passages</title></rect>'
         )
-    label = f"Passages by their number of words, up to {longest}; the highest bar is {top:,} passages"
+    label = f"Passages by their number of words, up to {end}; the highest bar is {top:,} passages"
     return (
         f'<svg viewBox="0 0 900 {height + 40}" role="img" aria-label="{label}">{"".join(drawn)}'
-        f'<text x="0" y="{height + 36}">0</text><text x="900" y="{height + 36}" text-anchor="end">{longest} words'
+        f'<text x="0" y="{height + 36}">0</text><text x="900" y="{height + 36}" text-anchor="end">{end} words'
         f'</text><text x="0" y="12">{top:,}</text></svg>'
     )
