@@ -92,6 +92,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path) -> IO[str]:
+    """Without the byte order mark that Windows puts before a text."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")

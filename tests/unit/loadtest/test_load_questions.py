@@ -20,7 +20,7 @@ from openbook.loadtest.settings import LoadSettings
 
 
 def test_one_a_line(tmp_path: Path) -> None:
-    (tmp_path / "q.txt").write_text("who?\n\n  where? \r\n")
+    (tmp_path / "q.txt").write_text("\ufeffwho?\n\n  where? \r\n", encoding="utf-8")
     assert read(tmp_path / "q.txt") == ["who?", "where?"]
 
 
