@@ -20,6 +20,7 @@ ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
 }
 """Options with names for values, in Python and in protobuf."""
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
+LISTS = ("without", "labels", "passages")
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -63,11 +64,13 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     """The request with the options that have a value.
 
     Raises:
-        InvalidRequest: a number does not fit in its field, a text is none in UTF-8, a name is none of its option's, or
-            passages are none.
+        InvalidRequest: a number does not fit in its field, a text is none in UTF-8, a name is none of its option's, a
+            list is none, or passages are none.
     """
     message = kind(timeout_s=timeout_s)
     for name, value in {"question": question, **options}.items():
+        if name in LISTS and value is not None:
+            _check_list(name, value)
         if name in ENUMS and value is not None:
             value = _number(name, value)
         if name == "passages" and value is not None:
@@ -94,10 +97,13 @@ def _number(name: str, value: str) -> int:
     return number
 
 
-def _own_passages(given: object) -> list[answer_pb2.OwnPassage]:
+def _check_list(name: str, given: object) -> None:
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):  # whose letters or keys none means
+        raise InvalidRequest(f"{name} must be a list, got {given!r:.80}")
+
+
+def _own_passages(given: Iterable[Any]) -> list[answer_pb2.OwnPassage]:
     """The caller's own, each a value, its fields by name, or a text alone."""
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):  # whose letters or keys are no passages
-        raise InvalidRequest(f"passages must be a list, got {given!r:.80}")
     found = []
     for number, each in enumerate(given):
         fields = asdict(each) if isinstance(each, OwnPassage) else {"text": each} if isinstance(each, str) else each
@@ -111,6 +117,7 @@ def _own_passages(given: object) -> list[answer_pb2.OwnPassage]:
 
 def batch(questions: Sequence[str], timeout_s: float, options: Mapping[str, Any]) -> answer_pb2.AnswerBatchRequest:
     """Of all the questions, under the same options. Raises as `request`."""
+    _check_list("questions", questions)
     request_id = options.get("request_id") or ""
     of_each = {**options, "request_id": None}
     requests = [request(AnswerRequest, question, timeout_s, of_each) for question in questions]
