@@ -206,6 +206,13 @@ def test_wherever_it_is_killed_the_folder_is_known_as_ours(
     assert left[-1:] == [[".fetched.jsonl", ".lock"]], "documents go before what says whose they are"
 
 
+def test_one_build_of_a_target_at_a_time(corpus: Path, tmp_path: Path) -> None:
+    with fetched(f"file://{corpus}", tmp_path / "out", raise_it) as folder:
+        with pytest.raises(InvalidConfig, match=r"out\.documents: another process is at work here"):
+            fetched(f"file://{corpus}", tmp_path / "out", raise_it).__enter__()
+        assert contents(folder) == contents(corpus)
+
+
 def test_what_a_build_left_that_was_killed_when_its_snapshot_stood_is_removed(corpus: Path, tmp_path: Path) -> None:
     out, work = tmp_path / "out", tmp_path / "out.work"
     with pytest.raises(ZeroDivisionError), fetched(f"file://{corpus}", out, raise_it):

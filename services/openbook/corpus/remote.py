@@ -44,7 +44,7 @@ def fetched(
 
     Raises:
         InvalidRequest: no URL that is read; see `Place`.
-        InvalidConfig: `out` exists, that folder holds something else, or another process finishes its build.
+        InvalidConfig: `out` exists, that folder holds something else, or another process is at work there.
         InvalidDocuments: nothing is there, it cannot be read or changes again and again, or the disk is too small,
             which is known before.
     """
@@ -58,7 +58,7 @@ def fetched(
             _remove(folder)
     check_new(out)
     folder.mkdir(parents=True, exist_ok=True)
-    with files.locked(folder / LOCK):
+    with files.locked(folder / LOCK, timeout_s=0):
         try:
             place, names, only = _found(url)
             for name in sorted(names):
