@@ -26,6 +26,7 @@ from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
+MAX_K = 65_535  # less than a search compares: the best are taken of more
 GPU_MAX_K = 2048  # of FAISS
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -64,7 +65,7 @@ class IndexServerSettings(Section):
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
     # Linux may push the index out of memory for vectors that are read; true: it stays, where `ulimit -l` allows as much
     keep_in_memory: bool = False
-    max_k: Positive = 1000  # hits in one request
+    max_k: Annotated[int, Field(ge=1, le=MAX_K)] = 1000  # hits in one request
     max_rows: Positive = 1024  # queries in one request
     # How many times as widely as its index was built a search may look: `nprobe`, `ef_search`, `rerank_factor`
     max_width: Positive = 64
