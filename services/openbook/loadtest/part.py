@@ -1,12 +1,10 @@
 """One process's part of a run: which questions, over which protocol, in which loop."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from openbook.loadtest import grpc_sender, http_sender, questions, schedule
 from openbook.loadtest.drive import OnProgress, closed_loop, open_loop
 from openbook.loadtest.outcomes import Outcomes
-from openbook.loadtest.senders import Sender
 from openbook.loadtest.settings import LoadSettings
 
 
@@ -21,16 +19,10 @@ async def part(settings: LoadSettings, number: int, began: Callable[[], float], 
     """
     asked = questions.read(settings.questions)
     plan = schedule.draw(settings, len(asked)).share(number, settings.processes)
-    async with _opened(settings, asked) as sender:
+    opened = http_sender.opened if settings.is_http else grpc_sender.opened
+    async with opened(settings, asked) as sender:
         begin = began()
         if settings.closed is None:
             return await open_loop(plan, sender, settings, begin, on_progress)
         n_callers = len(range(number, settings.closed, settings.processes))
         return await closed_loop(plan, n_callers, sender, settings, begin, on_progress)
-
-
-@asynccontextmanager
-async def _opened(settings: LoadSettings, asked: Sequence[str]) -> AsyncIterator[Sender]:
-    opened = http_sender.opened if settings.is_http else grpc_sender.opened
-    async with opened(settings, asked) as sender:
-        yield sender
