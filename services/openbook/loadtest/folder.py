@@ -17,12 +17,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from openbook import __version__, files
-from openbook.core.types import Float64
 from openbook.errors import InvalidConfig
 from openbook.loadtest import outcomes
 from openbook.loadtest.histograms import histogram, write_log
 from openbook.loadtest.knee import Knee
-from openbook.loadtest.outcomes import OK, REFUSED, Outcomes
+from openbook.loadtest.outcomes import OK, REFUSED
 from openbook.loadtest.report import knee_page, page
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import STORED, LoadSettings
@@ -70,12 +69,14 @@ def _fill(folder: Path, result: Result) -> None:
     answered, refused = (counted.where(counted.among(status)) for status in (OK, REFUSED))
     streamed = answered.where(~np.isnan(answered.first_s))
     for name, some, until in (
-        ("answered", answered, answered.done_s),
-        ("refused", refused, refused.done_s),
-        ("first-token", streamed, streamed.first_s),
+        ("answered", answered, "done_s"),
+        ("refused", refused, "done_s"),
+        ("first-token", streamed, "first_s"),
     ):
         if len(some):
-            _log(folder / f"{name}.hlog", result.date, some, until)
+            of_each = some.by_second(int(some.intended_s[-1]) + 1)
+            found = ((second, histogram(getattr(of, until) - of.intended_s)) for second, of in of_each if len(of))
+            write_log(folder / f"{name}.hlog", result.date, found)
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -143,12 +144,6 @@ def _processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def _log(path: Path, date: float, some: Outcomes, until: Float64) -> None:
-    numbers = some.intended_s.astype(np.int64)
-    latency_s = until - some.intended_s
-    write_log(path, date, ((int(each), histogram(latency_s[numbers == each])) for each in np.unique(numbers)))
 
 
 def _csv(result: Result) -> str:

@@ -1,8 +1,9 @@
 """What became of each question: columns of numbers, which are collected, joined, cut and kept in a file."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -64,9 +65,15 @@ class Outcomes:
         """(n,) which of them ended so."""
         return np.isin(self.label, [i for i, label in enumerate(self.labels) if label.status in statuses])
 
-    def where(self, mask: NDArray[np.bool_]) -> "Outcomes":
-        """Those of the mask."""
-        return Outcomes(self.labels, *(getattr(self, name)[mask] for name in COLUMNS))
+    def where(self, rows: NDArray[np.bool_] | slice) -> "Outcomes":
+        """Those of the mask, or of the slice."""
+        return Outcomes(self.labels, *(getattr(self, name)[rows] for name in COLUMNS))
+
+    def by_second(self, n: int) -> "Iterator[tuple[int, Outcomes]]":
+        """Those of the first n seconds, with the numbers of their seconds."""
+        edges = np.searchsorted(self.intended_s, np.arange(n + 1)).tolist()
+        for second, (start, stop) in enumerate(pairwise(edges)):
+            yield second, self.where(slice(start, stop))
 
     def save(self, path: Path) -> None:
         """To a file of NumPy's, without pickle. Raises OSError."""

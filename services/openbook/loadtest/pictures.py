@@ -57,16 +57,17 @@ def over_time(result: Result) -> str:
         for status in statuses:
             counts = np.array([each.counts.get(status, 0) for each in seconds])
             colour = COLOURS.get(status) or next(others)
-            axes.bar(at, counts, 1.0, bottom, align="edge", label=status, color=colour)
+            axes.stairs(bottom + counts, baseline=bottom, fill=True, label=status, color=colour)
             bottom += counts
-        axes.set(title="Outcomes of the questions of each second", ylabel="questions", xlim=(0, at[-1] + 1))
+        axes.set(title="Outcomes of the questions of each second", ylabel="questions", xlim=(0, len(seconds)))
 
     def latencies(axes: Axes) -> None:
+        at = np.arange(len(seconds)) + 0.5
         for name, colour in (("max", "#c9d6df"), ("p99", "#e76f51"), ("p50", COLOURS[OK])):
             values = [getattr(each, f"{name}_s") for each in seconds]
-            axes.plot(at + 0.5, [np.nan if v is None else v for v in values], ".-", label=name, color=colour)
+            axes.plot(at, [np.nan if v is None else v for v in values], ".-", label=name, color=colour)
         axes.set(title="Latency of the answers of each second", xlabel="seconds into the run", ylabel="seconds")
-        axes.set(xlim=(0, at[-1] + 1))
+        axes.set(xlim=(0, len(seconds)))
         axes.set_ylim(bottom=0)
 
     def with_warm_up(draw: Callable[[Axes], None]) -> Callable[[Axes], None]:
@@ -79,7 +80,6 @@ def over_time(result: Result) -> str:
         return drawn
 
     seconds = result.seconds
-    at = np.array([each.second for each in seconds])
     return _svg(with_warm_up(outcomes), with_warm_up(latencies))
 
 
@@ -105,7 +105,8 @@ def of_knee(knee: Knee) -> str:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")  # beside the lines, not on them
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")  # beside the lines, not on them
 
 
 def _tail(latency_s: Float64) -> tuple[Float64, Float64]:

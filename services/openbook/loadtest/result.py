@@ -106,11 +106,8 @@ class Result:
     @cached_property
     def seconds(self) -> tuple[Second, ...]:
         """Every second of the run, warm-up included."""
-        numbers = self.outcomes.intended_s.astype(np.int64)
-        return tuple(
-            _second(each, self.outcomes.where(numbers == each), self.settings)
-            for each in range(ceil(self.settings.length_s))
-        )
+        found = self.outcomes.by_second(ceil(self.settings.length_s))
+        return tuple(_second(second, some, self.settings) for second, some in found)
 
     @property
     def counted(self) -> Outcomes:

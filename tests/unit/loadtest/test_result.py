@@ -1,5 +1,6 @@
 """Figures are what follows from the outcomes; parts of a run join to the whole."""
 
+from collections import Counter
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_figures_are_counts_of_the_window(events: list[tuple[float, float, str]]
     assert found.n_hangs == sum(status == HANG for _, _, status in counted)
     assert result.warm_up
     assert result.warm_up.n == len(events) - len(counted)
-    assert sum(sum(each.counts.values()) for each in result.seconds) == len(events)
+    for each in result.seconds:
+        assert each.counts == Counter(status for at, _, status in events if at == each.second)
     assert sum(each.n_good for each in result.seconds if each.second >= 2) == round(found.goodput_rate * 8)
 
 
