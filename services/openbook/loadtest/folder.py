@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from time import time
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def write_knee(folder: Path, knee: Knee) -> None:
         {"rate": step.settings.rate, "missed": missed, **step.measured.model_dump()}
         for step, missed in zip(knee.steps, knee.missed, strict=True)
     ]
-    started = knee.steps[0].date if knee.steps else time()
+    started = knee.steps[0].date
     about = {**surroundings(started), "knee": knee.rate, "above": knee.above, "ended": knee.ended, "steps": steps}
     with files.new_folder(folder) as partial:
         _write_json(partial / "knee.json", about)

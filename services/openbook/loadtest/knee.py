@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from openbook.errors import InvalidRequest
 from openbook.loadtest.result import Result
 from openbook.loadtest.run import run
 from openbook.loadtest.settings import MAX_QUESTIONS, MIN_ON_TIME, LoadSettings
@@ -40,7 +41,7 @@ class Knee:
 
     rate: float | None  # the highest that held; None: not even the first
     above: float | None  # the lowest that did not; None: none was tried
-    steps: tuple[Result, ...]  # in the order in which they were run
+    steps: tuple[Result, ...]  # in the order in which they were run; at least one
     missed: tuple[str, ...]  # of each, the limit that it missed
     ended: str  # why it ended
 
@@ -49,6 +50,9 @@ def find(settings: LoadSettings, limits: Limits, measure: Callable[[LoadSettings
     """From `settings.rate` double the rate until a limit is missed, or halve it until none is; then bisect.
 
     A step at which the load generator does not keep up tells nothing of the endpoint, and ends the search.
+
+    Raises:
+        InvalidRequest: the first step would have too few questions.
     """
     steps: list[Result] = []
     missed: list[str] = []
@@ -78,4 +82,6 @@ def find(settings: LoadSettings, limits: Limits, measure: Callable[[LoadSettings
             break
         else:
             rate = (low + high) / 2
+    if not steps:
+        raise InvalidRequest(f"nothing was measured: {ended}: raise --rate or --duration")
     return Knee(low, high, tuple(steps), tuple(missed), ended)

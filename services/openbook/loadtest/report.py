@@ -41,10 +41,17 @@ def page(result: Result, about: Mapping[str, Any]) -> str:
 def knee_page(knee: Knee, about: Mapping[str, Any]) -> str:
     """Of a search for the knee."""
     titles = ("intended", "offered", "goodput", "share", "p50 ms", "p99 ms", "")
-    parts = [HEAD, "<h1>Knee</h1>", _paragraphs([knee_summary(knee)]), _table(titles, knee_rows(knee))]
-    if knee.steps:
-        parts += [pictures.of_knee(knee), _settings(knee.steps[0], about)]
-    return "".join([*parts, "</body></html>\n"])
+    return "".join(
+        [
+            HEAD,
+            "<h1>Knee</h1>",
+            _paragraphs([knee_summary(knee)]),
+            _table(titles, knee_rows(knee)),
+            pictures.of_knee(knee),
+            _settings(knee.steps[0], about),
+            "</body></html>\n",
+        ]
+    )
 
 
 def knee_summary(knee: Knee) -> str:
