@@ -600,16 +600,18 @@ def test_runs_that_count_differently_do_not_merge(tmp_path: Path) -> None:
             folder.write(tmp_path / name, await measure(asked(address, duration_s=0.1, **values)))
         return tmp_path / name
 
-    one, other = asyncio.run(keep("one")), asyncio.run(keep("other", timeout_s=3))
-    with pytest.raises(InvalidConfig, match=r"other: timeout_s must be that of .*one, 10.0, got 3.0"):
-        folder.merge([one, other])
+    one = asyncio.run(keep("one"))
+    for name, ours, theirs in (("timeout_s", 10.0, 3.0), ("check", None, "bits"), ("k", None, 2)):
+        other = asyncio.run(keep(f"other-{name}", **{name: theirs}))
+        with pytest.raises(InvalidConfig, match=rf"other-{name}: {name} must be that of .*one, {ours}, got {theirs}"):
+            folder.merge([one, other])
     with pytest.raises(InvalidConfig, match="is not the result of a load test"):
         folder.merge([tmp_path])
 
 
 def test_the_command_searches_the_knee(tmp_path: Path) -> None:
     async def script(question: str) -> AnswerResponse:
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        raise Refused(grpc.StatusCode.UNAVAILABLE)
 
     options = ("--rate", "60", "--duration", "0.5", "--warm-up", "0", "--output", str(tmp_path / "knee"))
     for _ in range(N_TRIES):
@@ -651,6 +653,7 @@ def test_wrong_replies_end_the_command_with_1() -> None:
             InvalidConfig,
             r"at most 5,000,000 questions, got 900000 a second",
         ),
+        (["a:1", "--find-knee", "--rate", "0.2"], InvalidRequest, r"nothing was measured: .* 0.2 a second: raise"),
         (["a:1", "--find-knee", "--closed", "2"], InvalidRequest, r"--closed 2 has none: give one of them"),
         (["a:1", "--find-knee", "--min-goodput", "2"], InvalidRequest, r"--min-goodput must be above 0, at most 1"),
     ],

@@ -26,6 +26,9 @@ from openbook.loadtest.result import Result
 from openbook.loadtest.settings import STORED, LoadSettings
 
 RESULT, OUTCOMES, SECONDS, REPORT = "result.json", "outcomes.npz", "seconds.csv", "report.html"
+WINDOW = ("duration_s", "warm_up_s", "timeout_s")
+ASKED = ("what", "check", "k", "formulation", "decoding", "n_beams", "max_new_tokens")
+"""What makes answers to equal questions equal."""
 
 
 def check_free(folder: Path) -> None:
@@ -106,7 +109,7 @@ def merge(folders: Sequence[Path]) -> Result:
     runs = [read(folder) for folder in folders]
     first = runs[0].settings
     for folder, each in zip(folders, runs, strict=True):
-        for name in ("duration_s", "warm_up_s", "timeout_s", "what"):
+        for name in (*WINDOW, *ASKED):
             ours, theirs = getattr(first, name), getattr(each.settings, name)
             if ours != theirs:
                 raise InvalidConfig(f"{folder}: {name} must be that of {folders[0]}, {ours}, got {theirs}")
