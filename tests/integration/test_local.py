@@ -46,8 +46,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[IndexProcess]:
     processes: list[IndexProcess] = []
 
     class Recorded(IndexProcess):
-        def __init__(self, *asked: Any) -> None:
-            super().__init__(*asked)
+        def __init__(self, *asked: Any, **options: Any) -> None:
+            super().__init__(*asked, **options)
             processes.append(self)
 
     monkeypatch.setattr(local, "IndexProcess", Recorded)
@@ -55,7 +55,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[IndexProcess]:
     return processes
 
 
-def test_they_are_named_in_the_settings_while_they_run(snapshot: Path, started: list[IndexProcess]) -> None:
+def test_they_are_named_in_the_settings_while_they_run(
+    snapshot: Path, started: list[IndexProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBOOK_INDEX_SERVER__FRAME_PORT", "1")  # of the other shard, too
+    monkeypatch.setenv("OPENBOOK_INDEX_SERVER__TLS", "{certificate: none, key: none}")  # we speak none
     with local_tiers(snapshot, Settings()) as settings:
         assert len(set(settings.index.addresses)) == 2
         assert str(settings.cache.url).startswith("redis://127.0.0.1:")

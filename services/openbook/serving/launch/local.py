@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class IndexProcess:
     """One index server in a process of its own, on a port that stays the same: of loopback, and a free one, unless it
-    is said otherwise. What is not said here, the settings file may say. Fits `supervise.Service`.
+    is said otherwise. What is not said here, the settings file and the environment may say. Fits `supervise.Service`.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class IndexProcess:
         settings_file: Path | None = None,
         host: str = "127.0.0.1",
         port: int | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.shard = shard
+        self._env = env
         # Not one of those that the system hands out: while the server is down, it might become somebody's.
         port = port or free_port()
         self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
@@ -71,7 +73,7 @@ class IndexProcess:
 
     def _start(self) -> None:
         self._said: deque[str] = deque(maxlen=1)
-        self.process = start(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = start(self._command, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         errors, self.process.stderr = self.process.stderr, None
         self._listener = threading.Thread(target=_pass_on, args=(errors, self._said), daemon=True)
@@ -130,6 +132,17 @@ def _own_section(settings_file: Path, has_tls: bool) -> Iterator[Path]:
         yield folder / "openbook.yaml"
 
 
+def _own_environment(has_tls: bool) -> dict[str, str]:
+    """As `_own_section`: the environment wins over it."""
+    frame_port, tls = (f"{config.ENV_PREFIX}{config.INDEX_SERVER.upper()}__{key}" for key in ("FRAME_PORT", "TLS"))
+    env = {**os.environ}
+    if yaml.safe_load(env.get(frame_port, "null")) is not None:
+        env[frame_port] = "0"
+    if not has_tls:
+        env.pop(tls, None)
+    return env
+
+
 @contextmanager
 def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path | None = None) -> Iterator[Settings]:
     """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
@@ -148,10 +161,12 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
         if not index.names_servers:
             if snapshot is None:
                 raise InvalidConfig("name a snapshot to serve, or set index.addresses to servers that run")
-            own = stack.enter_context(_own_section(settings_file, index.tls is not None)) if settings_file else None
+            has_tls = index.tls is not None
+            own = stack.enter_context(_own_section(settings_file, has_tls)) if settings_file else None
+            env = _own_environment(has_tls)
             servers: list[Supervised] = []
             for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
-                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, own)
+                begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, own, env=env)
                 servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
             index = index.at(tuple(server.address() for server in servers))
