@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from openbook.config import section
+from openbook.config import AnswerDefaults, section
 from openbook.deployment.topology import Topology
 from openbook.planning.plan import Plan
 
@@ -23,6 +23,9 @@ def topology(found: Plan) -> Topology:
     index, endpoint = found.index, found.endpoint
     shards = index.shape.n_shards
     cores = max(1, index.machine.cores // index.shards_each)
+    answer = {"timeout_s": found.demand.p99_s}
+    if found.demand.p99_s > AnswerDefaults().max_timeout_s:
+        answer["max_timeout_s"] = found.demand.p99_s
     gpu = {"generator": {"device": "cuda", "dtype": "bfloat16", "num_cpus": 1, "num_gpus": 1}}
     values: dict[str, Any] = {
         "index": {
@@ -37,7 +40,7 @@ def topology(found: Plan) -> Topology:
                 "serving": {"topology": "split", "n_replicas": endpoint.machines},
                 "encoder": {"n_replicas": endpoint.machines},
                 "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus), "n_threads": endpoint.machine.cores},
-                "answer": {"timeout_s": found.demand.p99_s},
+                "answer": answer,
                 "access": {"keys": "redis"},  # without keys nothing is deployed that others reach
             },
             "min_workers": endpoint.machines,

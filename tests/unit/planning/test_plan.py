@@ -226,12 +226,13 @@ def test_every_source_is_a_page_or_an_assumption() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    asked = ["plan", "--passages", "1000000", "--rate", "5", "--topology", str(tmp_path / "t.yaml")]
+    asked = ["plan", "--passages", "1000000", "--rate", "5", "--p99", "400", "--topology", str(tmp_path / "t.yaml")]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0, shown.output
     for said in ("what breaks first", "what this rests on", "USD a month", "1,000,000 of 384 numbers"):
         assert said in shown.output
-    assert render.load(tmp_path / "t.yaml").index.replicas == 2
+    topology = render.load(tmp_path / "t.yaml")
+    assert (topology.index.replicas, topology.served.answer.timeout_s) == (2, 400)
     found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
     assert found["assumptions"]["call_s"]["source"]
     assert found["index"]["machine"]["name"] in {machine.name for machine in OFFERED.machines}
