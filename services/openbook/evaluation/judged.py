@@ -17,7 +17,7 @@ from openbook.corpus.questions import Question
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
 from openbook.evaluation.kilt import Pages, WithPages, page_of, provenance_of, read, records, text_of
-from openbook.evaluation.score import holds_answer
+from openbook.evaluation.score import answering
 from openbook.evaluation.settings import N_RANKED, RankingSettings
 
 CUTS = (1, 5, 10, 20, N_RANKED)
@@ -132,7 +132,8 @@ def _of_pages(question: Question, pages: Pages) -> Judged:
 
 def _of_answers(question: Question) -> Judged:
     def worth(_: Sequence[str], passages: Sequence[Passage]) -> Values:
-        holding = (at for at, each in enumerate(passages[:N_RANKED], start=1) if holds_answer(each.text, question))
+        has_answer = answering(question)
+        holding = (at for at, each in enumerate(passages[:N_RANKED], start=1) if has_answer(each.text))
         first = next(holding, None)
         return {
             **{f"has_answer@{k}": float(first is not None and first <= k) for k in HAS_ANSWER_AT},

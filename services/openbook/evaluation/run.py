@@ -24,7 +24,7 @@ from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments, InvalidRequest
 from openbook.evaluation.kilt import page_of, provenance_of, read
 from openbook.evaluation.record import Log, Record, RecordLog, write_json
-from openbook.evaluation.score import holds_answer, is_right
+from openbook.evaluation.score import answering, is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Result, as_json, summarise
 from openbook.evaluation.system import System, opened
@@ -177,7 +177,7 @@ def _record(
         f1=metrics.f1(prediction, question.answers) if question.answers else None,
         rouge_l=metrics.rouge_l(prediction, question.answers) if question.answers else None,
         log_likelihood=generation.log_likelihood,
-        answer_rank=_first(holds_answer(each.text, question) for each in found.passages),
+        answer_rank=_first(map(answering(question), (each.text for each in found.passages))),
         prior_entropy=float((np.exp(generation.log_prior) * -generation.log_prior).sum()),
         passage_ids=tuple(passage.id for passage in found.passages) if found.snapshot_id else (),
         page_rank=_first(page in wanted for page in pages),

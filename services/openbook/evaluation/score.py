@@ -1,6 +1,6 @@
-"""Predictions against the questions they answer. Pure: training validates with it too."""
+"""Predictions, and passages, against the questions they answer. Pure: training looks for answers with it too."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
 
@@ -48,11 +48,11 @@ def is_right(prediction: str, question: Question) -> bool:
     return metrics.exact_match(prediction, question.answers)
 
 
-def holds_answer(text: str, question: Question) -> bool:
-    """Whether an answer to the question stands in a passage's text."""
-    if question.answer_regex is not None:
-        return metrics.has_regex_answer(text, question.answer_regex)
-    return metrics.has_answer(text, question.answers)
+def answering(question: Question) -> Callable[[str], bool]:
+    """Whether an answer to the question stands in a passage's text; for many texts, as the answers are parted once."""
+    if (pattern := question.answer_regex) is not None:
+        return lambda text: metrics.has_regex_answer(text, pattern)
+    return metrics.holding(question.answers)
 
 
 def mean(values: Sequence[float]) -> float:

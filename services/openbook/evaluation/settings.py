@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from openbook.config import EncoderSettings, GeneratorSettings, IndexClientSettings, Positive, Section
@@ -17,13 +16,11 @@ from openbook.core.types import (
     RetrieverKind,
 )
 from openbook.errors import InvalidRequest
-from openbook.evaluation.kilt import Pages
+from openbook.evaluation.kilt import Pages, T, drawn
 
 N_SEARCHED = 20
 N_RANKED = 100
 """Passages searched, and documents ranked at most, where retrieval is evaluated alone."""
-
-T = TypeVar("T")
 
 
 class SearchSettings(Section):
@@ -57,10 +54,7 @@ class SearchSettings(Section):
 
     def draw(self, items: Sequence[T]) -> list[T]:
         """Those of a file that are asked, in its order."""
-        if self.limit is None or self.limit >= len(items):
-            return list(items)
-        drawn = np.random.default_rng(self.seed).choice(len(items), self.limit, replace=False)
-        return [items[i] for i in sorted(drawn)]
+        return drawn(items, self.limit, self.seed)
 
     def retrieval(self, k: int) -> RetrievalSettings:
         """How k passages are searched for."""

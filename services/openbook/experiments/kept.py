@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from openbook.evaluation.record import Record
 from openbook.evaluation.run import Answered
-from openbook.evaluation.score import holds_answer
+from openbook.evaluation.score import answering
 
 ANSWERS = "answers.jsonl"
 
@@ -44,7 +44,7 @@ def _apart(answered: Answered) -> Apart:
     read = answered.found.passages[: len(generation.log_prior)]
     return Apart(
         titles=tuple(each.title or each.text[:40] for each in read),
-        hold_answer=tuple(holds_answer(each.text, answered.question) for each in read),
+        hold_answer=tuple(map(answering(answered.question), (each.text for each in read))),
         prior=tuple(np.exp(generation.log_prior).tolist()),
         posterior=tuple(np.exp(generation.log_posterior).tolist()),
         tokens=tuple(each.text for each in generation.tokens),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from openbook.config import (
@@ -28,6 +27,7 @@ from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments
+from openbook.evaluation.kilt import drawn
 from openbook.evaluation.score import is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
@@ -80,9 +80,7 @@ def run(settings: MemorySettings, command: str, on_progress: OnProgress = lambda
     offices = changed(before, after)
     if not offices:
         raise InvalidDocuments(f"no office changes hands between {settings.before} and {settings.after}")
-    if settings.limit is not None and settings.limit < len(offices):
-        drawn = np.random.default_rng(settings.seed).choice(len(offices), settings.limit, replace=False)
-        offices = [offices[i] for i in sorted(drawn)]
+    offices = drawn(offices, settings.limit, settings.seed)
     with tempfile.TemporaryDirectory(prefix="openbook-memory-") as folder:
         work = Path(folder)
         snapshots = []

@@ -5,15 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from openbook.core.fingerprint import json_digest
-from openbook.core.metrics import has_regex_answer, holding
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.evaluation.kilt import read
+from openbook.evaluation.kilt import drawn, read
 from openbook.training.settings import QuestionFile, TaskSettings
 
 Search = Callable[[Sequence[str]], list[list[str]]]
@@ -56,20 +52,8 @@ def read_validation(task: TaskSettings, n_questions: int) -> list[Example]:
     examples: list[Example] = []
     for file in task.validation:
         found = list(_examples(task.model_copy(update={"max_answers": 1}), _read(file, 0)))
-        examples += _drawn(found, -(-n_questions // len(task.validation)), 0)
+        examples += drawn(found, -(-n_questions // len(task.validation)), 0)
     return examples
-
-
-def answered_by(question: Question, text: str) -> bool:
-    """Whether a passage's text has an answer."""
-    return answering(question)(text)
-
-
-def answering(question: Question) -> Callable[[str], bool]:
-    """The same, for many passages: what the answers are compared by is made once."""
-    if pattern := question.answer_regex:
-        return lambda text: has_regex_answer(text, pattern)
-    return holding(question.answers)
 
 
 def examples_digest(examples: Sequence[Example]) -> str:
@@ -78,13 +62,7 @@ def examples_digest(examples: Sequence[Example]) -> str:
 
 
 def _read(file: QuestionFile, seed: int) -> list[Question]:
-    return _drawn(list(read(file.path, None)), file.limit, seed)
-
-
-def _drawn(items: list[Any], limit: int | None, seed: int) -> list[Any]:
-    if limit is None or limit >= len(items):
-        return items
-    return [items[i] for i in sorted(np.random.default_rng(seed).choice(len(items), limit, replace=False))]
+    return drawn(list(read(file.path, None)), file.limit, seed)
 
 
 def _examples(task: TaskSettings, questions: Sequence[Question]) -> Iterator[Example]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from openbook.core.fingerprint import json_digest
 from openbook.core.types import NO_HIT, Passage
 from openbook.errors import InvalidDocuments
-from openbook.training.data import Example, answered_by, answering
+from openbook.evaluation.score import answering
+from openbook.training.data import Example
 from openbook.training.retrieval import PassageFinder
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ def _positive(example: Example, found: Sequence[Passage]) -> Passage | None:
     question = example.question
     if question.context:
         return Passage(NO_HIT, question.id, question.title, question.context)
-    return next((passage for passage in found if answered_by(question, passage.text)), None)
+    has_answer = answering(question)
+    return next((passage for passage in found if has_answer(passage.text)), None)
 
 
 def pool(pairs: Sequence[Pair], others: Sequence[Passage] = ()) -> tuple[list[Passage], NDArray[np.bool_]]:

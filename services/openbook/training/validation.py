@@ -7,10 +7,11 @@ import torch
 
 from openbook.core.metrics import exact_match, f1, regex_match
 from openbook.core.types import NO_HIT, Float64, GenerationSettings, Int64
+from openbook.evaluation.score import answering
 from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.models.seq2seq import Seq2Seq
-from openbook.training.data import Example, answering
+from openbook.training.data import Example
 from openbook.training.loss import Collated, RagLoss
 from openbook.training.retrieval import Found
 from openbook.training.settings import TrainingSettings

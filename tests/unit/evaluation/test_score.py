@@ -6,7 +6,7 @@ import pytest
 
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest
-from openbook.evaluation.score import evaluate_answers, holds_answer, is_right
+from openbook.evaluation.score import answering, evaluate_answers, is_right
 
 PARIS = Question("1", "Where is the Louvre?", ("Paris", "Paris, France"))
 CATS = Question("2", "What sat?", ("two black cats",))
@@ -18,9 +18,9 @@ def test_each_question_is_scored_by_what_it_asks_for() -> None:
     assert not is_right("in Paris", PARIS)
     assert is_right("about 1454 FEET high", FEET)
     assert not is_right("1,454 metres", FEET)
-    assert holds_answer("The Louvre in Paris", PARIS)
-    assert holds_answer("is 1,454 feet tall", FEET)
-    assert not holds_answer("is 443 m tall", FEET)
+    assert answering(PARIS)("The Louvre in Paris")
+    assert answering(FEET)("is 1,454 feet tall")
+    assert not answering(FEET)("is 443 m tall")
 
 
 def test_scores_are_means_and_text_overlap_is_of_texts_alone() -> None:
