@@ -69,7 +69,7 @@ PARTS: dict[str, dict[str, type[Section]]] = {
         "evaluation": EvaluationSettings,
         "retrieval": RankingSettings,
     },
-    "A topology: `openbook deploy render`": sections(Topology),
+    "A topology: `openbook deploy render`": {"": Topology, **sections(Topology)},
 }
 
 
@@ -90,7 +90,8 @@ def _section(name: str, kind: type[Section]) -> str:
         f"| `{key}` | {_type(field, schema.get('$defs', {}))} | {_default(kind, key)} | {said.get(key, '')} |"
         for key, field in schema["properties"].items()
     ]
-    return "\n".join([f"### `{name}`\n", f"{about}\n", "| key | value | default | |", "|---|---|---|---|", *rows, ""])
+    heading = [f"### `{name}`\n"] if name else []
+    return "\n".join([*heading, f"{about}\n", "| key | value | default | |", "|---|---|---|---|", *rows, ""])
 
 
 def comments(kind: type) -> dict[str, str]:

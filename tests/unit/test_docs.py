@@ -18,6 +18,7 @@ from scripts import load_script
 from openbook import config, errors, telemetry
 from openbook.cli import app
 from openbook.config import IndexServerSettings
+from openbook.deployment.topology import Topology
 from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.server.server import IndexServer
@@ -174,6 +175,8 @@ def test_the_settings_page_has_every_section() -> None:
     sections = {name for name, field in TrainingSettings.model_fields.items()} | set(config.Settings.model_fields)
     assert len(sections) > 10
     assert sections <= shown
+    below = TEXTS["docs/settings.md"].split("\n## A topology")[1].split("\n### ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", below, re.MULTILINE)) == Topology.model_fields.keys()
 
 
 def test_every_error_has_its_row() -> None:

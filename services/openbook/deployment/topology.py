@@ -153,9 +153,9 @@ class Kubernetes(Section):
 
 
 class Topology(Section):
-    """All of it."""
+    """The whole file."""
 
-    name: Name = "openbook"
+    name: Name = "openbook"  # of Ray's cluster, Compose's project, Prometheus's job
     index: Index
     endpoint: Endpoint = Endpoint()
     ports: Ports = Ports()
