@@ -38,6 +38,11 @@ class Judged:
     name: Callable[[Passage], str | None]
     worth: Callable[[Sequence[str], Sequence[Passage]], Values]  # of the names and of all passages found, best first
 
+    @property
+    def id(self) -> str:
+        """The question's."""
+        return self.question.id
+
 
 def read_judged(path: Path, settings: RankingSettings) -> tuple[dict[str, Any], list[Judged]]:
     """The kind and digests of what is read, and all its questions in its order.

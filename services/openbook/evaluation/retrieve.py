@@ -6,29 +6,17 @@ as `openbook.evaluation.run` does.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from openbook.core.types import RetrievalSettings, Retrieved
-from openbook.errors import InvalidRequest
+from openbook.core.types import Retrieved
 from openbook.evaluation.judged import Judged, read_judged
 from openbook.evaluation.rankings import RANKINGS, Ranking, RankingResult, as_markdown, as_trec, summarise
 from openbook.evaluation.record import RecordLog, write_json
-from openbook.evaluation.run import OnProgress
+from openbook.evaluation.run import Batch, OnProgress, batches_of, in_batches
 from openbook.evaluation.settings import N_RANKED, RankingSettings
 from openbook.evaluation.summary import as_json
-from openbook.evaluation.system import Library, opened_library
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Questions of one file that are searched for together."""
-
-    file: str
-    judged: Sequence[Judged]
-    n_before: int  # of the file
-    n_of_file: int
+from openbook.evaluation.system import opened_library
 
 
 def evaluate_retrieval(
@@ -44,10 +32,10 @@ def evaluate_retrieval(
         InvalidModel, InvalidSnapshot, ShardUnavailable, SnapshotMismatch: as `openbook.evaluation.system.opened`.
     """
     questions: dict[str, Any] = {}
-    batches: list[_Batch] = []
+    batches: list[Batch[Judged]] = []
     for path, name in zip(settings.questions, settings.names, strict=True):
         questions[name], judged = read_judged(path, settings)
-        batches += _batches(settings.draw(judged), name, settings.batch)
+        batches += batches_of(settings.draw(judged), name, settings.batch)
     plan, rankings = asyncio.run(_search(settings, questions, batches, on_progress))
     results = summarise(rankings, plan)
     for name in settings.names:
@@ -59,7 +47,7 @@ def evaluate_retrieval(
 
 
 async def _search(
-    settings: RankingSettings, questions: dict[str, Any], batches: Sequence[_Batch], on_progress: OnProgress
+    settings: RankingSettings, questions: dict[str, Any], batches: Sequence[Batch[Judged]], on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Ranking]]:
     async with opened_library(settings) as library:
         plan = {
@@ -75,25 +63,17 @@ async def _search(
             "encoder_fingerprint": library.encoder.fingerprint,
             "dtype": settings.encoder.dtype,
         }
+        retrieval = settings.retrieval(settings.n_passages)
         for batch in batches:
-            library.check(batch.file, [each.question for each in batch.judged], settings.retrieval(settings.n_passages))
+            library.check(batch.file, [each.question for each in batch.questions], retrieval)
+
+        async def rank(batch: Batch[Judged]) -> list[Ranking]:
+            found = await library.find([each.question for each in batch.questions], retrieval)
+            return [_ranking(batch.file, *each) for each in zip(batch.questions, found, strict=True)]
+
         with RecordLog.alone(settings.out):
             log = RecordLog(settings.out, plan, Ranking, RANKINGS)
-            for batch in batches[log.keep([len(batch.judged) for batch in batches]) :]:
-                on_progress(batch.file, batch.n_before, batch.n_of_file)
-                log.append(await _rank(library, batch, settings.retrieval(settings.n_passages)))
-                on_progress(batch.file, batch.n_before + len(batch.judged), batch.n_of_file)
-            return plan, log.read()
-
-
-async def _rank(library: Library, batch: _Batch, retrieval: RetrievalSettings) -> list[Ranking]:
-    questions = [each.question for each in batch.judged]
-    try:
-        found = await library.find(questions, retrieval)
-    except InvalidRequest as error:
-        first, last = questions[0].id, questions[-1].id
-        raise InvalidRequest(f"{batch.file}, between questions {first} and {last}: {error}") from None
-    return [_ranking(batch.file, judged, each) for judged, each in zip(batch.judged, found, strict=True)]
+            return plan, await in_batches(log, batches, 1, rank, on_progress)
 
 
 def _ranking(file: str, judged: Judged, found: Retrieved) -> Ranking:
@@ -110,8 +90,3 @@ def _ranking(file: str, judged: Judged, found: Retrieved) -> Ranking:
         scores=tuple(best.values()),
         worth=judged.worth(tuple(best), found.passages),
     )
-
-
-def _batches(judged: Sequence[Judged], file: str, size: int) -> Iterator[_Batch]:
-    for start in range(0, len(judged), size):
-        yield _Batch(file, judged[start : start + size], start, len(judged))

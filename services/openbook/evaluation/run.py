@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
@@ -22,6 +22,7 @@ from openbook.core.ranking import kilt_r_precision
 from openbook.core.types import Formulation, Generation, Retrieved, shown
 from openbook.corpus.questions import Question
 from openbook.errors import InvalidDocuments, InvalidRequest
+from openbook.evaluation.judged import Judged
 from openbook.evaluation.kilt import page_of, provenance_of, read
 from openbook.evaluation.record import Log, Record, RecordLog, write_json
 from openbook.evaluation.score import answering, is_right
@@ -33,15 +34,16 @@ from openbook.evaluation.tables import as_markdown
 OnProgress = Callable[[str, int, int], None]
 """Called with the file's name, how many of its questions are done and how many there are."""
 
+Q = TypeVar("Q", Question, Judged)
 R = TypeVar("R", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Generic[Q]):
     """Questions of one file that are answered together."""
 
     file: str
-    questions: tuple[Question, ...]
+    questions: Sequence[Q]
     n_before: int  # of the file
     n_of_file: int
 
@@ -72,7 +74,7 @@ def evaluate(settings: EvaluationSettings, on_progress: OnProgress = lambda stag
 
 
 async def _ask(
-    settings: EvaluationSettings, batches: Sequence[Batch], on_progress: OnProgress
+    settings: EvaluationSettings, batches: Sequence[Batch[Question]], on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Record]]:
     async with opened(settings) as system:
         for batch in batches:
@@ -80,7 +82,7 @@ async def _ask(
         # Records lie by batch, then by formulation: batches of another size would end in other places.
         made_of = {**plan(settings, system), "batch": settings.generator.max_batch}
 
-        async def answers(batch: Batch) -> list[Record]:
+        async def answers(batch: Batch[Question]) -> list[Record]:
             found = await system.find(batch.questions)
             return [
                 each.record
@@ -95,9 +97,9 @@ async def _ask(
 
 async def in_batches(
     log: RecordLog[R],
-    batches: Sequence[Batch],
+    batches: Sequence[Batch[Q]],
     n_each: int,
-    answers: Callable[[Batch], Awaitable[Sequence[R]]],
+    answers: Callable[[Batch[Q]], Awaitable[Sequence[R]]],
     on_progress: OnProgress,
 ) -> list[R]:
     """Answers what is not in the log yet, `n_each` records a question; gives all of the log.
@@ -202,7 +204,7 @@ def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
     return questions
 
 
-def batches_of(questions: Sequence[Question], file: str, size: int) -> Iterator[Batch]:
+def batches_of(questions: Sequence[Q], file: str, size: int) -> Iterator[Batch[Q]]:
     """The questions of a file, so many together."""
     for start in range(0, len(questions), size):
-        yield Batch(file, tuple(questions[start : start + size]), start, len(questions))
+        yield Batch(file, questions[start : start + size], start, len(questions))

@@ -148,7 +148,7 @@ def ask(
 async def _ask(
     settings: EvaluationSettings,
     variants: Sequence[Variant],
-    batches: Sequence[Batch],
+    batches: Sequence[Batch[Question]],
     on_progress: OnProgress,
     texts: Sequence[str],
     apart: bool,
@@ -159,7 +159,7 @@ async def _ask(
             for each in {_search(each): each for each in systems}.values():
                 each.check(batch.file, batch.questions)
 
-        async def answers(batch: Batch) -> list[Kept]:
+        async def answers(batch: Batch[Question]) -> list[Kept]:
             found = await _found(systems, batch.questions)
             return [
                 Kept.of(each, apart)
