@@ -36,8 +36,8 @@ WALK = Path(os.environ.get("OPENBOOK_WALK", "/var/tmp/openbook-walk"))
 HEAD, WORKERS, ADDED = "10.77.0.1", ("10.77.0.2", "10.77.0.3"), "10.77.0.4"
 HOSTS = (HEAD, *WORKERS)
 OPERATOR = "10.77.0.254"
-SHARDS = (7000, 7001)
-"""Their ports."""
+SHARDS, KEYS = (7000, 7001), 6381
+"""Ports of the index servers, and of the Redis that has the keys."""
 QUESTION = "Who invented the telephone?"
 BEGAN = time.monotonic()
 WITHIN_S = 600.0
@@ -333,6 +333,7 @@ def walk(faults: bool) -> None:
         say("$ ssh head: openbook keys add walker")
         keys, answers = list[str](), list[str]()
         try:
+            until("the Redis of the keys listens", lambda: head.listens(KEYS), 300)  # to ask costs nothing
             until("the Redis of the keys has it", lambda: keys.append(head.ssh(f"{add} || true")) or keys[-1], 300)
             key = keys[-1].strip()
             until("a question is answered", lambda: answers.append(answered(key)) or answers[-1])
