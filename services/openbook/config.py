@@ -26,7 +26,7 @@ from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
-MAX_K = 65_535  # less than a search compares: the best are taken of more
+MAX_K = 65_535  # less than shard.MAX_CANDIDATES: of as many it is not seen whether any was left out
 GPU_MAX_K = 2048  # of FAISS
 
 Port = Annotated[int, Field(ge=0, le=65535)]

@@ -310,6 +310,13 @@ def test_what_is_no_list_is_not_taken_for_one_of_its_letters(given: Any) -> None
         messages.batch(given, 1.0, {})
 
 
+def test_what_can_be_read_once_is_no_list() -> None:
+    """All questions of a batch have the same options."""
+    for name in ("labels", "without", "passages"):
+        with pytest.raises(InvalidRequest, match=f"^{name} must be a list, got <"):
+            messages.batch(["who", "what"], 1.0, {name: iter(["yes", "no"])})
+
+
 def test_own_passages_are_values_or_fields_or_texts() -> None:
     given = [OwnPassage("a", "t"), {"text": "b", "document_id": "d"}, "c"]
     sent = messages.request(answer_pb2.AnswerRequest, "who", 1.0, {"passages": given}).passages

@@ -58,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[IndexProcess]:
 def test_they_are_named_in_the_settings_while_they_run(
     snapshot: Path, started: list[IndexProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENBOOK_INDEX_SERVER__FRAME_PORT", "1")  # of the other shard, too
+    monkeypatch.setenv("OPENBOOK_INDEX_SERVER__Frame_Port", "1")  # of the other shard, too
     monkeypatch.setenv("OPENBOOK_INDEX_SERVER__TLS", "{certificate: none, key: none}")  # we speak none
     with local_tiers(snapshot, Settings()) as settings:
         assert len(set(settings.index.addresses)) == 2

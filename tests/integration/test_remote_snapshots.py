@@ -1,6 +1,7 @@
 """Snapshots that lie elsewhere: fetched whole or not at all, nothing twice, and published without a shared disk."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +121,7 @@ def test_killed_and_run_again_it_fetches_the_rest(web: WebFiles, built: Path, tm
     total = sum(map(len, contents(built / "new").values()))
     web.held_after = total // 2
     code = f"""
+from hashlib import sha256
 from pathlib import Path
 from openbook.index.remote.fetch import fetch
 fetch({web.url + "/new"!r}, Path({str(tmp_path / "new")!r}), piece_bytes={piece})
@@ -238,6 +241,18 @@ def test_the_same_snapshot_built_again_is_the_same(copy: Path, tmp_path: Path) -
     manifest = Snapshot.open(copy).manifest.model_copy(update={"created_at": "2000-01-01T00:00:00+00:00"})
     (copy / MANIFEST).write_text(manifest.model_dump_json())
     assert fetch(f"file://{copy}", tmp_path / "here") == manifest
+    assert contents(tmp_path / "here") == contents(copy)
+
+
+def test_words_that_were_built_again_come_with_the_next_shard(copy: Path, tmp_path: Path) -> None:
+    fetch(f"file://{copy}", tmp_path / "here", [0])
+    about = json.loads((copy / "bm25/about.json").read_text())
+    path = copy / "bm25" / about["files"][0]["name"]
+    altered = path.read_bytes()[:-1] + b"?"
+    path.write_bytes(altered)
+    about["files"][0]["sha256"] = sha256(altered).hexdigest()
+    (copy / "bm25/about.json").write_text(json.dumps(about))
+    fetch(f"file://{copy}", tmp_path / "here", [1])
     assert contents(tmp_path / "here") == contents(copy)
 
 

@@ -1,6 +1,6 @@
 """What is asked and what is answered, between Python and protobuf."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -98,7 +98,8 @@ def _number(name: str, value: str) -> int:
 
 
 def _check_list(name: str, given: object) -> None:
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):  # whose letters or keys none means
+    # Letters and keys are none's meaning, and of a batch only the first question would get what can be read once.
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping | Iterator):
         raise InvalidRequest(f"{name} must be a list, got {given!r:.80}")
 
 

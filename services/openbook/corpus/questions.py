@@ -7,13 +7,17 @@ regular expression that a right answer matches, as CuratedTrec has) and `label` 
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,13 @@ def read_questions(path: Path) -> Iterator[Question]:
                 yield _question(json.loads(line), number)
             except (ValueError, RecursionError) as error:  # a JSON error is a ValueError
                 raise InvalidDocuments(f"{path}:{number}: {error}") from None
+
+
+def drawn(items: Sequence[T], limit: int | None, seed: int) -> list[T]:
+    """So many of them at random, in their order; all where there is no limit, or are no more."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[i] for i in sorted(np.random.default_rng(seed).choice(len(items), limit, replace=False))]
 
 
 def _question(record: Any, number: int) -> Question:

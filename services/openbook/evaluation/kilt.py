@@ -1,19 +1,15 @@
 """Questions of KILT's files (Petroni et al. 2021): answers and the pages that support them; or of any other file."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from typing import Any, Literal
 
 from openbook.core.types import Passage
 from openbook.corpus.questions import Question, read_questions
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
-
-T = TypeVar("T")
 
 Pages = Literal["id", "title"]
 """What KILT's pages are called by: they are a snapshot's documents of this id, or of this title."""
@@ -44,21 +40,14 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
             answers = [output["answer"] for output in outputs if (output.get("answer") or "").strip()]
             told = [output.get("provenance", ()) if key else () for output in outputs]
             sets = [{str(page[key]).strip() for page in each} for each in told]
-            "".join(answers).encode()  # as in `_check_whole`
-        except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
+        except (AttributeError, KeyError, TypeError):
             wanted = f"a list whose provenance has {key}" if key else "a list of objects with an answer"
             raise InvalidDocuments(f"{where}: output must be {wanted}, got {outputs!r:.200}") from None
+        _check_whole("".join(answers), "output", where)
         provenance = tuple(frozenset(each) for each in sets if each)
         name, text = str(record.get("id", number)), text_of(record, "input", where)
         _check_whole(name, "id", where)
         yield WithPages(name, text, tuple(dict.fromkeys(answers)), provenance=provenance)
-
-
-def drawn(items: Sequence[T], limit: int | None, seed: int) -> list[T]:
-    """So many of them at random, in their order; all where there is no limit, or are no more."""
-    if limit is None or limit >= len(items):
-        return list(items)
-    return [items[i] for i in sorted(np.random.default_rng(seed).choice(len(items), limit, replace=False))]
 
 
 def provenance_of(question: Question) -> tuple[frozenset[str], ...]:

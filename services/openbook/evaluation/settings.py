@@ -1,8 +1,9 @@
 """What `openbook evaluate` is told."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -15,8 +16,11 @@ from openbook.core.types import (
     RetrievalSettings,
     RetrieverKind,
 )
+from openbook.corpus.questions import drawn
 from openbook.errors import InvalidRequest
-from openbook.evaluation.kilt import Pages, T, drawn
+from openbook.evaluation.kilt import Pages
+
+T = TypeVar("T")
 
 N_SEARCHED = 20
 N_RANKED = 100
@@ -45,7 +49,7 @@ class SearchSettings(Section):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the files of questions, as results call them."""
-        return tuple(path.absolute().name.partition(".")[0] for path in self.questions)
+        return tuple(Path(os.path.abspath(path)).name.partition(".")[0] for path in self.questions)  # also of ".."
 
     @property
     def n_sources(self) -> int:

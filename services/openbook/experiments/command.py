@@ -226,7 +226,7 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
             **own,
         )
         report = module.run(settings, _command(), on_progress)
-    _end(report, out, given["against"], given["check"])
+    _end(report, out, former, given["check"])
 
 
 def _page(out: Path) -> Path:

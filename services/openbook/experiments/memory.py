@@ -25,9 +25,8 @@ from openbook.config import (
 )
 from openbook.core.types import Formulation
 from openbook.corpus.build import build_corpus
-from openbook.corpus.questions import Question
+from openbook.corpus.questions import Question, drawn
 from openbook.errors import InvalidDocuments
-from openbook.evaluation.kilt import drawn
 from openbook.evaluation.score import is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean

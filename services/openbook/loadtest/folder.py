@@ -26,9 +26,11 @@ from openbook.loadtest.result import Result
 from openbook.loadtest.settings import STORED, LoadSettings
 
 RESULT, OUTCOMES, SECONDS, REPORT = "result.json", "outcomes.npz", "seconds.csv", "report.html"
-WINDOW = ("duration_s", "warm_up_s", "timeout_s")
-ASKED = ("what", "check", "k", "formulation", "decoding", "n_beams", "max_new_tokens")
-"""What makes answers to equal questions equal."""
+ALIKE = (
+    *("duration_s", "warm_up_s", "timeout_s", "check"),
+    *("what", "k", "formulation", "decoding", "n_beams", "max_new_tokens"),
+)
+"""Settings without which runs do not count, or do not ask for, the same."""
 
 
 def check_free(folder: Path) -> None:
@@ -109,7 +111,7 @@ def merge(folders: Sequence[Path]) -> Result:
     runs = [read(folder) for folder in folders]
     first = runs[0].settings
     for folder, each in zip(folders, runs, strict=True):
-        for name in (*WINDOW, *ASKED):
+        for name in ALIKE:
             ours, theirs = getattr(first, name), getattr(each.settings, name)
             if ours != theirs:
                 raise InvalidConfig(f"{folder}: {name} must be that of {folders[0]}, {ours}, got {theirs}")

@@ -38,17 +38,17 @@ def draw(settings: LoadSettings, n_questions: int) -> Schedule:
 def arrivals(rate: float, duration_s: float, cv: float, random: np.random.Generator) -> Float64:
     """(n,) ascending times within [0, duration_s) whose gaps have the mean 1/rate and this coefficient of variation.
 
-    The gaps are independent and gamma distributed: at a `cv` of 1 a Poisson process, at 0 constant. The run begins at
-    any moment of a process that has long begun: if at an arrival, bursts would offer more than the rate.
+    The gaps are independent and gamma distributed: at a `cv` of 1 a Poisson process, at 0 constant.
     """
     if cv == 0:
         return np.arange(np.ceil(rate * duration_s)) / rate
     shape = cv**-2
-    scale = 1 / (rate * shape)
-    found = np.array([random.random() * random.gamma(shape + 1, scale)])  # long gaps hold more moments than short ones
-    while (end := float(found[-1])) < duration_s:
-        gaps = random.gamma(shape, scale, int(rate * (duration_s - end) * 1.05) + 16)
+    found = np.empty(0)
+    end = 0.0
+    while end < duration_s:
+        gaps = random.gamma(shape, 1 / (rate * shape), int(rate * (duration_s - end) * 1.05) + 16)
         found = np.concatenate([found, end + np.cumsum(gaps)])
+        end = float(found[-1])
     return found[: np.searchsorted(found, duration_s)]
 
 

@@ -11,6 +11,7 @@ SENTENCE_SCALE = 20.0
 in its softmax over passages, so with it the prior is the distribution the encoder was trained to give."""
 
 MAX_TOKENS = 1 << 20
+"""A tokenizer of which nothing is known says 1e30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
     prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
     max_tokens = min(int(limit) for limit in limits if limit)
-    if not 1 <= max_tokens <= MAX_TOKENS:  # a tokenizer of which nothing is known says 1e30, XLNet -1
+    if not 1 <= max_tokens <= MAX_TOKENS:
         raise InvalidModel(
             f"model {source.name!r}: max_seq_length of sentence_bert_config.json must say how many tokens it reads, "
             f"1..{MAX_TOKENS}, got {max_tokens}"
@@ -56,8 +57,8 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
         normalize,
         max_tokens,
         titles="joined",
-        query_prefix=prompts.get("query", ""),
-        passage_prefix=prompts.get("document", prompts.get("passage", "")),
+        query_prefix="" + prompts.get("query", ""),  # an error here, should it be no text
+        passage_prefix="" + prompts.get("document", prompts.get("passage", "")),
         query_scale=query_scale or (SENTENCE_SCALE if normalize else 1.0),
     )
 

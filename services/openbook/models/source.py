@@ -214,11 +214,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def n_positions(model: Any, names: Sequence[str] = ("max_position_embeddings",)) -> int | None:
-    """How many tokens a model reads at most, by the first of these names in its config; None: no matter how many.
+    """How many tokens a model reads at most, by the first of these names in its config; None (-1): no matter how many.
 
     RoBERTa and its like count positions from behind that of the padding: those before it hold no token.
     """
-    found: int | None = next((each for name in names if (each := getattr(model.config, name, None))), None)
+    found = next((each for name in names if (each := getattr(model.config, name, None) or 0) > 0), None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     return found if found is None or padding is None else found - padding - 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openbook.core.fingerprint import json_digest
-from openbook.corpus.questions import Question
+from openbook.corpus.questions import Question, drawn
 from openbook.errors import InvalidConfig, InvalidDocuments
-from openbook.evaluation.kilt import drawn, read
+from openbook.evaluation.kilt import read
 from openbook.training.settings import QuestionFile, TaskSettings
 
 Search = Callable[[Sequence[str]], list[list[str]]]

@@ -119,7 +119,7 @@ def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None
         ([some], [some], r"some: no question that was not fitted to is left to judge by"),
         ([some, other], [], r"other: has answers of generator g, not f{32}"),
         ([other], [some], r"other: has answers of generator g, .* is f{32}"),
-        ([some], [bare], r"bare: question 0 has no signals"),
+        ([some], [bare], r"bare: question 0 has no signals: labels and answers with --follow have none"),
         ([tmp_path / "none"], [some], r"none/plan\.json: is not the plan of an evaluation"),
     ]:
         with pytest.raises(InvalidConfig, match=message):

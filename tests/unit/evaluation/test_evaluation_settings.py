@@ -21,7 +21,8 @@ def settings(**values: Any) -> EvaluationSettings:
 
 def test_files_have_the_names_of_what_they_hold() -> None:
     assert settings(questions=["a/nq.jsonl.gz", Path("squad-dev.jsonl")]).names == ("nq", "squad-dev")
-    assert settings(questions=["."]).names == (Path.cwd().name.partition(".")[0],)
+    for here in (".", "a/.."):
+        assert settings(questions=[here]).names == (Path.cwd().name.partition(".")[0],)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_what_is_not_kilts_is_named(line: str, tmp_path: Path) -> None:
         r'{"input": "Who\ud800?", "output": []}',
         r'{"input": "Who?", "output": [], "id": "\ud800"}',
         r'{"question": "Who?", "answers": ["Ann"], "id": "\ud800"}',
+        r'{"input": "Who?", "output": [{"answer": "\ud800"}]}',
     ],
 )
 def test_half_a_character_is_named(line: str, tmp_path: Path) -> None:

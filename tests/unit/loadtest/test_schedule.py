@@ -32,13 +32,6 @@ def test_the_rate_is_what_was_asked_for(rate: float, cv: float, seed: int) -> No
     assert abs(len(found) - n) <= 6 * cv * np.sqrt(n) + 1  # six deviations of a renewal process
 
 
-@pytest.mark.parametrize("cv", [0.5, 5.0])
-def test_short_runs_have_the_rate_on_average(cv: float) -> None:
-    random = np.random.default_rng(1)
-    counts = [len(arrivals(10, 1.0, cv, random)) for _ in range(5000)]
-    assert abs(np.mean(counts) - 10) <= 6 * np.std(counts) / np.sqrt(len(counts))
-
-
 @given(cv=st.floats(0.2, 3), seed=SEEDS)
 def test_gaps_have_the_coefficient_of_variation(cv: float, seed: int) -> None:
     gaps = np.diff(arrivals(100, 500, cv, np.random.default_rng(seed)))

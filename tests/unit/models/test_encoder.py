@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from openbook.core.types import Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
 from openbook.models.encoder import TextEncoder
+from openbook.models.source import n_positions
 
 BELL = Passage(0, "a", "Alexander Graham Bell", "Bell was awarded the first United States patent for the telephone.")
 CURIE = Passage(1, "b", "Marie Curie", "Marie Curie was born in Warsaw in 1867 and moved to Paris at the age of 24.")
@@ -201,11 +203,17 @@ def test_what_is_not_done_here_is_refused(
         {"sentence_bert_config": {"max_seq_length": "long"}},
         {"sentence_bert_config": {"max_seq_length": -1}},
         {"config_sentence_transformers": {"prompts": ["x"]}},
+        {"config_sentence_transformers": {"prompts": {"query": 5}}},
     ],
 )
 def test_files_that_are_not_as_they_must_be_are_named(tmp_path: Path, files: dict[str, object]) -> None:
     with pytest.raises(InvalidModel, match=r"cannot load its pooling: |must say how many tokens .*, got -1"):
         load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
+
+
+def test_a_model_may_have_no_limit_of_its_own() -> None:
+    """As XLNet, which says -1."""
+    assert n_positions(SimpleNamespace(config=SimpleNamespace(max_position_embeddings=-1), base_model=None)) is None
 
 
 @pytest.mark.parametrize("build", [tiny_checkpoints.bart, tiny_checkpoints.t5])

@@ -1,5 +1,6 @@
-"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with; and what is
-wrong with those of JSON.
+"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with.
+
+And what is wrong with its files of JSON.
 """
 
 import math

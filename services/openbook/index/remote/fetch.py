@@ -79,18 +79,23 @@ def fetch(
             is_one = (folder / MANIFEST).exists()
             if is_one and (held := Snapshot.open(folder).manifest.snapshot_id) != manifest.snapshot_id:
                 raise InvalidConfig(f"{folder}: holds snapshot {held}, not {manifest.snapshot_id}")
-            # Words are every server's: who comes for a shard that was not here does not read them all again.
             has_some = any((folder / file.path).exists() for file in of_shards)
+            # Words are every server's: who comes for a shard that was not here does not read the same ones again.
+            is_known = is_one and not has_some and all(_holds(folder / path, content) for path, content in words)
             missing = [file for file in of_shards if not _is_there(folder, file)]
-            missing += [file for file in of_words if not _is_there(folder, file, has_some or not is_one)]
+            missing += [file for file in of_words if not _is_there(folder, file, not is_known)]
             _fetch_files(place, folder, missing, on_bytes, piece_bytes)
             for path, content in (*words, (MANIFEST, text)):
-                if not (folder / path).exists() or (folder / path).read_bytes() != content.encode():
+                if not _holds(folder / path, content):
                     (folder / path).parent.mkdir(exist_ok=True)
                     files.write(folder / path, content)
     except OSError as error:
         raise ShardUnavailable(f"{folder}: cannot be written: {error.strerror}") from None
     return manifest
+
+
+def _holds(path: Path, content: str) -> bool:
+    return path.exists() and path.read_bytes() == content.encode()
 
 
 def shard_files(manifest: Manifest, shards: Collection[int] | None = None) -> Iterator[RemoteFile]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from openbook import wire
 from openbook.core.context import Context
+from openbook.core.topk import check_questions
 from openbook.core.types import AS_BUILT, Candidates, Float32, Int64
 from openbook.errors import InvalidRequest, InvalidSnapshot, OpenbookError, Overloaded
 from openbook.index.server.coalesce import finish
@@ -103,10 +104,7 @@ def _checked(
         InvalidRequest: names what is out of range, its value and its limits.
     """
     n = len(request.questions)
-    if not 1 <= request.k <= shard.max_k:
-        raise InvalidRequest(f"k must be 1..{shard.max_k}, got {request.k}")
-    if n > shard.max_rows:
-        raise InvalidRequest(f"questions must be 1..{shard.max_rows}, got {n}")
+    check_questions(request.questions, request.k, shard.max_k, shard.max_rows)
     n_chars = sum(map(len, request.questions))
     if n_chars > MAX_CHARS:
         raise InvalidRequest(f"questions must have at most {MAX_CHARS} characters together, got {n_chars}")

@@ -134,12 +134,13 @@ def _own_section(settings_file: Path, has_tls: bool) -> Iterator[Path]:
 
 def _own_environment(has_tls: bool) -> dict[str, str]:
     """As `_own_section`: the environment wins over it."""
-    frame_port, tls = (f"{config.ENV_PREFIX}{config.INDEX_SERVER.upper()}__{key}" for key in ("FRAME_PORT", "TLS"))
     env = {**os.environ}
-    if yaml.safe_load(env.get(frame_port, "null")) is not None:
-        env[frame_port] = "0"
-    if not has_tls:
-        env.pop(tls, None)
+    for name in os.environ:
+        key = name.lower()  # as `config` reads it
+        if key == f"openbook_{config.INDEX_SERVER}__frame_port" and yaml.safe_load(env[name]) is not None:
+            env[name] = "0"
+        elif key == f"openbook_{config.INDEX_SERVER}__tls" and not has_tls:
+            del env[name]
     return env
 
 
