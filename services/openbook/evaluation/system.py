@@ -38,7 +38,7 @@ from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
 from openbook.rag.following import Found, followed
-from openbook.rag.retrieving import find, needs_queries
+from openbook.rag.retrieving import find, needs_queries, needs_words
 
 PATIENCE_S = 60.0
 """For a server in this process, which shares its cores with the models."""
@@ -61,7 +61,7 @@ class Library:
             with _named(file, question):
                 if needs_queries(retrieval):
                     self.encoder.padded_length(question.text)
-                if _by_words(retrieval) and len(question.text) > MAX_CHARS:
+                if needs_words(retrieval) and len(question.text) > MAX_CHARS:
                     raise InvalidRequest(f"question must have at most {MAX_CHARS} characters, got {len(question.text)}")
 
     async def find(self, questions: Sequence[Question], *searches: RetrievalSettings) -> list[Retrieved]:
@@ -69,10 +69,10 @@ class Library:
 
         Raises:
             SnapshotMismatch: another snapshot was published since the evaluation began.
-            InvalidRequest: a question has more tokens than the encoder can read.
+            InvalidRequest: a question is too long, as for `check`.
         """
         texts = [question.text for question in questions]
-        if len(texts) > 1 and any(map(_by_words, searches)) and sum(map(len, texts)) > MAX_CHARS:  # of one call
+        if len(texts) > 1 and any(map(needs_words, searches)) and sum(map(len, texts)) > MAX_CHARS:  # of one call
             half = len(texts) // 2
             return [*await self.find(questions[:half], *searches), *await self.find(questions[half:], *searches)]
         needed = any(map(needs_queries, searches))
@@ -196,10 +196,6 @@ def _named(file: str, question: Question) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise InvalidRequest(f"{file}, question {question.id}: {error}") from None
-
-
-def _by_words(retrieval: RetrievalSettings) -> bool:
-    return retrieval.retriever is not RetrieverKind.DENSE
 
 
 def _first(ids: Int64, scores: Float32, k: int) -> tuple[Int64, Float32]:

@@ -16,6 +16,11 @@ def needs_queries(settings: RetrievalSettings) -> bool:
     return settings.retriever is not RetrieverKind.BM25
 
 
+def needs_words(settings: RetrievalSettings) -> bool:
+    """Whether their texts go to the index tier."""
+    return settings.retriever is not RetrieverKind.DENSE
+
+
 async def find(
     index: Retriever, questions: Sequence[str], queries: Float32 | None, settings: RetrievalSettings, context: Context
 ) -> Hits:
@@ -24,7 +29,7 @@ async def find(
     Scores are what the prior is the softmax of: see `openbook.core.fusion`. What is to be left out is, before passages
     are ranked. Raises as `Retriever.search` and `Retriever.candidates`.
     """
-    if settings.retriever is RetrieverKind.DENSE:
+    if not needs_words(settings):
         assert queries is not None
         return await _dense(index, queries, settings, context)
     asked_with = queries if needs_queries(settings) else None

@@ -1,8 +1,9 @@
 """What the generator's queue knows of how long questions take."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,32 +11,17 @@ import pytest
 from openbook.config import GeneratorSettings
 from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
-from openbook.core.deadline import Check, Deadline
-from openbook.core.types import Formulation, Generation, GenerationSettings, PartSettings, Passage, Retrieved, Token
+from openbook.core.deadline import Deadline
+from openbook.core.types import Formulation, GenerationSettings, PartSettings, Passage, Retrieved
 from openbook.errors import DeadlineExceeded
-from openbook.serving.workers.generator import LocalGenerator, _Task
+from openbook.serving.workers.generator import GeneratorModel, LocalGenerator, _Task
 from openbook.serving.workers.pace import N_KEYS
 from openbook.testing import ManualClock
 
 RETRIEVED = Retrieved((Passage(0, "a", "A", "text"),), np.zeros(1, np.float32), "snapshot")
 USUAL = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1, max_new_tokens=128)
-
-
-class Unasked:
-    """A model that nothing comes to."""
-
-    fingerprint = generates_by = "unasked"
-    calibration = UNFITTED
-
-    def generate(
-        self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
-    ) -> list[Generation]:
-        raise NotImplementedError
-
-    def stream(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check
-    ) -> Iterator[Token | Generation]:
-        raise NotImplementedError
+UNASKED = cast(GeneratorModel, SimpleNamespace(fingerprint="unasked", generates_by="unasked", calibration=UNFITTED))
+"""A model that nothing comes to."""
 
 
 def part(n_begun: int, first: int = 0) -> PartSettings:
@@ -55,7 +41,7 @@ def test_a_part_of_an_answer_is_the_work_of_its_tokens() -> None:
 @pytest.mark.parametrize("others", ["parts", "seeds", "labels"])
 def test_settings_of_one_question_alone_make_no_others_forgotten(others: str) -> None:
     async def scenario() -> None:
-        generator = LocalGenerator(Unasked(), GeneratorSettings())
+        generator = LocalGenerator(UNASKED, GeneratorSettings())
         generator._batcher.learn([task(USUAL)], 4.0)
         for n in range(N_KEYS):
             settings = {
