@@ -37,12 +37,12 @@ PARTS = {
     "answers": ("Answers in float64, tiny models: openbook on the GPU, on the CPU, alone, and transformers", 50),
     "losses": ("Loss and its gradients, beside the CPU and transformers", 40),
     "decoding": ("Decoding, beside transformers", 120),
-    "steps": ("A training step, beside transformers", 50),
+    "steps": ("A training step, beside transformers", 35),
     "embeddings": ("Encoding passages, beside bare forward passes", 30),
-    "building": ("Encoding as a build does, beside bare forward passes over perfect batches", 50),
+    "building": ("Encoding as a build does, beside bare forward passes over perfect batches", 75),
     "throughput": ("Questions a second, all in one batch", 40),
 }
-"""What each does, and its seconds: 380 in all, and 100 for the start and for what is under way when a budget ends."""
+"""What each does, and its seconds: 390 in all, and 90 for the start and for what is under way when a budget ends."""
 
 
 def main(arguments: list[str] | None = None) -> int:
