@@ -2,10 +2,11 @@
 
 import csv
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -50,6 +51,17 @@ class Behind:
                 return found
             assert monotonic() < give_up, found
             sleep(0.02)
+
+    def take_places(self, ingress: int, stack: ExitStack) -> None:
+        """All of those that wait to be accepted, of a frozen one: as if its machine were lost, it answers no packet."""
+        host, _, port = self._figures()["http", str(ingress)]["addr"].rpartition(":")
+        with suppress(TimeoutError):
+            while True:
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=0.2))
+
+    def down_s(self, ingress: int) -> int:
+        """For how long HAProxy has held it for lost over HTTP, whole seconds."""
+        return int(self._figures()["http", str(ingress)]["lastchg"])
 
     def n_open(self, section: str, name: str) -> int:
         """Connections of a frontend, calls of a backend, as they are now."""

@@ -5,7 +5,7 @@ import asyncio
 import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -15,6 +15,8 @@ import psutil
 import pytest
 from behind import Behind, behind_haproxy
 from proxies import PATIENCE_S, until
+
+from openbook.serving.launch.haproxy import CONNECT_S
 
 LATEST_S = 8.0
 """Promised are 3.3 s, on a machine with nothing else to do."""
@@ -131,6 +133,24 @@ async def freeze(behind: Behind) -> None:
         for each in behind.ingresses:
             each.send_signal(signal.SIGSTOP)
         assert await them.ask() == {"UNAVAILABLE"}  # after ten seconds more
+
+
+def test_what_an_ingress_holds_whose_machine_is_lost_is_asked_of_the_other(behind: Behind) -> None:
+    asyncio.run(lose(behind))
+
+
+async def lose(behind: Behind) -> None:
+    lost, other = behind.ingresses
+    with ExitStack() as stack:
+        async with callers(behind) as (them, answers, _):
+            await asyncio.to_thread(until, lambda: behind.n_open("http", "0") == behind.n_open("grpc", "0") == 2)
+            lost.send_signal(signal.SIGSTOP)
+            behind.take_places(0, stack)
+            behind.go_on(other)
+            assert await answers == {str(other.pid)}
+            assert behind.down_s(0) < CONNECT_S + 3  # until nobody can still wait for a connection, and a little more
+            assert "L4TOUT" in await asyncio.to_thread(behind.until, "DOWN", 0)
+            assert await them.ask() == {str(other.pid)}
 
 
 def test_ingresses_that_can_open_nothing_answer_over_the_connections_that_they_have(behind: Behind) -> None:

@@ -71,11 +71,11 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
 def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> None:
     def watched(*servers: str) -> str:
         backend = ["backend x", "    default-server fall 2 inter 5s check", *servers, "    server y 1:2 check backup"]
-        return mended("\n".join([*backend, ""]), FOLDER).splitlines()[1]
+        return mended("\n".join([*backend, ""]), FOLDER).partition("    server")[0].partition("\n")[2]
 
     one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
-    assert watched(one) == "    default-server fall 2 inter 5s check"
-    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 1s"
+    assert watched(one) == "    default-server fall 2 inter 5s check\n"
+    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 1s\n    timeout connect 2s\n"
 
 
 def test_errors_have_the_shape_of_all_others() -> None:

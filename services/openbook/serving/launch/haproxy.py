@@ -39,13 +39,16 @@ SILENT_S = 1
 silences in a row, so 2.3 to 3.3 s after it froze, it is down.
 """
 
+CONNECT_S = 2
+"""How long it may take to accept a connection, where there is another one: a lost packet is sent again after 1 s."""
+
 SILENT = "silent.lua"
 SILENT_LUA = """\
 -- What a server holds that is down because it is silent is taken from it, so that `retry-on` asks another: at once if
 -- another one is up. If all are silent, or end what connects, the machine may be at a loss, or they take no new
 -- connections, as checks are, and answer over those that they have: so they have 10 s, as if they were up. Not by
 -- `on-marked-down shutdown-sessions`: that would cut off what servers end that are about to stop, and who has just
--- found out that one is gone. Who still waits for a connection moves on by himself, after 5 s.
+-- found out that one is gone. Who still waits for a connection moves on by himself, after 2 s, CONNECT_S.
 local since = {}
 
 local function relieve(backend)
@@ -60,7 +63,7 @@ local function relieve(backend)
       local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
       local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
       if is_lost then
-        local held, grace = stats.scur > 0 and check ~= "SOCKERR", check == "L4TOUT" and 6 or 0
+        local held, grace = stats.scur > 0 and check ~= "SOCKERR", check == "L4TOUT" and 3 or 0
         lost[server] = {stats.status, down and held, stats.lastchg >= grace, silent - grace}
       end
       n, up = n + 1, up or stats.status:match("^UP") and not is_lost
@@ -151,7 +154,8 @@ def _watched(backend: re.Match[str]) -> str:
     """Without another one Serve's patience holds, two silences of 5 s: to be late is better than to fail."""
     if len(re.findall(r"^ *server (?!.* backup$).* check\b", backend[0], re.M)) < 2:
         return backend[0]
-    return re.sub(r"^ *default-server .*$", rf"\g<0> inter {SILENT_S}s", backend[0], flags=re.M)
+    soon = rf"\g<0> inter {SILENT_S}s\n    timeout connect {CONNECT_S}s"
+    return re.sub(r"^ *default-server .*$", soon, backend[0], flags=re.M)
 
 
 def _answered(expect: re.Match[str]) -> str:
