@@ -30,6 +30,13 @@ class Behind:
     ingresses: "list[subprocess.Popen[str]]"
     pid: int = 0  # of HAProxy
 
+    def takes_commands(self) -> bool:
+        """Whether HAProxy listens to us: its socket is there a moment before."""
+        try:
+            return bool(self._figures())
+        except OSError:
+            return False
+
     def until(self, status: str, *ingresses: int) -> set[str]:
         """What came of the last check, once HAProxy has all of these in this state; up are those that said so."""
         found = self._once(
@@ -97,7 +104,7 @@ def behind_haproxy(folder: Path) -> Iterator[Behind]:
         assert len(ports) == 2
         _configure(found, [[int(each) for each in pair] for pair in ports])
         stack.callback(found.tell_all, signal.SIGCONT)
-        found.pid = stack.enter_context(started(folder, (folder / "admin.sock").exists)).pid
+        found.pid = stack.enter_context(started(folder, found.takes_commands)).pid
         found.until("UP", 0, 1)
         yield found
 

@@ -4,6 +4,7 @@ it and we mend it."""
 import asyncio
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -183,6 +184,17 @@ async def stop(behind: Behind) -> None:
         both = {str(stopping.pid), str(other.pid)}
         assert await answers == both
         assert set(await streams) == {f"{pid} {pid}" for pid in both}
+
+
+def test_haproxy_gives_back_the_memory_that_an_attack_took(behind: Behind) -> None:
+    process = psutil.Process(behind.pid)
+    before = process.memory_info().rss
+    with ExitStack() as stack:
+        for _ in range(500):
+            sender = stack.enter_context(socket.create_connection(("127.0.0.1", behind.http)))
+            sender.sendall(b"POST /Ingress/Ask HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + bytes(12_000))
+        until(lambda: process.memory_info().rss > 1.4 * before)
+    until(lambda: process.memory_info().rss < 1.1 * before)
 
 
 def test_a_replica_does_not_meet_a_call_over_grpc_before_its_message(behind: Behind) -> None:
