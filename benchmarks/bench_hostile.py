@@ -1,6 +1,7 @@
 """What whoever means harm costs a caller of the endpoint: models that need no time, real Serve and HAProxy.
 
     python benchmarks/bench_hostile.py [--attacks slow ...] [--senders 1000] [--floods 8] [--calls 500] [--rounds 3]
+                                       [--replicas N]
 
 Attacks, the first three of so many senders, the others of so many floods, which begin anew whenever they are refused,
 half a second later:
@@ -18,8 +19,10 @@ The good caller asks over HTTP, one question after the other, quiet and attacked
 Beside the ratio of the p99 stands where 95 % of such ratios lie when calls are drawn anew from those of each kind: what
 of it is chance. What differs between two runs, or two hours of a machine, comes on top.
 
-Last come threads, descriptors and memory of the replica and of HAProxy: before the first attack, during each, and
-after the last.
+There are as many replicas as `openbook up` starts on this machine, or N.
+
+Last come threads, descriptors and memory of all replicas together and of HAProxy: before the first attack, during each,
+and after the last.
 """
 
 import argparse
@@ -53,7 +56,9 @@ from small_system import QUESTION, System, serving_tier, write_snapshot
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
+from openbook.config import Settings
 from openbook.core.types import Float64
+from openbook.serving.launch.fitting import fitted
 
 HEAD = "POST /v1/answer HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 UNFINISHED = f"{HEAD}Content-Length: 100\r\n\r\n".encode()
@@ -223,14 +228,15 @@ def ratio(quiet: list[float], hurt: list[float]) -> tuple[float, float, float]:
 
 
 def held() -> State:
-    """As it is now."""
-    found = {}
+    """As it is now, together."""
+    found: State = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             name = (process.cmdline() or [""])[0].removeprefix("ray::").split("/")[-1].strip()
             if name.startswith(("ServeReplica", "haproxy")):
-                memory = process.memory_info().rss / 2**20
-                found[name.split(":")[0]] = (process.num_threads(), process.num_fds(), memory)
+                these = process.num_threads(), process.num_fds(), process.memory_info().rss / 2**20
+                threads, descriptors, memory = found.get(name.split(":")[0], (0, 0, 0.0))
+                found[name.split(":")[0]] = threads + these[0], descriptors + these[1], memory + these[2]
     return found
 
 
@@ -241,6 +247,7 @@ def main() -> None:
     parser.add_argument("--floods", type=int, default=8)
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=fitted(Settings()).serving.n_replicas)
     args = parser.parse_args()
     console = Console(width=124)
     table = Table(
@@ -252,7 +259,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, RedisServer() as redis:
         snapshot = write_snapshot(Path(folder) / "snapshot")
         with (
-            serving_tier(snapshot, redis.url, {"proxy": "haproxy"}) as system,
+            serving_tier(snapshot, redis.url, {"proxy": "haproxy", "n_replicas": args.replicas}) as system,
             httpx.Client(base_url=system.http, timeout=30) as http,
             Client(system.grpc, timeout_s=30) as client,
         ):
@@ -287,7 +294,7 @@ def main() -> None:
                     table.add_row(f"{kind}, {n}", name, str(len(quiet)), *row, told, of)
                     print(f"{kind}, {name}: {told}, {of} failed", file=sys.stderr)
     console.print(table)
-    console.print("threads, descriptors and MB")
+    console.print(f"{args.replicas} replicas; threads, descriptors and MB")
     for name in states["before"]:
         for when, state in states.items():
             threads, descriptors, megabytes = state.get(name, (0, 0, 0.0))
