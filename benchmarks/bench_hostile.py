@@ -49,7 +49,6 @@ from rich.console import Console
 from rich.table import Table
 from slow_sender import send_slowly
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "e2e"))
 from small_system import QUESTION, System, serving_tier, write_snapshot
@@ -249,7 +248,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=fitted(Settings()).serving.n_replicas)
     args = parser.parse_args()
-    console = Console(width=124)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of all that is started; `fitted` goes by it
+    console = Console(width=128)
     table = Table(
         "", "good caller", "calls", "p50 quiet, ms", "attacked", "p99 quiet, ms", "attacked", "ratio (95 %)", "failed"
     )

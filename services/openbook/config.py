@@ -28,6 +28,7 @@ ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
 MAX_K = 65_535  # less than shard.MAX_CANDIDATES: of as many it is not seen whether any was left out
 GPU_MAX_K = 2048  # of FAISS
+MAX_WORDS_CHARS = 1 << 16  # all questions of a call by words together: more would leave others no place to wait in
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -211,7 +212,7 @@ class AnswerDefaults(Section):
     bm25_weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] | None = None
     max_k: Positive = 100  # more are refused
     max_work: Positive = 100_000  # k x (300 + n_beams x max_new_tokens); more is refused, which bounds memory
-    max_question_chars: Positive = 2000  # longer questions are refused
+    max_question_chars: Annotated[int, Field(ge=1, le=MAX_WORDS_CHARS)] = 2000  # longer questions are refused
     max_passages: Positive = 20  # of the caller's own in one request; more are refused
     max_passage_chars: Positive = 10_000  # longer ones are refused
     max_timeout_s: Seconds = 300.0  # longer ones are cut to this

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from openbook.config import IndexClientSettings, IndexServerSettings
+from openbook.config import MAX_WORDS_CHARS, IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.space import Space
 from openbook.core.types import (
@@ -33,7 +33,6 @@ from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
-from openbook.index.server.words import MAX_CHARS
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.models.generator import RagGenerator
@@ -61,8 +60,8 @@ class Library:
             with _named(file, question):
                 if needs_queries(retrieval):
                     self.encoder.padded_length(question.text)
-                if needs_words(retrieval) and len(question.text) > MAX_CHARS:
-                    raise InvalidRequest(f"question must have at most {MAX_CHARS} characters, got {len(question.text)}")
+                if needs_words(retrieval) and (n := len(question.text)) > MAX_WORDS_CHARS:
+                    raise InvalidRequest(f"question must have at most {MAX_WORDS_CHARS} characters, got {n}")
 
     async def find(self, questions: Sequence[Question], *searches: RetrievalSettings) -> list[Retrieved]:
         """The best k passages of each, best first: what one search finds, and behind it what the next one finds beyond.
@@ -72,7 +71,7 @@ class Library:
             InvalidRequest: a question is too long, as for `check`.
         """
         texts = [question.text for question in questions]
-        if len(texts) > 1 and any(map(needs_words, searches)) and sum(map(len, texts)) > MAX_CHARS:  # of one call
+        if len(texts) > 1 and any(map(needs_words, searches)) and sum(map(len, texts)) > MAX_WORDS_CHARS:  # of one call
             half = len(texts) // 2
             return [*await self.find(questions[:half], *searches), *await self.find(questions[half:], *searches)]
         needed = any(map(needs_queries, searches))

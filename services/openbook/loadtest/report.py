@@ -15,7 +15,7 @@ HEAD = """<!doctype html>
 <style>
 body { font: 15px/1.5 sans-serif; max-width: 960px; margin: 2em auto; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .15em .8em; text-align: right }
-td:first-child, th:first-child, td.text { text-align: left } tr:nth-child(even) { background: #f3f6f8 }
+td:first-child, th:first-child { text-align: left } tr:nth-child(even) { background: #f3f6f8 }
 svg { width: 100%; height: auto } pre { overflow-x: auto; background: #f3f6f8; padding: .5em }
 </style></head><body>
 """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from openbook import wire
+from openbook.config import MAX_WORDS_CHARS
 from openbook.core.context import Context
 from openbook.core.topk import check_questions
 from openbook.core.types import AS_BUILT, Candidates, Float32, Int64
@@ -18,8 +19,6 @@ from openbook.index.server.waiting import Later, Outcome, Ticket
 from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2
 
-MAX_CHARS = 1 << 16
-"""Of all questions of one call together: more would leave no place for others to wait in."""
 PART_CHARS = 128
 """The words of so many characters take about as long as a part of a fetch."""
 PART_WORDS = math.ceil(PART_CHARS / 3)
@@ -106,8 +105,8 @@ def _checked(
     n = len(request.questions)
     check_questions(request.questions, request.k, shard.max_k, shard.max_rows)
     n_chars = sum(map(len, request.questions))
-    if n_chars > MAX_CHARS:
-        raise InvalidRequest(f"questions must have at most {MAX_CHARS} characters together, got {n_chars}")
+    if n_chars > MAX_WORDS_CHARS:
+        raise InvalidRequest(f"questions must have at most {MAX_WORDS_CHARS} characters together, got {n_chars}")
     if len(request.also) % n or len(request.also) > n * shard.max_k:
         raise InvalidRequest(f"also must have 0..{shard.max_k} ids for each of {n} questions, got {len(request.also)}")
     also = np.array(request.also, np.int64).reshape(n, -1)
