@@ -44,12 +44,14 @@ CONNECT_S = 2
 """How long it may take to accept a connection, where there is another one: a lost packet is sent again after 1 s."""
 
 SILENT = "silent.lua"
-SILENT_LUA = """\
+SILENT_LUA = (
+    f"local CONNECT_S = {CONNECT_S}\n"
+    + """\
 -- What a server holds that is down because it is silent is taken from it, so that `retry-on` asks another: at once if
 -- another one is up. If all are silent, or end what connects, the machine may be at a loss, or they take no new
 -- connections, as checks are, and answer over those that they have: so they have 10 s, as if they were up. Not by
 -- `on-marked-down shutdown-sessions`: that would cut off what servers end that are about to stop, and who has just
--- found out that one is gone. Who still waits for a connection moves on by himself, after 2 s, CONNECT_S.
+-- found out that one is gone. Who still waits for a connection moves on by himself, after CONNECT_S.
 local since = {}
 
 local function relieve(backend)
@@ -64,7 +66,7 @@ local function relieve(backend)
       local silent, down = since[key] and now - since[key], stats.status:match("^DOWN")
       local is_lost = silent and (down or silent > 0.8)  -- its second silence is as good as over
       if is_lost then
-        local held, grace = stats.scur > 0 and check ~= "SOCKERR", check == "L4TOUT" and 3 or 0
+        local held, grace = stats.scur > 0 and check ~= "SOCKERR", check == "L4TOUT" and CONNECT_S + 1 or 0
         lost[server] = {stats.status, down and held, stats.lastchg >= grace, silent - grace}
       end
       n, up = n + 1, up or stats.status:match("^UP") and not is_lost
@@ -89,6 +91,7 @@ core.register_task(function()
   end
 end)
 """
+)
 
 ERRORS = {
     408: ("DEADLINE_EXCEEDED", f"a request must arrive within {REQUEST_TIMEOUT_S} s"),
