@@ -25,7 +25,8 @@ class Context:
 
     def __post_init__(self) -> None:
         for name in ("request_id", "caller", "trace", "tenant"):
-            check_harmless(name, getattr(self, name))
+            if text := getattr(self, name):
+                check_harmless(name, text)
 
 
 def check_harmless(name: str, text: str) -> None:

@@ -118,10 +118,8 @@ def check_search(
         raise InvalidRequest(f"queries must be float32, got {queries.dtype}")
     checked: Float32 = np.ascontiguousarray(queries, np.float32)
     # Nearly always enough, and a fraction of what exact norms cost; NaN is not below anything.
-    numbers = checked.reshape(-1)
-    with np.errstate(over="ignore"):
-        total = float(np.dot(numbers, numbers))
-    if not total < min(max_norm**2 / 2, SAFE_SQUARE):
+    # `vdot`: what overflows is no warning.
+    if not np.vdot(checked, checked) < min(max_norm**2 / 2, SAFE_SQUARE):
         finite = np.isfinite(checked).all(axis=1)
         if not finite.all():
             raise InvalidRequest(f"queries must be finite, got NaN or infinity in row {int(np.argmin(finite))}")

@@ -80,15 +80,17 @@ class Turns(Generic[Item]):
     def give(self, item: Item, size: int | None = None, times: float = 1.0) -> None:
         """All of it, or so much, waits no longer, for it is its turn. It counts for so many times its size."""
         account = self._account_of[item]
-        size = account.waiting[item] if size is None else size
+        n_waiting = account.waiting[item]
+        size = n_waiting if size is None else size
         account.given += size * times
         self._share += size * times / len(self._accounts)
+        if size == n_waiting:
+            self.remove(item)
+            return
         account.waiting[item] -= size
         account.size -= size
         self.size -= size
         self._begun.add(item)
-        if not account.waiting[item]:
-            self.remove(item)
 
     def remove(self, item: Item) -> None:
         """It waits no longer."""

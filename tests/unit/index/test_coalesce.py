@@ -159,25 +159,36 @@ def test_searches_of_callers_who_ask_for_like_much_go_together(n_rows: int) -> N
     assert all(each.end == n_rows for each in searches)
 
 
+def cut(waiting: SearchQueue, caller: str, now: float, n_rows: int = 200) -> int:
+    """The rows that a caller's search begins with. He has it to its end."""
+    asked = search(n_rows, caller=caller)
+    waiting.put(asked)
+    ends = [0]
+    while waiting:
+        assert waiting.take(now) == ([asked], [])
+        assert asked.end is not None
+        ends.append(asked.end)
+        asked.begin = asked.end  # as if it had been searched for
+    assert ends[-1] == n_rows
+    return ends[1]
+
+
 def test_who_is_alone_is_not_cut_unless_one_who_asks_for_less_comes_between() -> None:
     waiting = queue(max_batch=1024)
 
-    def cut(caller: str, now: float, n_rows: int = 200) -> int | None:
-        asked = search(n_rows, caller=caller)
-        waiting.put(asked)
-        ends = []
-        while waiting:
-            assert waiting.take(now) == ([asked], [])
-            ends.append(asked.end)
-            asked.begin = asked.end or 0  # as if it had been searched for
-        assert ends[-1] == n_rows
-        return ends[0]
+    assert cut(waiting, "a", 0) == cut(waiting, "a", 0) == 200
+    assert cut(waiting, "b", 0, 5) == cut(waiting, "b", 0, 5) == 5  # as a client that goes on with another stream
+    assert cut(waiting, "a", 0) == cut(waiting, "a", SHARED_S - 1) == 5
+    assert cut(waiting, "a", SHARED_S) == 200
+    assert cut(waiting, "b", SHARED_S) == cut(waiting, "a", SHARED_S) == 200  # who asks for no less is no reason
 
-    assert cut("a", 0) == cut("a", 0) == 200
-    assert cut("b", 0, 5) == cut("b", 0, 5) == 5  # as a client that goes on with another stream
-    assert cut("a", 0) == cut("a", SHARED_S - 1) == 5
-    assert cut("a", SHARED_S) == 200
-    assert cut("b", SHARED_S) == cut("a", SHARED_S) == 200  # who asks for no less is no reason
+
+def test_who_was_cut_for_one_who_asks_for_less_is_whole_again_when_he_is_gone() -> None:
+    waiting = queue(max_batch=1024)
+    cut(waiting, "a", 0, 64)
+    assert cut(waiting, "light", 0, 1) == 1
+    for now, n_rows in ((0, PART_ROWS), (SHARED_S - 1, PART_ROWS), (SHARED_S, 64)):
+        assert cut(waiting, "a", now, 64) == cut(waiting, "b", now, 64) == n_rows
 
 
 def test_a_row_of_a_wide_search_counts_as_several() -> None:

@@ -121,7 +121,7 @@ def search_together(batch: Sequence[PendingSearch]) -> int:
     else:
         row, later = 0, []
         for search, part in zip(batch, parts, strict=True):
-            later.append(search.hear(_rows(hits, row, row + len(part))))
+            later.append(search.hear(_rows(hits, row, row + len(part)) if len(parts) > 1 else hits))
             row += len(part)
     finish(*later)
     return len(queries)

@@ -237,10 +237,11 @@ class CallStream:
 
 def _expected_bytes(call: index_pb2.Call) -> int:
     """Of the reply: of hits exactly, of passages about."""
-    if questions := call.search.questions:
-        return CANDIDATE_BYTES * (len(questions) * call.search.k + len(call.search.also))
     if call.HasField("search"):
-        return HIT_BYTES * call.search.queries.rows * call.search.k
+        search = call.search
+        if questions := search.questions:
+            return CANDIDATE_BYTES * (len(questions) * search.k + len(search.also))
+        return HIT_BYTES * search.queries.rows * search.k
     n_passages = len(call.fetch.ids) + len(call.fetch.lasting_ids)
     return n_passages * (PASSAGE_BYTES + VECTOR_BYTES * call.fetch.with_vectors)
 

@@ -111,6 +111,9 @@ def _bytes_of(reply: Reply) -> list[bytes | memoryview]:
     """In one piece if it is small, else in several, which nothing comes between: `deque.extend` lets nobody else at it
     meanwhile.
     """
+    if not reply.fetched:
+        message = reply.message.SerializeToString()
+        return [HEADER.pack(len(message), 0) + message]
     parts = list(reply.parts())
     size = sum(map(len, parts))
     parts.insert(0, HEADER.pack(size, 0))

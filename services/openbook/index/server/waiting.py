@@ -144,7 +144,7 @@ class SearchQueue:
             if not batch:
                 if search.width > 1:
                     light = most = max(1, int(self._max_batch / search.width))
-                if self._is_shared(search.ticket.caller, now):
+                if self._is_shared(search, now):
                     n_rows_at_once = max(self._part_rows(search), self._least_asked(now))
                     light = min(light, max(1, int(n_rows_at_once / search.width)))
             is_heavy = self._turns.waiting(search.ticket.caller) > light
@@ -170,7 +170,8 @@ class SearchQueue:
             self._turns.give(search, search.end - search.begin, search.width)
         return batch, [search for search in dropped if not search.is_over]
 
-    def _is_shared(self, caller: Hashable, now: float) -> bool:
+    def _is_shared(self, search: PendingSearch, now: float) -> bool:
+        caller = search.ticket.caller
         if caller != self._latest:
             if caller == self._former:
                 self._shared_until = now + SHARED_S
@@ -180,7 +181,8 @@ class SearchQueue:
         is_shared = now < self._shared_until
         if not is_shared:
             self._asked.clear()
-        self._asked[caller] = now, self._turns.waiting(caller)
+        # With what it has had in parts: else whoever was cut once would seem to ask for little, and have others cut.
+        self._asked[caller] = now, self._turns.waiting(caller) + search.begin
         return is_shared
 
     def _least_asked(self, now: float) -> int:

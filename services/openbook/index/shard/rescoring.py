@@ -17,7 +17,7 @@ SIGNATURE = (
     "float64[:](Array(float32, 2, 'C', True), Array(float32, 2, 'C', True), Array(int64, 2, 'C', True), "
     f"{ROWS}, {HALVES}, float64, float64, int64, boolean, int64[:, ::1], float32[:, ::1])"
 )
-NO_HALVES = np.empty((0, 0), np.uint16)
+NO_HALVES, NONE = np.empty((0, 0), np.uint16), np.empty((0, 0), np.float32)
 SUMMED_IN_TURN = 128  # numbers
 SPARSELY = 64
 """Of so many numbers one is fetched before a vector's turn; the processor then finds the others itself."""
@@ -151,11 +151,10 @@ def rescore(
     ids, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
     error = score_error_bound(queries.shape[1], 0.0, max_norm)
     error_of_norm = score_error_bound(queries.shape[1], 1.0, max_norm) - error  # it is linear in the query's norm
-    none = np.empty((0, 0), np.float32)
     is_half = vectors.dtype == np.float16
-    wide, halves = (none, vectors.view(np.uint16)) if is_half else (cast(Float32, vectors), NO_HALVES)
+    wide, halves = (NONE, vectors.view(np.uint16)) if is_half else (cast(Float32, vectors), NO_HALVES)
     errors = _rescore(
-        queries, none if approximate is None else approximate, candidates, wide, halves, error, error_of_norm, first_id,
+        queries, NONE if approximate is None else approximate, candidates, wide, halves, error, error_of_norm, first_id,
         approximate is not None, ids, scores,
     )  # fmt: skip
     return ids, scores, errors
