@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.worker import LEAST_NICE, NICE, Worker, apart
+from openbook.serving.workers.worker import LEAST_NICE, Worker, apart
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -156,24 +155,11 @@ def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None
     asyncio.run(main())
 
 
-def niceness() -> int:
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")
 def test_who_loads_a_model_gives_way_to_those_who_answer() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
     before = niceness()
     assert apart(niceness) == LEAST_NICE
     assert niceness() == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")
-@pytest.mark.parametrize("nice", [0, NICE])
-def test_who_computes_for_seconds_gives_way_to_all_else(nice: int) -> None:
-    async def main() -> int:
-        worker = Worker("model", time.monotonic, nice)
-        found, _ = await worker.run(lambda check: niceness())
-        worker.shutdown()
-        return found
-
-    assert asyncio.run(main()) == min(niceness() + nice, LEAST_NICE)

@@ -56,7 +56,7 @@ class Batcher(Generic[Item, Result]):
     """A bounded queue in front of one worker thread. For one event loop.
 
     Only items of equal `key` share a batch, of at most `max_batch` items and, where it is of several, `max_work`. Of
-    keys of one `kind` the time goes with the work. The thread gives way by `nice`.
+    keys of one `kind` the time goes with the work.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Batcher(Generic[Item, Result]):
         kind: Callable[[Any], Hashable] = lambda key: key,
         work: Callable[[Item], int] = lambda item: 1,
         max_work: float = math.inf,
-        nice: int = 0,
         clock: Clock = monotonic,
     ) -> None:
         self._handler = handler
@@ -79,7 +78,7 @@ class Batcher(Generic[Item, Result]):
         self._kind = kind
         self._work_of = work
         self._queue: Queue[_Asked] = Queue(name, max_batch, max_queue, max_work, clock)
-        self._worker = Worker(name, clock, nice)
+        self._worker = Worker(name, clock)
         self._loops: dict[bool, asyncio.Task[None]] = {}  # that take batches: any, and short ones beside a long one
         self._clock = clock
         self._queued, self._queue_seconds = QUEUED.labels(name), QUEUE_SECONDS.labels(name)

@@ -22,7 +22,7 @@ from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
-from openbook.serving.workers.worker import NICE, apart
+from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import setup_tracing, span
 
@@ -108,7 +108,6 @@ class LocalGenerator:
             kind=_kind,
             work=lambda task: task.work,
             max_work=settings.max_tokens_in_flight,
-            nice=NICE,
         )
 
     async def generate(

@@ -26,8 +26,6 @@ SHARE_BETWEEN = 0.5
 
 LEAST_NICE = 19
 """Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
-NICE = 5
-"""Of what computes for seconds: all that needs a core for a millisecond comes first."""
 
 
 def apart(load: Callable[[], Result]) -> Result:
@@ -36,26 +34,21 @@ def apart(load: Callable[[], Result]) -> Result:
     OpenMP keeps threads for each thread that ever computed. Once there are more than cores, none waits for the others'
     work with open eyes any more, and computing takes half as long again.
     """
-    with ThreadPoolExecutor(1, initializer=_give_way, initargs=(LEAST_NICE,)) as thread:
+    with ThreadPoolExecutor(1, initializer=_give_way) as thread:
         return thread.submit(load).result()
 
 
-def _give_way(nice: int) -> None:
+def _give_way() -> None:
     """This thread, and those that it starts. Elsewhere than on Linux it would be the whole process, for ever."""
     if sys.platform == "linux":
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + nice, LEAST_NICE))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
 
 
 class Worker:
-    """One thread, never the event loop's. What is long runs in order; what is short, as soon as the long lets it.
+    """One thread, never the event loop's. What is long runs in order; what is short, as soon as the long lets it."""
 
-    Args:
-        nice: by so much it gives way to other threads.
-    """
-
-    def __init__(self, name: str, clock: Clock, nice: int = 0) -> None:
-        self._thread = ThreadPoolExecutor(1, name, _give_way, (nice,))
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._clock = clock
         self._short: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
