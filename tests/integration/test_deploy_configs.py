@@ -53,6 +53,43 @@ def test_what_is_committed_is_what_the_topology_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "ours"),
+    [
+        ({"cache": {"url": "rediss://mine/0"}}, ["keys"]),
+        ({"access": {"keys": "redis", "url": "rediss://mine/1"}}, ["cache"]),
+        ({"cache": {"url": "rediss://mine/0"}, "access": {"keys": "redis", "url": "rediss://mine/1"}}, []),
+    ],
+)
+def test_no_container_has_a_redis_that_nobody_asks(named: dict[str, Any], ours: list[str]) -> None:
+    rendered = rendered_with("settings", named)
+    compose = yaml.safe_load(rendered["deploy/compose.yaml"])
+    assert [name for name in compose["services"] if name in ("cache", "keys")] == ours
+    assert [name for name in compose["services"]["endpoint"]["depends_on"] if not name.startswith("index-")] == ours
+    assert ("keys" in compose.get("volumes", {})) == ("keys" in ours)
+    base = "deploy/kubernetes/base"
+    listed = yaml.safe_load(rendered[f"{base}/kustomization.yaml"])["resources"]
+    assert all(f"{base}/{name}" in rendered for name in listed)
+    kept = yaml.safe_load_all(rendered.get(f"{base}/redis.yaml", ""))
+    assert [each["metadata"]["name"] for each in kept if each["kind"] == "Service"] == [f"openbook-{n}" for n in ours]
+    policies = {each["metadata"]["name"] for each in yaml.safe_load_all(rendered[f"{base}/network-policies.yaml"])}
+    assert policies & {"openbook-cache", "openbook-keys"} == {f"openbook-{name}" for name in ours}
+
+
+@pytest.mark.parametrize(("machines", "in_compose"), [("cpu", []), ("gpu", ["cache"])])
+def test_a_redis_that_some_machines_name_is_still_there_for_the_others(machines: str, in_compose: list[str]) -> None:
+    rendered = rendered_with(machines, {"cache": {"url": "rediss://mine/0"}})
+    compose = yaml.safe_load(rendered["deploy/compose.yaml"])  # of machines without GPUs
+    assert [name for name in compose["services"] if name == "cache"] == in_compose
+    assert "openbook-cache" in rendered["deploy/kubernetes/base/redis.yaml"]
+
+
+def rendered_with(kind: str, sections: dict[str, Any]) -> dict[str, str]:
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values["endpoint"].setdefault(kind, {}).update(sections)
+    return render.render(config.section(render.Topology, "t.yaml", **values))
+
+
+@pytest.mark.parametrize(
     ("machine", "cpus"),
     [
         ("n2-standard-8", 8),

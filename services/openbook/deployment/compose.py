@@ -23,7 +23,7 @@ TLS = "/etc/openbook/tls"
 
 
 def compose(topology: Topology, images: Kubernetes) -> str:
-    """Every shard in a container, behind one name on the network; Redis twice; the endpoint."""
+    """Every shard in a container, behind one name on the network; Redis, as far as it is ours; the endpoint."""
     ports, index = topology.ports, topology.index
     secrets = f"{_beside(topology.secrets.folder)}:{TLS}:ro"
     serves = {
@@ -46,6 +46,11 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         }
         for shard in range(index.shards)
     }
+    redis = {
+        "cache": {**_redis(topology, images, keeps=False), "tmpfs": ["/data"]},
+        "keys": {**_redis(topology, images, keeps=True), "volumes": ["keys:/data"]},
+    }
+    redis = {name: each for name, each in redis.items() if name in topology.redis_of_ours(has_gpus=False)}
     endpoint = {
         "image": images.image,
         "command": ["up", "--config", "/etc/openbook/openbook.yaml"],
@@ -56,7 +61,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "volumes": ["./compose-openbook.yaml:/etc/openbook/openbook.yaml:ro", secrets],
         "ports": [f"{ports.http}:{ports.http}", f"{ports.grpc}:{ports.grpc}"],
         "networks": ["inside", "outside"],
-        "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, "cache", "keys"]},
+        "depends_on": {name: {"condition": "service_healthy"} for name in [*serves, *redis]},
         # What was asked is answered, as with systemd; Compose itself gives 10 s.
         "stop_grace_period": f"{longest_s(topology.served.answer)}s",
         "healthcheck": _check(["curl", "-fsS", "--cacert", f"{TLS}/ca.pem", f"https://localhost:{ports.http}/readyz"]),
@@ -65,13 +70,12 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "name": topology.name,
         "services": {
             **serves,
-            "cache": {**_redis(topology, images, keeps=False), "tmpfs": ["/data"]},
-            "keys": {**_redis(topology, images, keeps=True), "volumes": ["keys:/data"]},
+            **redis,
             "endpoint": endpoint,
             **_metrics(images),
         },
         "networks": {"inside": {"internal": True}, "outside": {}},
-        "volumes": {"keys": {}},
+        **({"volumes": {"keys": {}}} if "keys" in redis else {}),
     }
     about = f"""\
 `OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after

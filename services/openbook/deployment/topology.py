@@ -218,6 +218,11 @@ class Topology(Section):
                 found[section] = {**found.get(section, {}), **values}
         return found
 
+    def redis_of_ours(self, has_gpus: bool) -> set[str]:
+        """Which Redis the endpoint needs of us, "cache" and "keys"."""
+        needs = {"cache": ports.needs_cache, "keys": ports.needs_keys}
+        return {name for name, is_needed in needs.items() if is_needed(self.settings(has_gpus))}
+
 
 def _shown(ports: range) -> str:
     return str(ports.start) if len(ports) == 1 else f"{ports.start}..{ports.stop - 1}"

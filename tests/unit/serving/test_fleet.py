@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.errors import InvalidConfig, StartupError
-from openbook.serving.launch import cluster, fleet
+from openbook.serving.launch import cluster, fleet, ports
 from openbook.serving.launch.fleet import IndexNode, Keeper, Wanted, lacking
 from openbook.serving.launch.ports import ClusterPorts
 
@@ -58,11 +58,11 @@ def test_the_password_follows_from_the_token(tmp_path: Path, monkeypatch: pytest
         ({"cache": {"url": "redis://a"}, "access": {"keys": "redis"}}, False, True),
         ({"access": {"keys": "redis", "url": "redis://a"}}, True, False),
         ({"access": {"keys": "file"}}, True, False),
+        ({"cache": {"url": None}, "access": {"keys": "redis", "url": None}}, True, True),
     ],
 )
 def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache: bool, needs_keys: bool) -> None:
-    values = {"applications": [{"args": args}]}
-    assert (cluster.needs_cache(values), cluster.needs_keys(values)) == (needs_cache, needs_keys)
+    assert (ports.needs_cache(args), ports.needs_keys(args)) == (needs_cache, needs_keys)
 
 
 class FakeServe:

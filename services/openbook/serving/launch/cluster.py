@@ -21,7 +21,14 @@ from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
 from openbook.serving.access.exposure import check_exposure
-from openbook.serving.launch.ports import INDEX_RESOURCE, SERVE_LOGGING, ClusterPorts, with_redis
+from openbook.serving.launch.ports import (
+    INDEX_RESOURCE,
+    SERVE_LOGGING,
+    ClusterPorts,
+    needs_cache,
+    needs_keys,
+    with_redis,
+)
 from openbook.serving.nodes import hosts_with, source_on_ray
 
 log = logging.getLogger(__name__)
@@ -112,19 +119,6 @@ def password_of(token: Path) -> str:
     return hashlib.sha256(b"openbook's Redis: " + text.encode()).hexdigest()
 
 
-def needs_cache(values: Mapping[str, Any]) -> bool:
-    """Whether the application names no Redis for its cache."""
-    (application,) = values["applications"]
-    return "url" not in application.get("args", {}).get("cache", {})
-
-
-def needs_keys(values: Mapping[str, Any]) -> bool:
-    """Whether the application takes its keys from a Redis, and names none."""
-    (application,) = values["applications"]
-    access = application.get("args", {}).get("access", {})
-    return access.get("keys") == "redis" and "url" not in access
-
-
 def deploy(
     path: Path,
     n_nodes: int,
@@ -161,9 +155,9 @@ def deploy(
         if snapshot is not None:
             from openbook.serving.launch import fleet
 
-            known = password()
-            keys_folder = KEYS_FOLDER if needs_keys(values) else ""
-            fleet.keep(fleet.Wanted(snapshot, n_shards, ports, needs_cache(values), keys_folder, known), timeout_s)
+            known, args = password(), values["applications"][0].get("args", {})
+            keys_folder = KEYS_FOLDER if needs_keys(args) else ""
+            fleet.keep(fleet.Wanted(snapshot, n_shards, ports, needs_cache(args), keys_folder, known), timeout_s)
         while True:
             here = ray.util.get_node_ip_address()
             completed, index = complete(values, ray.nodes(), here, n_shards, ports, known)

@@ -2,6 +2,7 @@
 index nodes are known by, how much Serve logs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,20 @@ class ClusterPorts:
 
 
 def with_redis(args: dict[str, dict[str, Any]], cache_url: str, keys_url: str) -> dict[str, dict[str, Any]]:
-    """The sections of an endpoint with these two, as far as they name no Redis of their own and keys are in one."""
-    cache, access = args.get("cache", {}), args.get("access", {})
-    filled = {**args, "cache": {**cache, "url": cache.get("url", cache_url)}}
-    if access.get("keys") == "redis":
-        filled["access"] = {**access, "url": access.get("url", keys_url)}
+    """The sections of an endpoint with these two, as far as it needs them."""
+    filled = dict(args)
+    for section, url, is_needed in (("cache", cache_url, needs_cache(args)), ("access", keys_url, needs_keys(args))):
+        if is_needed:
+            filled[section] = {**args.get(section, {}), "url": url}
     return filled
+
+
+def needs_cache(args: Mapping[str, Any]) -> bool:
+    """Whether an endpoint with these sections names no Redis for its cache."""
+    return args.get("cache", {}).get("url") is None
+
+
+def needs_keys(args: Mapping[str, Any]) -> bool:
+    """Whether it takes its keys from a Redis, and names none."""
+    access = args.get("access", {})
+    return access.get("keys") == "redis" and access.get("url") is None
