@@ -23,8 +23,8 @@ class Turns(Generic[Item]):
     """What waits, handed out by fair queueing (Demers, Keshav and Shenker, 1989). Pure: no lock, no clock.
 
     Next is what would leave its caller with the least in its account; what one caller asked for keeps its order. Who
-    comes back begins where an equal share of all has got to: so it neither saves up turns nor waits until all others
-    have had one.
+    comes back begins with the least of those who wait (start-time fair queueing; Goyal, Vin and Cheng, 1996): so it
+    neither saves up turns nor waits until all others have had one.
 
     Args:
         max_size: of all that waits.
@@ -83,14 +83,16 @@ class Turns(Generic[Item]):
         n_waiting = account.waiting[item]
         size = n_waiting if size is None else size
         account.given += size * times
-        self._share += size * times / len(self._accounts)
         if size == n_waiting:
             self.remove(item)
-            return
-        account.waiting[item] -= size
-        account.size -= size
-        self.size -= size
-        self._begun.add(item)
+        else:
+            account.waiting[item] -= size
+            account.size -= size
+            self.size -= size
+            self._begun.add(item)
+        # What nobody else could use is no debt: else who has long been alone would wait as long for a newcomer.
+        least = min((each.given for each in self._accounts.values() if each.waiting), default=self._share)
+        self._share = max(self._share, least)
 
     def remove(self, item: Item) -> None:
         """It waits no longer."""

@@ -61,6 +61,26 @@ def test_who_comes_late_neither_waits_for_all_others_nor_has_saved_up_turns() ->
     assert give_next(turns) == "small"
 
 
+def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
+    turns: Turns[str] = Turns(10_000)
+
+    def heavy(n: int) -> None:
+        turns.put("heavy", f"heavy {n}", 16)
+
+    heavy(0)
+    for n in range(900):
+        if n % 3 == 0:
+            turns.put("light", f"light {n}", 1)
+        heavy(n + 1)
+        while not give_next(turns).startswith("heavy"):
+            pass
+    for n in range(60):
+        heavy(1000 + n)
+        turns.put("late", f"late {n}", 16)
+    given = Counter(give_next(turns).split()[0] for _ in range(40))
+    assert abs(given["late"] - given["heavy"]) <= 2
+
+
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns: Turns[str] = Turns(1000)
     turns.put("much", "much", 100)
