@@ -183,12 +183,30 @@ def test_who_is_alone_is_not_cut_unless_one_who_asks_for_less_comes_between() ->
     assert cut(waiting, "b", SHARED_S) == cut(waiting, "a", SHARED_S) == 200  # who asks for no less is no reason
 
 
-def test_who_was_cut_for_one_who_asks_for_less_is_whole_again_when_he_is_gone() -> None:
+@pytest.mark.parametrize("n_searches", [1, 64])
+def test_who_was_cut_for_one_who_asks_for_less_is_whole_again_when_he_is_gone(n_searches: int) -> None:
     waiting = queue(max_batch=1024)
-    cut(waiting, "a", 0, 64)
+
+    def n_batches(caller: str, now: float) -> int:
+        """That 64 rows of a caller take."""
+        asked = [search(64 // n_searches, caller=caller) for _ in range(n_searches)]
+        for each in asked:
+            waiting.put(each)
+        n = 0
+        while waiting:
+            batch, _ = waiting.take(now)
+            n += 1
+            for each in batch:
+                each.begin = each.end or 0  # as if it had been searched for
+        return n
+
+    n_batches("a", 0)
     assert cut(waiting, "light", 0, 1) == 1
-    for now, n_rows in ((0, PART_ROWS), (SHARED_S - 1, PART_ROWS), (SHARED_S, 64)):
-        assert cut(waiting, "a", now, 64) == cut(waiting, "b", now, 64) == n_rows
+    for now in (0, SHARED_S - 1):
+        assert n_batches("a", now) == n_batches("b", now) == 64 // PART_ROWS
+    for _ in range(4):
+        last = n_batches("a", SHARED_S), n_batches("b", SHARED_S)
+    assert last == (1, 1)
 
 
 def test_a_row_of_a_wide_search_counts_as_several() -> None:
@@ -224,7 +242,7 @@ def test_what_failed_in_part_or_was_cancelled_is_told_once_and_searched_no_more(
     broken = search(3 * PART_ROWS, shard=Broken(), caller="a")
     broken.done = told.append
     waiting = queue(broken, search(caller="b"))
-    for _ in range(2):
+    for _ in range(4):
         batch, _ = waiting.take(0)
         if broken in batch:
             search_together(batch)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openbook.index.client.routing import (
+    BUSY_S,
     FIRST_PROBE_S,
     FIRST_SHUN_S,
     MAX_PROBE_S,
@@ -109,6 +110,21 @@ def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
     race, first = start(stingy, "a", "b")
     assert race.failed(first, Failure.BUSY, 0.01) == [GiveUp(late=False)]
     assert stingy.health(first) is Health.ALIVE
+
+
+def test_who_has_no_place_is_left_alone_for_a_moment() -> None:
+    """He refuses at once, so that he would always have the fewest calls under way."""
+    made = router(hedge_budget=0.0)
+    race, busy = start(made, "a", "b")
+    race.failed(busy, Failure.BUSY, 0.0)
+    assert {start(made, "a", "b", now=BUSY_S / 2)[1] for _ in range(20)} == {other(busy)}
+    race, last = start(made, busy, now=BUSY_S / 2)
+    assert last == busy, "there is nobody else"
+    assert start(made, "a", "b", now=BUSY_S)[1] == busy
+    race.failed(busy, Failure.BUSY, BUSY_S)
+    race, _ = start(made, busy, now=BUSY_S)
+    race.answered(busy, BUSY_S)
+    assert start(made, "a", "b", now=BUSY_S)[1] == busy, "he has answered"
 
 
 def test_who_answers_with_errors_of_his_own_is_replaced_and_asked_ever_less_often() -> None:

@@ -31,6 +31,8 @@ MAX_PROBE_S = 0.5
 FIRST_SHUN_S = 1.0
 MAX_SHUN_S = 30.0
 """For so long a replica that answers with errors of its own is asked only if there is no other."""
+BUSY_S = 0.5
+"""And one that had no place, until it answers something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,11 @@ class Router:
             shun.until = now + min(MAX_SHUN_S, FIRST_SHUN_S * 2.0 ** min(shun.n_broken, 10))
             shun.n_broken += 1
 
+    def was_busy(self, address: str, method: str, now: float) -> None:
+        """A replica had no place for a call, perhaps because of others' calls: of ours it would have the least."""
+        shun = self._shuns.setdefault((address, method), _Shun())
+        shun.until = max(shun.until, now + BUSY_S)
+
     def worked(self, address: str, method: str) -> None:
         """A replica answered as it should."""
         self._shuns.pop((address, method), None)
@@ -275,6 +282,8 @@ class Race:
         if failure is Failure.LOST:
             return [*self._router.lost(address), *self._instead(now)]
         self._router.spoke(address, now)
+        if failure is Failure.BUSY:
+            self._router.was_busy(address, self._method, now)
         if failure is Failure.BROKEN:
             self._broken.append(address)  # or is it the question at which all would?
         if failure is Failure.LATE and at_the_last_moment:

@@ -44,6 +44,8 @@ class PendingSearch:
     ticket: Ticket = field(default_factory=Ticket)
     width: float = 1.0
     """How many times as much it looks at as one that is as its index was built."""
+    n_with: int = 0
+    """Rows that its caller had waiting when it came, its own too."""
     begin: int = 0
     end: int | None = None
     """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
@@ -114,6 +116,7 @@ class SearchQueue:
             Overloaded: there is no place.
         """
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
+        search.n_with = self._turns.waiting(search.ticket.caller)
         if search in lost:
             refused("index", "rows").inc()
             raise self.overloaded()
@@ -181,8 +184,8 @@ class SearchQueue:
         is_shared = now < self._shared_until
         if not is_shared:
             self._asked.clear()
-        # With what it has had in parts: else whoever was cut once would seem to ask for little, and have others cut.
-        self._asked[caller] = now, self._turns.waiting(caller) + search.begin
+        # As many as when it came: else whoever was cut once would seem to ask for little, and have others cut.
+        self._asked[caller] = now, max(search.n_with, self._turns.waiting(caller))
         return is_shared
 
     def _least_asked(self, now: float) -> int:
