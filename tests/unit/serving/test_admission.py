@@ -9,7 +9,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import Overloaded, ShardUnavailable
-from openbook.serving.endpoint.admission import Admission
+from openbook.serving.endpoint.admission import MEMORY_S, Admission
 from openbook.testing import ManualClock
 
 WORK = 10
@@ -192,6 +192,22 @@ def test_a_caller_by_himself_leaves_room_for_the_next() -> None:
     with pytest.raises(Overloaded, match="work of 140 is in flight"):
         house.fill(16, caller="much")
     house.enter(caller="little", work=2 * WORK)
+
+
+def test_who_gives_up_all_that_he_asks_for_keeps_nobody_out() -> None:
+    house = House()
+    house.answers(per_s=10)
+    for _ in range(40):  # each is given up after ten seconds, and the next is there already
+        house.enter(caller="hangs")
+        if len(house.stays) > 1:
+            with suppress(TimeoutError), house.stays.pop(0):
+                raise TimeoutError
+        house.clock.advance(10)
+    house.enter(timeout_s=30, caller="other")
+    with pytest.raises(Overloaded):
+        house.fill(2, timeout_s=30, caller="other")
+    house.clock.advance(MEMORY_S)
+    house.enter(timeout_s=30, caller="other")
 
 
 def test_work_has_a_limit_of_its_own() -> None:

@@ -359,6 +359,28 @@ def test_a_stream_stops_within_a_step_when_its_caller_has_gone_or_is_late(is_lat
     run(test)
 
 
+def test_of_a_stream_that_is_late_it_is_learned_how_long_such_take() -> None:
+    clock = ManualClock()
+
+    def slow(check: Check) -> Iterator[int]:
+        for i in range(9):
+            clock.advance(1)
+            yield i
+
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(
+            lambda items, check: list(items), name="model", max_batch=1, max_queue=8, clock=clock
+        )
+        batcher.learn([0], 1.0)
+        with pytest.raises(DeadlineExceeded):
+            async for _ in batcher.stream(slow, Context(Deadline.after(3, clock))):
+                pass
+        assert batcher._queue._pace.seconds(("stream", None), 1) >= 2
+        await batcher.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_stream_waits_for_a_busy_worker_no_longer_than_its_deadline() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)

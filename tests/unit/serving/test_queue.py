@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from openbook.core.context import Context
 from openbook.core.deadline import SPARE, Deadline
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
+from openbook.serving.workers.pace import BELIEVED_S
 from openbook.serving.workers.queue import Queue, Waiting
 from openbook.testing import ManualClock
 
@@ -301,3 +302,16 @@ def test_who_streams_much_leaves_places_for_others() -> None:
     for each in nobody:
         desk.queue.enter(each)
     assert desk.queue.streams() == nobody[:8]  # there are no others
+
+
+def test_a_kind_that_is_thought_too_slow_is_tried_again_beside_others() -> None:
+    desk = Desk(max_batch=1)
+    desk.queue.learn([desk.question(key="slow once")], 4.0)
+    desk.enter()
+    desk.queue.begin(desk.queue.take()[0])
+    with pytest.raises(Overloaded, match=r"would be done in 6\.2 s"):
+        desk.enter(timeout_s=4.5, key="slow once")
+    desk.clock.advance(BELIEVED_S)
+    desk.enter(timeout_s=4.5, key="slow once")
+    with pytest.raises(Overloaded):
+        desk.enter(timeout_s=4.5, key="slow once")

@@ -1,4 +1,8 @@
-from openbook.serving.launch.supervise import CALM_S, MAX_DELAY_S, MAX_MISSED, Restarts
+import errno
+import subprocess
+import threading
+
+from openbook.serving.launch.supervise import CALM_S, MAX_DELAY_S, MAX_MISSED, Restarts, Supervised
 from openbook.testing import ManualClock
 
 
@@ -36,3 +40,40 @@ def test_it_has_frozen_once_it_was_silent_several_times_in_a_row() -> None:
     assert [restarts.probed(False) for _ in range(MAX_MISSED)] == [False] * (MAX_MISSED - 1) + [True]
     restarts.serves()
     assert not restarts.probed(False)
+
+
+class Sleeper:
+    """A process that once cannot be started again, for the machine has none left."""
+
+    def __init__(self) -> None:
+        self.n_starts, self.is_back = 0, threading.Event()
+        self.again()
+
+    def again(self) -> None:
+        self.n_starts += 1
+        if self.n_starts == 2:
+            raise OSError(errno.EAGAIN, "no process left")
+        self.process = subprocess.Popen(["sleep", "1000"])
+        if self.n_starts > 2:
+            self.is_back.set()
+
+    def address(self) -> str:
+        return "here"
+
+    def answers(self, timeout_s: float) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_one_that_the_machine_cannot_start_is_tried_again() -> None:
+    sleeper = Sleeper()
+    supervised = Supervised("sleeper", lambda: sleeper)
+    assert supervised.address() == "here"
+    sleeper.process.kill()
+    try:
+        assert sleeper.is_back.wait(60)
+    finally:
+        supervised.stop()

@@ -37,6 +37,7 @@ class Rate:
         self._busy_s = self._done = 0.0  # both with older seconds weighing less
         self._n = 0
         self._best = 0.0
+        self._fruitless_s = 0.0  # busy time since anything was done
 
     def advance(self, is_busy: bool) -> None:
         """Time has passed, in which there was work or was none."""
@@ -46,13 +47,20 @@ class Rate:
             self._busy_s = self._busy_s * kept + MEMORY_S * (1 - kept)
             self._done *= kept
             self._best *= math.exp((self._at - now) / BEST_S)
+            self._fruitless_s += now - self._at
         self._at = now
 
     def did(self, work: float) -> None:
         """So much was done."""
         self._done += work
         self._n += work > 0
+        self._fruitless_s = 0.0 if work else self._fruitless_s
         self._best = max(self._best, self.per_second)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether nothing came of what was in flight for long: that may say what callers did, not what can be done."""
+        return self._fruitless_s > MEMORY_S
 
     def seconds(self, work: float) -> float:
         """How long so much will take; 0 as long as that is not known."""
@@ -75,7 +83,9 @@ class Admission:
     def __init__(self, max_n: int, max_work: int, clock: Clock) -> None:
         self._max_n = max_n
         self._max_work = max_work
+        self._clock = clock
         self._rate = Rate(clock)
+        self._tried_at = -math.inf
         self._n_of: Counter[str] = Counter()
         self._work_of: Counter[str] = Counter()
 
@@ -131,12 +141,24 @@ class Admission:
             n_working = len({each for each, its_work in self._work_of.items() if its_work} | {caller})
             ahead = min(in_flight, n_working * self._work_of[caller])
             needed_s = SPARE * self._rate.seconds(ahead + work)
-            if needed_s > remaining_s:
+            if needed_s > remaining_s and not self._is_tried(caller):
                 refused("endpoint", "time").inc()
                 raise Overloaded(
                     f"the answer would be ready in {needed_s:.1f} s, as things go, and is due in {remaining_s:.1f} s",
                     retry_after_s=min(needed_s - remaining_s, MEMORY_S),
                 )
+
+    def _is_tried(self, caller: str) -> bool:
+        """Whether he is let in although he would be late, for that is doubtful: who has nothing else in flight, and of
+        the others one in MEMORY_S. Else who gives up all that he asks for would keep others out for as long.
+        """
+        if not self._rate.is_doubtful:
+            return False
+        if self._work_of[caller]:
+            if self._clock() < self._tried_at + MEMORY_S:
+                return False
+            self._tried_at = self._clock()
+        return True
 
     def _open_to(self, caller: str, held: Counter[str], most: int) -> int:
         """How much of it there may be in all for this caller to get some. Who has a name leaves room for others, though

@@ -106,7 +106,7 @@ class Batcher(Generic[Item, Result]):
         """
         kind = "stream", self._kind(key)
         asked = self._enter(context, None, kind, kind, work, is_stream=True)
-        is_closed, took_s, end = False, 0.0, object()
+        is_closed, is_whole, took_s, end = False, False, 0.0, object()
         iterator: Iterator[Part] | None = None
 
         def check() -> None:
@@ -128,11 +128,13 @@ class Batcher(Generic[Item, Result]):
                         part, seconds = await self._worker.run_between(step)
                     took_s += seconds
                     if part is end:
-                        self._queue.learn([asked], took_s)
+                        is_whole = True
                         return
                     yield part  # type: ignore[misc]  # only `end` is not a Part
         finally:
             is_closed = True
+            if is_whole or took_s:
+                self._queue.learn([asked], took_s, is_whole)
             self._queue.leave(asked)
             self._go_on()
             # By the worker itself: a step may be running at this moment.

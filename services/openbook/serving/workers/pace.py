@@ -88,6 +88,10 @@ class Pace:
         """The work of a batch beyond which more would hardly make it cheaper."""
         return self._of_key.get(key, self._all).worthwhile()
 
+    def is_doubtful(self, key: Hashable, now: float) -> bool:
+        """Whether batches of this very key were seen, and none lately."""
+        return key in self._of_key and not self.is_sure(key, now)
+
     def is_sure(self, key: Hashable, now: float) -> bool:
         """Whether batches of this very key were seen lately."""
         return key in self._of_key and now < self._of_key[key].learned_at + BELIEVED_S

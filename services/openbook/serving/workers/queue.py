@@ -166,8 +166,11 @@ class Queue(Generic[W]):
     def _check_in_time(self, newcomer: W) -> None:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
 
-        What runs beside the batch under way does not wait for its end, but has only a share of the time until then.
+        What runs beside the batch under way does not wait for its end, but has only a share of the time until then. The
+        only one of a kind not seen lately counts as no time: refused, it would never be seen again.
         """
+        of_its_kind = [each for each in (*self.waiting(), *self._running, *self._streams) if each.kind == newcomer.kind]
+        is_tried = of_its_kind == [newcomer] and self._pace.is_doubtful(newcomer.kind, self._clock())
         before: dict[Hashable, list[W]] = {}
         for each in self.waiting():
             before.setdefault(each.key, []).append(each)
@@ -175,6 +178,8 @@ class Queue(Generic[W]):
                 break
         seconds = 0.0
         for alike in before.values():
+            if is_tried and newcomer in alike:
+                continue
             kind, work = alike[0].kind, sum(each.work for each in alike)
             n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
             seconds += self._pace.seconds(kind, work, n_batches)
