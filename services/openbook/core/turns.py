@@ -23,8 +23,9 @@ class Turns(Generic[Item]):
     """What waits, handed out by fair queueing (Demers, Keshav and Shenker, 1989). Pure: no lock, no clock.
 
     Next is what would leave its caller with the least in its account; what one caller asked for keeps its order. Who
-    comes back begins with the least of those who wait (start-time fair queueing; Goyal, Vin and Cheng, 1996): so it
-    neither saves up turns nor waits until all others have had one.
+    comes back begins where an equal share of those who wait has got to, and not before the least of them (as in
+    start-time fair queueing; Goyal, Vin and Cheng, 1996): so it neither saves up turns nor waits until all others have
+    had one.
 
     Args:
         max_size: of all that waits.
@@ -83,6 +84,7 @@ class Turns(Generic[Item]):
         n_waiting = account.waiting[item]
         size = n_waiting if size is None else size
         account.given += size * times
+        self._share += size * times / self.n_callers
         if size == n_waiting:
             self.remove(item)
         else:

@@ -81,6 +81,30 @@ def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
     assert abs(given["late"] - given["heavy"]) <= 2
 
 
+def test_nor_does_he_who_asked_for_one_thing_after_the_other() -> None:
+    turns: Turns[str] = Turns(10_000)
+    for n in range(300):
+        turns.put(f"caller {n % 3}", f"alone {n}", 16)
+        give_next(turns)
+    assert not turns._accounts, "callers come and go"
+    for n in range(60):
+        turns.put("caller 0", f"old {n}", 16)
+        turns.put("late", f"late {n}", 16)
+    given = Counter(give_next(turns).split()[0] for _ in range(40))
+    assert abs(given["late"] - given["old"]) <= 2
+
+
+def test_new_callers_one_after_the_other_leave_turns_to_who_waits() -> None:
+    turns: Turns[str] = Turns(10_000)
+    for n in range(20):
+        turns.put("waits", f"waits {n}", 16)
+    given = list[str]()
+    for n in range(600):
+        turns.put(f"new {n}", f"new {n}", 16)
+        given.append(give_next(turns).split()[0])
+    assert given.count("waits") >= 10
+
+
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns: Turns[str] = Turns(1000)
     turns.put("much", "much", 100)

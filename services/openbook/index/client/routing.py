@@ -101,6 +101,7 @@ class _Shun:
 
     n_broken: int = 0  # answers in a row that were errors of its own
     until: float = -inf
+    busy_until: float = -inf
 
 
 class _Latencies:
@@ -194,7 +195,7 @@ class Router:
     def was_busy(self, address: str, method: str, now: float) -> None:
         """A replica had no place for a call, perhaps because of others' calls: of ours it would have the least."""
         shun = self._shuns.setdefault((address, method), _Shun())
-        shun.until = max(shun.until, now + BUSY_S)
+        shun.busy_until = now + BUSY_S
 
     def worked(self, address: str, method: str) -> None:
         """A replica answered as it should."""
@@ -204,7 +205,7 @@ class Router:
         self._shuns = {key: shun for key, shun in self._shuns.items() if key[0] != address}
 
     def _is_shunned(self, address: str, method: str, now: float) -> bool:
-        return (shun := self._shuns.get((address, method))) is not None and now < shun.until
+        return (shun := self._shuns.get((address, method))) is not None and now < max(shun.until, shun.busy_until)
 
     def unanswered(self, address: str) -> None:
         """A probe came to nothing."""

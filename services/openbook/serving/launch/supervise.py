@@ -152,7 +152,7 @@ class Supervised:
                         return
                     service.again()
                 address = service.address()
-            except (StartupError, OSError) as error:  # the machine may just have no process or memory left
+            except (StartupError, OSError, RuntimeError) as error:  # it may have no memory, process or thread left
                 why = f"does not start: {error}"
             else:
                 restarts.serves()

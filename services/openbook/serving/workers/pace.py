@@ -27,6 +27,7 @@ class _Line:
     work_work: float = 0.0
     work_seconds: float = 0.0
     learned_at: float = -math.inf
+    tried_at: float = -math.inf
 
     def learn(self, work: float, seconds: float, now: float) -> None:
         self.n = KEPT * self.n + 1
@@ -89,8 +90,13 @@ class Pace:
         return self._of_key.get(key, self._all).worthwhile()
 
     def is_doubtful(self, key: Hashable, now: float) -> bool:
-        """Whether batches of this very key were seen, and none lately."""
-        return key in self._of_key and not self.is_sure(key, now)
+        """Whether batches of this very key were seen, and none lately, nor `tried`."""
+        line = self._of_key.get(key)
+        return line is not None and now >= max(line.learned_at, line.tried_at) + BELIEVED_S
+
+    def tried(self, key: Hashable, now: float) -> None:
+        """One of a doubtful key was let in, whatever becomes of it."""
+        self._of_key[key].tried_at = now
 
     def is_sure(self, key: Hashable, now: float) -> bool:
         """Whether batches of this very key were seen lately."""

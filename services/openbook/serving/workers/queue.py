@@ -190,6 +190,8 @@ class Queue(Generic[W]):
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
             raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
+        if is_tried:
+            self._pace.tried(newcomer.kind, self._clock())
 
     def _streams_s(self, newcomer: W, seconds: float) -> float:
         """How much longer what takes so many takes for the streams under way."""
