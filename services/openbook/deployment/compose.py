@@ -50,7 +50,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
         "cache": {**_redis(topology, images, keeps=False), "tmpfs": ["/data"]},
         "keys": {**_redis(topology, images, keeps=True), "volumes": ["keys:/data"]},
     }
-    redis = {name: each for name, each in redis.items() if name in topology.redis_of_ours(has_gpus=False)}
+    redis = {name: each for name, each in redis.items() if name in topology.redis_of_ours(False)}
     endpoint = {
         "image": images.image,
         "command": ["up", "--config", "/etc/openbook/openbook.yaml"],

@@ -33,17 +33,16 @@ def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
         *(shard_set(topology, cluster, shard) for shard in range(topology.index.shards)),
     ]
     index += [budget(cluster, shard) for shard in range(topology.index.shards)]
-    ours = sorted(topology.redis_of_ours(False) | topology.redis_of_ours(True))
-    redis = [each for name in ours for each in redis_and_service(topology, cluster, name)]
+    redis = [
+        each for name in topology.redis_of_ours(True, False) for each in redis_and_service(topology, cluster, name)
+    ]
     name = f"openbook-index.{cluster.namespace}.svc"
     parts = {
         "namespace.yaml": to_yaml({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}),
         "index.yaml": to_yaml(*index, about=f"Index servers. The certificate in secret openbook-tls is of {name}."),
         "redis.yaml": to_yaml(*redis, about="The cache, which forgets, and the keys, which it does not."),
         "rayservice.yaml": to_yaml(_ray_service(topology, cluster), about="The endpoint, by KubeRay from 1.5.1 on."),
-        "network-policies.yaml": to_yaml(
-            *policies(topology, cluster, ours), about="Who may speak to whom; nobody else may."
-        ),
+        "network-policies.yaml": to_yaml(*policies(topology, cluster), about="Who may speak to whom; nobody else may."),
     }
     if not redis:
         del parts["redis.yaml"]

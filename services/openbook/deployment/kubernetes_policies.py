@@ -1,6 +1,5 @@
 """Who may speak to whom on Kubernetes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from openbook.deployment import prometheus
@@ -8,8 +7,8 @@ from openbook.deployment.kubernetes_common import labels_of, meta
 from openbook.deployment.topology import Kubernetes, Topology
 
 
-def policies(topology: Topology, cluster: Kubernetes, redis: Sequence[str]) -> list[dict[str, Any]]:
-    """What comes in; what goes out is the other side's coming in, and names. `redis`: those that are ours."""
+def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
+    """What comes in; what goes out is the other side's coming in, and names."""
     ports = topology.ports
     endpoint = {"podSelector": {"matchLabels": labels_of("endpoint")}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -42,7 +41,10 @@ def policies(topology: Topology, cluster: Kubernetes, redis: Sequence[str]) -> l
     return [
         nothing,
         policy("index", ([endpoint], [ports.index]), ([monitoring], [ports.metrics])),
-        *(policy(name, ([endpoint], [ports.keys if name == "keys" else ports.redis])) for name in redis),
+        *(
+            policy(name, ([endpoint], [ports.keys if name == "keys" else ports.redis]))
+            for name in topology.redis_of_ours(True, False)
+        ),
         policy(
             "endpoint",
             (None, [ports.http, ports.grpc]),  # callers, who show keys

@@ -218,10 +218,10 @@ class Topology(Section):
                 found[section] = {**found.get(section, {}), **values}
         return found
 
-    def redis_of_ours(self, has_gpus: bool) -> set[str]:
-        """Which Redis the endpoint needs of us, "cache" and "keys"."""
+    def redis_of_ours(self, *has_gpus: bool) -> list[str]:
+        """Which Redis the endpoint needs of us, "cache" and "keys", on any of these kinds of machines."""
         needs = {"cache": ports.needs_cache, "keys": ports.needs_keys}
-        return {name for name, is_needed in needs.items() if is_needed(self.settings(has_gpus))}
+        return [name for name, is_needed in needs.items() if any(is_needed(self.settings(each)) for each in has_gpus)]
 
 
 def _shown(ports: range) -> str:
