@@ -209,6 +209,17 @@ def test_who_was_cut_for_one_who_asks_for_less_is_whole_again_when_he_is_gone(n_
     assert last == (1, 1)
 
 
+def test_a_flood_is_cut_also_where_whoever_asks_for_less_goes_with_it() -> None:
+    waiting, n_rows = queue(max_rows=4096, max_batch=1024), list[int]()
+    for n in range(20):
+        for _ in range(200):
+            waiting.put(search(caller="flood"))
+        if n % 2:
+            waiting.put(search(caller="light"))
+        n_rows.append(len(waiting.take(0.01 * n)[0]))
+    assert max(n_rows[3:]) <= PART_ROWS + 1
+
+
 def test_a_row_of_a_wide_search_counts_as_several() -> None:
     alone = search(60, wide=True, width=8)
     waiting = queue(alone, search(60, wide=True, width=8), max_rows=4096)

@@ -98,7 +98,8 @@ class SearchQueue:
         self._latest: Hashable = None  # whose turn it was
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
-        self._asked: dict[Hashable, tuple[float, int]] = {}  # of each caller: when it was his turn, and rows he had
+        self._asked: dict[Hashable, tuple[float, int]] = {}  # of each caller: when he asked, and rows he had then
+        self._now = -math.inf  # of the last batch
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -117,6 +118,7 @@ class SearchQueue:
         """
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
         search.n_with = self._turns.waiting(search.ticket.caller)
+        self._asked[search.ticket.caller] = self._now, search.n_with  # his turn may come with another's
         if search in lost:
             refused("index", "rows").inc()
             raise self.overloaded()
@@ -134,6 +136,7 @@ class SearchQueue:
         together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that. A row of
         a wide search counts as several, also for who is alone: others may be behind him.
         """
+        self._now = now
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
         n_rows = n_heavy = n_passed = 0
