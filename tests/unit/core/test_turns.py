@@ -61,6 +61,15 @@ def test_who_comes_late_neither_waits_for_all_others_nor_has_saved_up_turns() ->
     assert give_next(turns) == "small"
 
 
+def assert_equal_shares(turns: Turns[str], *callers: str) -> None:
+    """Of forty turns, where all of these go on asking for as much."""
+    for n in range(60):
+        for caller in callers:
+            turns.put(caller, f"{caller} goes on {n}", 16)
+    given = Counter(give_next(turns).split()[0] for _ in range(40))
+    assert max(given[each] for each in callers) - min(given[each] for each in callers) <= 2
+
+
 def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
     turns: Turns[str] = Turns(10_000)
 
@@ -74,24 +83,16 @@ def test_who_used_what_nobody_else_wanted_owes_nothing_for_it() -> None:
         heavy(n + 1)
         while not give_next(turns).startswith("heavy"):
             pass
-    for n in range(60):
-        heavy(1000 + n)
-        turns.put("late", f"late {n}", 16)
-    given = Counter(give_next(turns).split()[0] for _ in range(40))
-    assert abs(given["late"] - given["heavy"]) <= 2
+    assert_equal_shares(turns, "heavy", "late")
 
 
 def test_nor_does_he_who_asked_for_one_thing_after_the_other() -> None:
     turns: Turns[str] = Turns(10_000)
     for n in range(300):
-        turns.put(f"caller {n % 3}", f"alone {n}", 16)
+        turns.put("old" if n % 3 else "other", f"alone {n}", 16)
         give_next(turns)
     assert not turns._accounts, "callers come and go"
-    for n in range(60):
-        turns.put("caller 0", f"old {n}", 16)
-        turns.put("late", f"late {n}", 16)
-    given = Counter(give_next(turns).split()[0] for _ in range(40))
-    assert abs(given["late"] - given["old"]) <= 2
+    assert_equal_shares(turns, "old", "late")
 
 
 def test_new_callers_one_after_the_other_leave_turns_to_who_waits() -> None:

@@ -44,8 +44,6 @@ class PendingSearch:
     ticket: Ticket = field(default_factory=Ticket)
     width: float = 1.0
     """How many times as much it looks at as one that is as its index was built."""
-    n_with: int = 0
-    """Rows that its caller had waiting when it came, its own too."""
     begin: int = 0
     end: int | None = None
     """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
@@ -117,11 +115,11 @@ class SearchQueue:
             Overloaded: there is no place.
         """
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
-        search.n_with = self._turns.waiting(search.ticket.caller)
-        self._asked[search.ticket.caller] = self._now, search.n_with  # his turn may come with another's
         if search in lost:
             refused("index", "rows").inc()
             raise self.overloaded()
+        # As he asks, not at his turn: that may come with another's, and who was cut has less waiting then.
+        self._asked[search.ticket.caller] = self._now, self._turns.waiting(search.ticket.caller)
         return lost
 
     def overloaded(self) -> Overloaded:
@@ -150,7 +148,7 @@ class SearchQueue:
             if not batch:
                 if search.width > 1:
                     light = most = max(1, int(self._max_batch / search.width))
-                if self._is_shared(search, now):
+                if self._is_shared(search.ticket.caller, now):
                     n_rows_at_once = max(self._part_rows(search), self._least_asked(now))
                     light = min(light, max(1, int(n_rows_at_once / search.width)))
             is_heavy = self._turns.waiting(search.ticket.caller) > light
@@ -176,8 +174,7 @@ class SearchQueue:
             self._turns.give(search, search.end - search.begin, search.width)
         return batch, [search for search in dropped if not search.is_over]
 
-    def _is_shared(self, search: PendingSearch, now: float) -> bool:
-        caller = search.ticket.caller
+    def _is_shared(self, caller: Hashable, now: float) -> bool:
         if caller != self._latest:
             if caller == self._former:
                 self._shared_until = now + SHARED_S
@@ -185,14 +182,14 @@ class SearchQueue:
         if self._turns.n_callers > 1:
             self._shared_until = now + SHARED_S
         is_shared = now < self._shared_until
+        _, n_asked = self._asked.get(caller, (now, self._turns.waiting(caller)))
         if not is_shared:
             self._asked.clear()
-        # As many as when it came: else whoever was cut once would seem to ask for little, and have others cut.
-        self._asked[caller] = now, max(search.n_with, self._turns.waiting(caller))
+        self._asked[caller] = now, n_asked
         return is_shared
 
     def _least_asked(self, now: float) -> int:
-        """Rows that the least demanding of the latest callers had waiting when it was their turn."""
+        """Rows that the least demanding of the latest callers had waiting when he asked."""
         self._asked = {caller: asked for caller, asked in self._asked.items() if asked[0] > now - SHARED_S}
         return min(n_rows for _, n_rows in self._asked.values())
 
