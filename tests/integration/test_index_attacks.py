@@ -28,6 +28,7 @@ from small_snapshot import VECTORS, D, N, build
 from openbook import wire
 from openbook.config import IndexServerSettings
 from openbook.core.context import Context
+from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.client import IndexClient, channel_credentials
@@ -272,7 +273,7 @@ def test_idle_connections_make_room_and_busy_ones_do_not(snapshot: Path, monkeyp
         with connected(server) as third:
             assert third.reply() == index_pb2.Reply()
             assert ends(second.socket)
-            with engine._ONE_AT_A_TIME:
+            with engine._Turn(Deadline.never(), 0):
                 for connection in (first, third):
                     connection.send(search(1), VECTORS[:1].tobytes())
                 wait_until(lambda: all(stream._unfinished for stream in server._service._streams))
@@ -315,7 +316,7 @@ def test_a_call_whose_connection_breaks_is_asked_once_more(snapshot: Path) -> No
         assert client._hurrying is not None
         await client._hurrying
         assert server._frames is not None
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             searching = client.search(VECTORS[:1], RetrievalSettings(k=3), "", Context(), TIMEOUT_S)
             call = asyncio.create_task(searching)
             while not any(stream._unfinished for stream in list(server._service._streams)):  # noqa: ASYNC110
@@ -361,7 +362,7 @@ def flood(server: IndexServer, connection: Connection, monkeypatch: pytest.Monke
             call.search.k = 0
         connection.send(call, b"" if kind == "fetched" else VECTORS[:1].tobytes())
     wait_until(lambda: 1019 in stream._unfinished)
-    wait_until(lambda: not len(server._searches._queue) and not server._searches._searching)
+    wait_until(lambda: not len(server._searches._queue) and not server._searches._under_way)
 
 
 def fail(*_: object) -> None:
@@ -543,7 +544,7 @@ def test_who_calls_without_end_leaves_threads_to_others(snapshot: Path) -> None:
     request = index_pb2.SearchRequest(queries=wire.matrix_to_wire(VECTORS[:1]), k=3)
     server = IndexServer(IndexServerSettings(snapshot=snapshot, max_streams=8))
     with server, channel_to(server, None) as many, channel_to(server, None) as other:
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             search = index_pb2_grpc.IndexServiceStub(many).Search.future  # type: ignore[attr-defined]
             calls = [search(request, timeout=TIMEOUT_S) for _ in range(90)]
             wait_until(lambda: server._server._state.active_rpc_count >= 8)  # type: ignore[attr-defined]
@@ -576,7 +577,7 @@ def test_searches_of_one_who_pipelines_keep_nobody_waiting_and_nobody_else_is_re
             assert connection.reply() is not None
         searched.clear()
         data = VECTORS[np.zeros(256, int)].tobytes()
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             for number in range(1, 21):
                 many.send(search(number, 256), data)
             many.send(index_pb2.Call(number=99, fetch=index_pb2.FetchRequest(ids=[1])))

@@ -100,7 +100,7 @@ def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
 
 def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
-        with engine._ONE_AT_A_TIME:  # nobody is answered
+        with engine._Turn(Deadline.never(), 0):  # nobody is answered
             calls = [asyncio.create_task(search(client, VECTORS[:1], 3)) for _ in range(8)]
             await arrived(server, 8)
             for call in calls[4:]:
@@ -115,7 +115,7 @@ def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> Non
 
 def test_a_reset_fails_what_waits_and_nothing_after(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             call = asyncio.create_task(search(client, VECTORS[:1], 3))
             await arrived(server, 1)
             await client.reset()
@@ -148,7 +148,7 @@ def test_a_reset_fails_whoever_asks_what_the_server_holds() -> None:
 def test_who_searches_for_long_keeps_the_connection(server: IndexServer) -> None:
     async def scenario(client: IndexClient) -> None:
         before = client._stream
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             call = asyncio.create_task(search(client, VECTORS[:1], 3))
             await arrived(server, 1)
             await client.check_stream(TIMEOUT_S)
@@ -195,7 +195,7 @@ def test_a_closed_tier_leaves_nothing_running(server: IndexServer) -> None:
     async def scenario() -> None:
         tier = ShardedIndex([server.address, "127.0.0.1:1"], timeout_s=TIMEOUT_S)
         await tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60)))
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             call = asyncio.create_task(tier.search(VECTORS[:1], RetrievalSettings(k=3), Context(Deadline.after(60))))
             await arrived(server, 1)
             await tier.close()

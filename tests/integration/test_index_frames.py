@@ -106,7 +106,7 @@ def test_half_a_call_and_a_vanished_client_leave_nothing_behind(server: IndexSer
     for _ in range(10):
         with connected(server) as connection:
             connection.reply()
-            with engine._ONE_AT_A_TIME:
+            with engine._Turn(Deadline.never(), 0):
                 connection.send(search(1), VECTORS[:1].tobytes())
                 connection.socket.sendall(HEADER.pack(100, 0) + b"half")
                 connection.socket.shutdown(socket.SHUT_RDWR)

@@ -85,7 +85,7 @@ def test_a_hundred_searches_in_flight_are_few_for_faiss_and_answered_as_one_by_o
 
     with monkeypatch.context() as patch, Stream(server) as stream:
         patch.setattr(server.shard, "search_checked", noted)
-        with engine._ONE_AT_A_TIME:  # so that they wait, and are searched together
+        with engine._Turn(Deadline.never(), 0):  # so that they wait, and are searched together
             for number, query in enumerate(QUERIES):
                 stream.search(number, query[None])
             stream.search(100, QUERIES)
@@ -135,7 +135,7 @@ def test_what_fails_is_one_call(server: IndexServer) -> None:
 def test_a_full_queue_refuses_and_the_others_are_served(snapshot: Path) -> None:
     settings = IndexServerSettings(snapshot=snapshot, max_queued_rows=5)
     with IndexServer(settings) as server, Stream(server) as stream:
-        with engine._ONE_AT_A_TIME:  # nobody's turn comes: two pairs have a place, and the first may stand at the lock
+        with engine._Turn(Deadline.never(), 0):  # nobody's turn comes: two pairs have a place, the first may be inside
             for number in range(6):
                 stream.search(number, QUERIES[:2], k=1 if number == 0 else 3)
             refused = [next(stream) for _ in range(3)]
@@ -150,7 +150,7 @@ def test_a_full_queue_refuses_and_the_others_are_served(snapshot: Path) -> None:
 
 def test_a_cancelled_call_is_not_answered(server: IndexServer) -> None:
     with Stream(server) as stream:
-        with engine._ONE_AT_A_TIME:
+        with engine._Turn(Deadline.never(), 0):
             for number in range(4):
                 stream.search(number, QUERIES[:1])
             for number in (1, 2):

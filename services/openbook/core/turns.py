@@ -96,6 +96,14 @@ class Turns(Generic[Item]):
         least = min((each.given for each in self._accounts.values() if each.waiting), default=self._share)
         self._share = max(self._share, least)
 
+    def pass_by(self, caller: Hashable, size: float) -> None:
+        """What comes while nothing waits is given at once: as if it had been put, and given whole."""
+        account = self._accounts.get(caller)
+        self._share += size
+        if account is not None:
+            account.given += size
+            self._forget()
+
     def remove(self, item: Item) -> None:
         """It waits no longer."""
         account = self._account_of.pop(item)
@@ -106,6 +114,10 @@ class Turns(Generic[Item]):
         if account.waiting:
             return
         self.n_callers -= 1
+        self._forget()
+
+    def _forget(self) -> None:
+        """Those who have had no more than their share."""
         for caller in [c for c, each in self._accounts.items() if each.given <= self._share and not each.waiting]:
             del self._accounts[caller]
 

@@ -213,7 +213,7 @@ def test_a_query_whose_scores_could_overflow_is_refused(built: Path) -> None:
 
 def test_a_search_does_not_wait_for_its_turn_beyond_its_deadline(built: Path) -> None:
     shard = Shard(built, 0)
-    with engine._ONE_AT_A_TIME, pytest.raises(DeadlineExceeded, match="turn"):
+    with engine._Turn(Deadline.never(), 0), pytest.raises(DeadlineExceeded, match="turn"):
         shard.search(VECTORS[:1], 1, Deadline.after(0.01))
 
 

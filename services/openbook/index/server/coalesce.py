@@ -21,13 +21,16 @@ SHORT_S = 5e-3
 
 
 class Coalescer:
-    """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one."""
+    """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one. Who brings one
+    far shorter than what is under way does not wait for its end.
+    """
 
     def __init__(self, max_rows: int, max_batch: int, clock: Clock = time.monotonic) -> None:
         self._queue = SearchQueue(max_rows, max_batch, part_rows)
         self._lock = threading.Lock()
         self._clock = clock
-        self._searching = False
+        self._under_way: Sequence[PendingSearch] = ()
+        self._is_beside = False  # a short one, of what is under way
         self._last_s = 0.0  # what the last search took
         # Of C, where a Condition is of Python: it wakes in half the time.
         self._signals: SimpleQueue[bool] = SimpleQueue()
@@ -57,10 +60,12 @@ class Coalescer:
 
     def go(self, in_thread: bool = True) -> None:
         """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
-        if not in_thread and self._last_s < SHORT_S and not engine.is_searching():
+        if not in_thread and self._under_way:
+            self._search_beside()
+        elif not in_thread and self._last_s < SHORT_S and not engine.is_searching():
             self._search()
         with self._lock:
-            if self._queue and not self._searching:
+            if self._queue and not self._under_way:
                 self._signals.put(True)
 
     def close(self) -> None:
@@ -81,23 +86,42 @@ class Coalescer:
     def _search(self) -> bool:
         """Search for one batch, unless somebody else is at it. Whoever is looks again when it is done."""
         with self._lock:
-            if self._searching or not self._queue:
+            if self._under_way or not self._queue:
                 return False
-            self._searching = True
             batch, dropped = self._queue.take(self._clock())
+            self._under_way = batch
         try:
             if batch:
-                began = perf_counter()
-                n_rows = search_together(batch)
-                self._last_s = perf_counter() - began
-                SEARCH_SECONDS.observe(self._last_s)
-                SEARCH_ROWS.observe(n_rows)
+                self._last_s = self._measured(batch)
         finally:
             with self._lock:
-                self._searching = False
+                self._under_way = ()
             late = "deadline passed before it was this search's turn"
             finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))  # a flood of them keeps nobody waiting
         return True
+
+    def _search_beside(self) -> None:
+        """Search for one that need not wait for what is under way, unless somebody else does."""
+        with self._lock:
+            under_way = () if self._is_beside else self._under_way
+            search = self._queue.take_beside(self._clock(), under_way) if under_way else None
+            if search is None:
+                return
+            self._is_beside = True
+        try:
+            self._measured([search])
+        finally:
+            with self._lock:
+                self._is_beside = False
+
+    def _measured(self, batch: Sequence[PendingSearch]) -> float:
+        """Search, and return the seconds that it took."""
+        began = perf_counter()
+        n_rows = search_together(batch)
+        seconds = perf_counter() - began
+        SEARCH_SECONDS.observe(seconds)
+        SEARCH_ROWS.observe(n_rows)
+        return seconds
 
 
 def finish(*later: Later) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -51,9 +52,19 @@ class PendingSearch:
     """Of the rows before `begin`."""
     is_over: bool = False
 
+    @property
+    def work(self) -> float:
+        """Of the rows that are searched next: as many of a search as its index was built for, and of few hits."""
+        n_rows = (len(self.queries) if self.end is None else self.end) - self.begin
+        return n_rows * max(self.width, self.k * PART_ROWS / PART_HITS)
+
     def goes_with(self, other: "PendingSearch") -> bool:
         """Whether one FAISS call can answer both as it would answer each."""
         return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
+
+    def is_late(self, now: float) -> bool:
+        """Whether nobody wants to know any more."""
+        return self.ticket.cancelled or self.context.deadline.due <= now
 
     def hear(self, hits: Hits) -> Later:
         """Take the hits of the rows that were searched, and tell of all once there are no more."""
@@ -77,6 +88,8 @@ one more costs about what it costs by itself. A Flat index reads all its vectors
 """
 PART_HITS = 2000
 """Of these rows together, as exact scores cost too."""
+SHORT = 4
+"""What takes at most this part of a batch under way, of other callers, does not wait for its end."""
 MOST_PASSED = 64
 """Who waits and does not go with a batch: no more of them are looked at, however many there are."""
 SHARED_S = 3.0
@@ -93,6 +106,7 @@ class SearchQueue:
         self._max_batch = max_batch
         self._part_rows = part_rows
         self._turns: Turns[PendingSearch] = Turns(max_rows)
+        self._lone: PendingSearch | None = None  # of one row, which waits while nobody else does: in no turn yet
         self._latest: Hashable = None  # whose turn it was
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
@@ -100,12 +114,12 @@ class SearchQueue:
         self._now = -math.inf  # of the last batch
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._turns) + (self._lone is not None)
 
     @property
     def n_rows(self) -> int:
         """That wait."""
-        return self._turns.size
+        return self._turns.size + (self._lone is not None)
 
     def put(self, search: PendingSearch) -> list[PendingSearch]:
         """Join the queue; whoever finds it empty may, whatever their size. Returns those who lost their places to it,
@@ -114,6 +128,11 @@ class SearchQueue:
         Raises:
             Overloaded: there is no place.
         """
+        if not self and len(search.queries) == 1:
+            self._lone = search
+            self._asked[search.ticket.caller] = self._now, 1
+            return []
+        self._line_up()
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
         if search in lost:
             refused("index", "rows").inc()
@@ -135,6 +154,14 @@ class SearchQueue:
         a wide search counts as several, also for who is alone: others may be behind him.
         """
         self._now = now
+        lone, self._lone = self._lone, None
+        if lone is not None:  # the common case, and the rest says the same of it, for twice as much
+            if lone.is_late(now):
+                return [], [lone]
+            self._is_shared(lone.ticket.caller, now)
+            self._turns.pass_by(lone.ticket.caller, lone.width)
+            lone.end = 1
+            return [lone], []
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
         n_rows = n_heavy = n_passed = 0
@@ -142,7 +169,7 @@ class SearchQueue:
         light: float = math.inf  # who has more rows waiting is heavy
         for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
-            if search.is_over or search.ticket.cancelled or search.context.deadline.due <= now:
+            if search.is_over or search.is_late(now):
                 dropped.append(search)
                 continue
             if not batch:
@@ -173,6 +200,27 @@ class SearchQueue:
             assert search.end is not None
             self._turns.give(search, search.end - search.begin, search.width)
         return batch, [search for search in dropped if not search.is_over]
+
+    def take_beside(self, now: float, under_way: Sequence[PendingSearch]) -> PendingSearch | None:
+        """One that is so short that it does not wait for the end of a batch, in which its caller has no part."""
+        self._line_up()
+        callers = {search.ticket.caller for search in under_way}
+        most = sum(search.work for search in under_way) / SHORT
+        for search in islice(self._turns.in_order(FLAT_PART_ROWS), MOST_PASSED):
+            caller = search.ticket.caller
+            if search.begin or search.is_late(now) or search.work > most or caller in callers:
+                continue
+            self._is_shared(caller, now)
+            search.end = len(search.queries)
+            self._turns.give(search, search.end, search.width)
+            return search
+        return None
+
+    def _line_up(self) -> None:
+        """Who waited alone takes turns with others from now on."""
+        if self._lone is not None:
+            self._turns.put(self._lone.ticket.caller, self._lone, 1)
+            self._lone = None
 
     def _is_shared(self, caller: Hashable, now: float) -> bool:
         if caller != self._latest:

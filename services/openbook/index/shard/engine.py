@@ -41,9 +41,6 @@ NEVER = (1 << 31) - 1
 FLAT_ROWS_AT = 8
 """Byte of a Flat index's file: behind its kind and its dimension."""
 
-# Concurrent searches in one process share one pool of BLAS threads and collapse: 322 queries/s alone, 20 with four.
-_ONE_AT_A_TIME = threading.Lock()
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -165,7 +162,7 @@ class Index:
         Raises:
             InvalidConfig: FAISS cannot train on these vectors, most often because they are too few.
         """
-        with _explained(self._factory), _Alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
+        with _explained(self._factory), _Turn(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.train(vectors)
         ivf = self._faiss.try_extract_index_ivf(self._index)
         if ivf is not None:  # FAISS would look into a single list
@@ -183,7 +180,7 @@ class Index:
         Raises:
             InvalidConfig: this type of index cannot be added to.
         """
-        with _explained(self._factory), _Alone(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
+        with _explained(self._factory), _Turn(Deadline.never(), BUILD_BLAS_FROM * self.dimension):
             self._index.add(vectors)
 
     def write(self, path: Path) -> None:
@@ -229,7 +226,7 @@ class Index:
         Raises:
             DeadlineExceeded: it was not this search's turn in time.
         """
-        with self._turn(tuning, deadline):
+        with self._turn(tuning, deadline, len(queries)):
             if self._lists is not None and tuning.n_threads == 1:
                 n_lists = min(parameters.nprobe or self._index.nprobe, self._index.nlist)
                 centroid_scores, lists = self._index.quantizer.search(queries, n_lists)
@@ -244,7 +241,7 @@ class Index:
             DeadlineExceeded: as `search`.
         """
         below = float(np.nextafter(np.float32(score), np.float32(-np.inf)))  # FAISS excludes the limit itself
-        with self._turn(tuning, deadline):
+        with self._turn(tuning, deadline, 1):
             _, _, positions = self._index.range_search(query[None, :], below)
         found: Int64 = positions
         return found
@@ -298,10 +295,11 @@ class Index:
             return None  # as built
         return self._faiss.SearchParametersPreTransform(index_params=inner) if self._transforms else inner
 
-    def _turn(self, tuning: Tuning, deadline: Deadline) -> "_Alone":
+    def _turn(self, tuning: Tuning, deadline: Deadline, n_queries: int) -> "_Turn":
         # Without BLAS, the cells of a query do not depend on which others are searched with it.
         blas_from = tuning.blas_from if self.is_flat else NEVER
-        return _Alone(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads)
+        may_join = tuning.n_threads == 1 and n_queries < blas_from
+        return _Turn(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads, may_join)
 
 
 def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
@@ -327,62 +325,94 @@ def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
     return InvertedLists(memory, codes - begin, ids - begin, sizes, minimum, extent, faiss_index.by_residual)
 
 
-def turn(deadline: Deadline) -> "_Alone":
-    """For what searches without FAISS: to be entered by one at a time. Raises DeadlineExceeded then, as a search."""
-    return _Alone(deadline, NEVER)
+def turn(deadline: Deadline) -> "_Turn":
+    """For what searches without FAISS: to be entered as such a search is. Raises DeadlineExceeded then, as a search."""
+    return _Turn(deadline, NEVER, may_join=True)
 
 
 def is_searching() -> bool:
-    """Whether somebody in this process is at it, so that another search would have to wait."""
-    return _ONE_AT_A_TIME.locked()
+    """Whether somebody in this process is at it, so that another search may have to wait."""
+    return _INSIDE.n > 0
 
 
-class _Alone:
-    """While entered, the only one in this process that uses FAISS's settings and BLAS. Entered with every search: as a
-    generator it would take three times as long.
+@dataclass(slots=True)
+class _Inside:
+    """Who searches now."""
+
+    n: int = 0
+    n_waiting: int = 0  # until there is nobody
+    blas_threshold: int = 0  # of all of them
+
+
+_INSIDE = _Inside()
+_LOCK = threading.Lock()
+_ALL_DONE = threading.Condition(_LOCK)
+
+
+class _Turn:
+    """While entered, nobody in this process changes FAISS's settings, or begins to use BLAS: concurrent searches share
+    one pool of its threads and collapse, 322 queries/s alone, 20 with four. Entered with every search: as a generator
+    it would take three times as long.
 
     Args:
         deadline: by when it must be its turn.
         blas_threshold: queries x dimension from which on BLAS is used.
         n_threads: of FAISS; None leaves them as they are.
+        may_join: those who search under the same settings: for what needs one thread and no BLAS. It does not while
+            somebody waits for all of them to be done.
 
     Raises:
         DeadlineExceeded: when entered: it was not its turn in time.
     """
 
-    __slots__ = ("_blas_threshold", "_deadline", "_n_threads")
+    __slots__ = ("_blas_threshold", "_deadline", "_may_join", "_n_threads")
 
-    def __init__(self, deadline: Deadline, blas_threshold: int, n_threads: int | None = None) -> None:
+    def __init__(
+        self, deadline: Deadline, blas_threshold: int, n_threads: int | None = None, may_join: bool = False
+    ) -> None:
         self._deadline = deadline
         self._blas_threshold = blas_threshold
         self._n_threads = n_threads
+        self._may_join = may_join
 
     def __enter__(self) -> None:
         import faiss
 
-        if not _ONE_AT_A_TIME.acquire(blocking=False) and not _ONE_AT_A_TIME.acquire(
-            timeout=min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)
-        ):
-            raise DeadlineExceeded("deadline passed before it was this search's turn")
-        try:
-            faiss.cvar.distance_compute_blas_threshold = self._blas_threshold
-            if self._n_threads is not None:
-                faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
-        except BaseException:
-            _ONE_AT_A_TIME.release()
-            raise
+        inside = _INSIDE
+        with _LOCK:
+            is_alike = self._blas_threshold == inside.blas_threshold
+            if inside.n and not (self._may_join and is_alike and not inside.n_waiting):
+                self._wait()
+            if not inside.n:
+                faiss.cvar.distance_compute_blas_threshold = inside.blas_threshold = self._blas_threshold
+            inside.n += 1
+        if self._n_threads is not None:
+            faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _ONE_AT_A_TIME.release()
+        with _LOCK:
+            _INSIDE.n -= 1
+            if _INSIDE.n_waiting and not _INSIDE.n:
+                _ALL_DONE.notify_all()
+
+    def _wait(self) -> None:
+        """Until nobody is inside. Raises DeadlineExceeded."""
+        _INSIDE.n_waiting += 1
+        try:
+            timeout = min(self._deadline.remaining_s(), threading.TIMEOUT_MAX)
+            if not _ALL_DONE.wait_for(lambda: not _INSIDE.n, timeout):
+                raise DeadlineExceeded("deadline passed before it was this search's turn")
+        finally:
+            _INSIDE.n_waiting -= 1
 
 
 def best_of(vectors: Float32, queries: Float32, k: int) -> tuple[Float32, Int64]:
     """Approximate scores and positions of the best k of (N, d) vectors for each query, without an index of them."""
     import faiss
 
-    with _Alone(Deadline.never(), BUILD_BLAS_FROM * vectors.shape[1]):
+    with _Turn(Deadline.never(), BUILD_BLAS_FROM * vectors.shape[1]):
         scores, positions = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     return scores, positions
 

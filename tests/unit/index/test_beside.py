@@ -1,0 +1,170 @@
+"""What is searched for at once: a row that waits alone, and beside a long search what is far shorter."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openbook.core.context import Context
+from openbook.core.deadline import Deadline
+from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
+from openbook.errors import DeadlineExceeded, Overloaded
+from openbook.index.server.coalesce import Coalescer
+from openbook.index.server.waiting import SHORT, Later, Outcome, PendingSearch, SearchQueue, Ticket
+from openbook.index.shard import engine
+
+S = 60
+
+
+def search(n: int, caller: str, k: int = 5, due: float = 100.0, shard: Any = None) -> PendingSearch:
+    context, queries = Context(Deadline(due)), np.zeros((n, 2), np.float32)
+    return PendingSearch(shard, queries, k, AS_BUILT, context, lambda outcome: None, Ticket(caller))
+
+
+def put(waiting: SearchQueue, *searches: PendingSearch) -> None:
+    for each in searches:
+        waiting.put(each)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.sampled_from("abc"), st.integers(0, 3))))
+def test_a_row_that_waits_alone_is_taken_as_if_it_took_turns(steps: list[tuple[int, int, str, int]]) -> None:
+    class InTurns(SearchQueue):
+        def put(self, search: PendingSearch) -> list[PendingSearch]:
+            lost = super().put(search)
+            self._line_up()
+            return lost
+
+    found: list[list[Any]] = [[], []]
+    for waiting, taken in zip((SearchQueue(6, 4), InTurns(6, 4)), found, strict=True):
+        for number, (n_rows, k, caller, now) in enumerate(steps):
+            if not n_rows:
+                batch, dropped = waiting.take(now)
+                for each in batch:
+                    each.begin = each.end or 0
+                taken.append([(each.ticket.size_bytes, each.end) for each in (*batch, *dropped)])
+                continue
+            asked = search(n_rows, caller, k, due=number % 4)
+            asked.ticket.size_bytes = number  # by which it is known
+            try:
+                taken.append([each.ticket.size_bytes for each in waiting.put(asked)])
+            except Overloaded as error:
+                taken.append(str(error))
+            taken.append((len(waiting), waiting.n_rows))
+    assert found[0] == found[1]
+
+
+def test_what_is_far_shorter_does_not_wait_for_a_long_search_of_somebody_else() -> None:
+    waiting, long = SearchQueue(4096, 1024), search(4 * SHORT, "a")
+    put(waiting, long)
+    under_way, _ = waiting.take(0)
+    assert under_way == [long]
+    own, too_long, other, late = search(1, "a"), search(5, "b"), search(4, "c"), search(1, "d", due=0)
+    put(waiting, own, too_long, late, other)
+    assert waiting.take_beside(0, under_way) is other
+    assert waiting.take_beside(0, under_way) is None
+    assert waiting.n_rows == 7  # all but that one go on waiting
+    assert waiting.take(0)[0][0] in (own, too_long)
+
+
+def test_many_hits_make_a_search_long() -> None:
+    waiting, few, many = SearchQueue(4096, 1024), search(2, "a", k=1000), search(1, "a", k=1000)
+    put(waiting, search(1, "b"))
+    assert waiting.take_beside(0, [few]) is not None
+    put(waiting, many)
+    assert waiting.take_beside(0, [search(2, "b", k=10)]) is None
+
+
+class Blocked:
+    """A shard whose searches of more than a row wait to be let go."""
+
+    def __init__(self) -> None:
+        self.searching, self.let_go = threading.Event(), threading.Event()
+
+    def search_checked(self, queries: Float32, k: int, parameters: SearchParameters, deadline: Deadline) -> Hits:
+        if len(queries) > 1:
+            self.searching.set()
+            assert self.let_go.wait(S)
+        return Hits(np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32), "a")
+
+
+def test_whoever_brings_a_short_one_is_answered_while_a_long_one_is_under_way() -> None:
+    shard, told = Blocked(), list[str]()
+
+    def pending(n: int, caller: str) -> PendingSearch:
+        asked = search(n, caller, due=1e12, shard=shard)
+
+        def done(outcome: Outcome) -> Later:
+            told.append(caller)
+            return over.set if caller == "long" else None
+
+        asked.done = done
+        return asked
+
+    over, searches = threading.Event(), Coalescer(4096, 1024)
+    searches.submit(pending(64, "long"))
+    searches.go()
+    assert shard.searching.wait(S)
+    for caller in ("short", "another"):
+        searches.submit(pending(1, caller))
+        searches.go(in_thread=False)
+    assert told == ["short", "another"]
+    shard.let_go.set()
+    assert over.wait(S)
+    searches.close()
+    assert told[2] == "long"
+
+
+@pytest.fixture
+def inside() -> engine._Turn:
+    return engine._Turn(Deadline.never(), 7, 1, may_join=True)
+
+
+def enter(turn: engine._Turn) -> tuple[threading.Thread, threading.Event]:
+    """In a thread of its own, which leaves again."""
+    entered = threading.Event()
+
+    def run() -> None:
+        with turn:
+            entered.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, entered
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = Deadline.after(S)
+    while not holds():
+        deadline.check("it was so")
+
+
+def test_searches_under_the_same_settings_go_on_beside_each_other(inside: engine._Turn) -> None:
+    with inside:
+        assert engine.is_searching()
+        with engine._Turn(Deadline.after(0), 7, 1, may_join=True):
+            pass
+        assert engine.is_searching()
+        for other in (
+            engine._Turn(Deadline.after(0), 8, 1, may_join=True),  # of other settings
+            engine._Turn(Deadline.after(0), 7, 1),  # through BLAS
+        ):
+            with pytest.raises(DeadlineExceeded, match="it was this search's turn"), other:
+                pass
+    assert not engine.is_searching()
+
+
+def test_nobody_joins_while_somebody_waits_for_all_to_be_done(inside: engine._Turn) -> None:
+    with inside:
+        waiting, entered = enter(engine._Turn(Deadline.after(S), 8))
+        until(lambda: engine._INSIDE.n_waiting == 1)
+        with pytest.raises(DeadlineExceeded), engine._Turn(Deadline.after(0), 7, 1, may_join=True):
+            pass
+        assert not entered.is_set()
+    waiting.join(S)
+    assert entered.is_set()
+    with inside:
+        pass
