@@ -315,3 +315,15 @@ def test_labels_are_recorded_by_their_names_whatever_the_generator_calls_them(da
     facts = [data / "facts.jsonl"]
     with pytest.raises(InvalidDocuments, match=r"facts\.jsonl: none of the labels 2: \['SUPPORTS', 'REFUTES'\] is an"):
         evaluate(settings(data, tmp_path / "none", questions=facts, labels=labels))
+
+
+def test_labels_are_right_letter_for_letter(data: Path, tmp_path: Path) -> None:
+    """Without punctuation 1 and -1 would be one class."""
+    claims = lines(tmp_path / "claims.jsonl", [{"question": "What is the capital of France?", "label": "-1"}])
+    asked: dict[str, Any] = {"questions": [claims], "formulations": ["sequence"]}
+    (result,) = evaluate(settings(data, tmp_path / "out", **asked, labels=["1=Paris", "-1=Rome"]))
+    (record,) = records(tmp_path / "out")
+    assert (record.prediction, record.em) == ("1", False)
+    assert result.em.value == result.label_accuracy.value == 0.0
+    with pytest.raises(InvalidDocuments, match=r"none of the labels 2: \['1', '2'\] is an answer"):
+        evaluate(settings(data, tmp_path / "none", **asked, labels=["1=Paris", "2=Rome"]))

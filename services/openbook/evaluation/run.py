@@ -175,7 +175,7 @@ def _record(
         answer_regex=question.answer_regex,
         formulation=formulation,
         prediction=prediction,
-        em=is_right(prediction, question),
+        em=is_right(prediction, question, is_label=bool(settings.labels)),
         f1=metrics.f1(prediction, question.answers) if question.answers else None,
         rouge_l=metrics.rouge_l(prediction, question.answers) if question.answers else None,
         log_likelihood=generation.log_likelihood,
@@ -196,7 +196,7 @@ def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
     if bare := [each.id for each in questions if not each.answers and each.answer_regex is None]:
         raise InvalidDocuments(f"{path}: question {bare[0]} has no answer")
     labels = [label for _, label in settings.words]
-    if labels and not any(is_right(label, each) for label in labels for each in questions):
+    if labels and not any(is_right(label, each, is_label=True) for label in labels for each in questions):
         raise InvalidDocuments(f"{path}: none of the labels {shown(labels)} is an answer to one of its questions")
     questions = settings.draw(questions)
     if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):

@@ -41,11 +41,14 @@ def evaluate_answers(predictions: Sequence[str], questions: Sequence[Question]) 
     )
 
 
-def is_right(prediction: str, question: Question) -> bool:
-    """Exact match with an answer, or a match of the question's regular expression where it has one."""
+def is_right(prediction: str, question: Question, is_label: bool = False) -> bool:
+    """Exact match with an answer, or a match of the question's regular expression where it has one.
+
+    A label is an answer letter for letter: C, C++ and C# are three classes.
+    """
     if question.answer_regex is not None:
         return metrics.regex_match(prediction, question.answer_regex)
-    return metrics.exact_match(prediction, question.answers)
+    return (metrics.label_accuracy if is_label else metrics.exact_match)(prediction, question.answers)
 
 
 def answering(question: Question) -> Callable[[str], bool]:

@@ -23,6 +23,14 @@ def test_each_question_is_scored_by_what_it_asks_for() -> None:
     assert not answering(FEET)("is 443 m tall")
 
 
+def test_a_label_is_right_letter_for_letter() -> None:
+    minus = Question("4", "Which sign?", ("-1",))
+    assert is_right("1", minus)
+    assert not is_right("1", minus, is_label=True)
+    assert is_right("-1", minus, is_label=True)
+    assert is_right("1454 feet", FEET, is_label=True), "a regular expression is matched as ever"
+
+
 def test_scores_are_means_and_text_overlap_is_of_texts_alone() -> None:
     scores = evaluate_answers(["Paris", "black cats", "1454 feet"], [PARIS, CATS, FEET])
     assert scores.n == 3
