@@ -56,13 +56,16 @@ class RecordLog(Generic[R]):
     """The records of one evaluation, in a file of its folder, with the plan that they belong to.
 
     Raises:
-        InvalidConfig: the folder holds something else, or was begun with another plan; names the first difference.
+        InvalidConfig: the folder holds something else, or records of another plan; names the first difference.
     """
 
     def __init__(self, folder: Path, plan: dict[str, Any], kind: type[R], name: str) -> None:
         self._kind, self._path = kind, folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / PLAN).exists():
+        # One that failed before its first answer has nothing that another plan would spoil.
+        if self._path.exists() and self._path.stat().st_size == 0:
+            write_json(folder / PLAN, plan)
+        elif (folder / PLAN).exists():
             if difference := next(differences(read_plan(folder), json.loads(json.dumps(plan))), None):
                 raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
         elif self._path.exists():

@@ -7,7 +7,7 @@ import pytest
 
 from openbook.core.types import Formulation
 from openbook.errors import InvalidConfig
-from openbook.evaluation.record import PREDICTIONS, Log, Record
+from openbook.evaluation.record import PREDICTIONS, Log, Record, RecordLog, read_plan
 
 PLAN = {"k": 5, "index": {"snapshot_id": "abc"}, "formulations": ["token"]}
 
@@ -74,6 +74,22 @@ def test_another_plan_is_refused(tmp_path: Path, other: dict[str, Any], differen
         Log(tmp_path, other)
     assert difference in str(refused.value)
     assert len(Log(tmp_path, PLAN).read()) == 1, "and nothing is lost"
+
+
+def test_an_evaluation_that_answered_nothing_keeps_nobody_to_its_plan(tmp_path: Path) -> None:
+    """It failed before its first answer, and the settings were corrected."""
+    corrected = {**PLAN, "k": 6}
+    Log(tmp_path, PLAN)
+    Log(tmp_path, corrected).append([record(0)])
+    assert read_plan(tmp_path) == corrected
+    assert len(Log(tmp_path, corrected).read()) == 1
+
+
+def test_a_folder_of_the_other_kind_is_refused_also_where_nothing_is_answered(tmp_path: Path) -> None:
+    Log(tmp_path, PLAN)
+    with pytest.raises(InvalidConfig, match="holds another evaluation, whose k was 5, not null"):
+        RecordLog(tmp_path, {"n_passages": 100}, Record, "rankings.jsonl")
+    assert read_plan(tmp_path) == PLAN
 
 
 def test_predictions_of_an_unknown_plan_are_refused(tmp_path: Path) -> None:
