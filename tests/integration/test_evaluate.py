@@ -176,6 +176,16 @@ def test_servers_that_run_give_the_same_answers(data: Path, whole: Path, tmp_pat
     assert (tmp_path / "out" / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
 
 
+def test_a_replica_that_is_down_keeps_nobody_from_evaluating(data: Path, whole: Path, tmp_path: Path) -> None:
+    """The others have the whole tier."""
+    with served(data / "snapshot", n_replicas=2) as servers:
+        index = {"addresses": [server.address for server in servers], "timeout_s": 60.0}
+        servers[0].stop(grace_s=0)
+        evaluate(settings(data, tmp_path / "out", snapshot=None, index=index))
+    assert (tmp_path / "out" / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
+    assert json.loads((tmp_path / "out" / PLAN).read_text()) == json.loads((whole / PLAN).read_text())
+
+
 def test_what_is_read_of_a_compressed_index_is_what_is_served(data: Path, tmp_path: Path) -> None:
     """It finds better passages where it is asked for more: they rank behind what is read. Experiments ask alike."""
     vectors = np.random.default_rng(0).standard_normal((2000, 384), np.float32)

@@ -18,7 +18,7 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import Coverage, Passage, RetrievalSettings
 from openbook.errors import InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
-from openbook.index.client.publish import held_by_root, held_by_servers, publish, sequence_for, waves
+from openbook.index.client.publish import held_by_one, held_by_root, held_by_servers, publish, sequence_for, waves
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 from openbook.index.server.server import IndexServer
@@ -75,6 +75,17 @@ def test_publishing_and_rolling_back(servers: list[IndexServer], root: Path) -> 
     assert asyncio.run(publish(root / "new", settings)) == 2  # nothing is left to do
     assert asyncio.run(publish(root / "old", settings)) == 3
     assert states(servers, root) == ["current old 3, former new 2"] * 4
+
+
+def test_what_is_said_of_a_snapshot_is_said_by_any_server_that_holds_it(servers: list[IndexServer], root: Path) -> None:
+    servers[0].stop(grace_s=0)
+    settings, current = settings_of(servers), build_id(root / "old")
+    with pytest.raises(ShardUnavailable, match=servers[0].address):
+        asyncio.run(held_by_servers(settings))
+    row = asyncio.run(held_by_one(settings, current))
+    assert (row.where, row.state, row.snapshot_id) == (servers[1].address, "current", current)
+    with pytest.raises(SnapshotMismatch, match="no index server that answers holds snapshot gone"):
+        asyncio.run(held_by_one(settings, "gone"))
 
 
 def test_a_client_follows_and_mixes_nothing(servers: list[IndexServer], root: Path) -> None:

@@ -29,7 +29,7 @@ from openbook.corpus.questions import Question
 from openbook.errors import InvalidRequest, SnapshotMismatch
 from openbook.evaluation.settings import EvaluationSettings, SearchSettings
 from openbook.index.client.opening import open_index
-from openbook.index.client.publish import held_by_servers
+from openbook.index.client.publish import held_by_one
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
@@ -218,7 +218,7 @@ async def opened(settings: EvaluationSettings) -> AsyncIterator[System]:
         InvalidModel: a model cannot be loaded.
         InvalidSnapshot: the folder is no snapshot, or its files were altered.
         ShardUnavailable: the index tier cannot be reached.
-        SnapshotMismatch: the index was not built for this encoder.
+        SnapshotMismatch: the index was not built for this encoder, or no server holds its snapshot any more.
     """
     reads = load_generator(settings.generator.model)
     generator = RagGenerator(reads, settings.generator)
@@ -244,7 +244,7 @@ async def opened_library(settings: SearchSettings) -> AsyncIterator[Library]:
 
 async def _describe(index: ShardedIndex, settings: IndexClientSettings) -> dict[str, Any]:
     """What is written beside every exact match: one index finds what another one misses."""
-    held = next(row for row in await held_by_servers(settings) if row.snapshot_id == index.snapshot_id)
+    held = await held_by_one(settings, index.snapshot_id)
     recall = {str(k): share for k, share in sorted(held.recall.items())} or None
     return {
         "snapshot_id": index.snapshot_id,

@@ -146,6 +146,22 @@ async def held_by_servers(settings: IndexClientSettings) -> list[Listed]:
         return [row for server, info in zip(servers, infos, strict=True) for row in _rows(server.address, info)]
 
 
+async def held_by_one(settings: IndexClientSettings, snapshot_id: str) -> Listed:
+    """What the first server that holds a snapshot says of it: those that do not answer are not needed.
+
+    Raises:
+        SnapshotMismatch: no server that answers holds it.
+        InvalidConfig: no addresses.
+    """
+    async with _servers(settings) as servers:
+        said = await _outcomes([server.info() for server in servers])
+    for server, info in zip(servers, said, strict=True):
+        for row in _rows(server.address, info) if isinstance(info, InfoResponse) else ():
+            if row.snapshot_id == snapshot_id:
+                return row
+    raise SnapshotMismatch(f"no index server that answers holds snapshot {snapshot_id}")
+
+
 def held_by_root(folder: Path) -> list[Listed]:
     """The snapshots in a folder, newest first, and what its record says of them; a snapshot itself. Raises
     InvalidSnapshot.
