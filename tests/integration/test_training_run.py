@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
+from openbook.files import partial_of
 from openbook.index.building.build import build_snapshot
 from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import load_encoder
 from openbook.models.source import weights_digest
 from openbook.testing import served
 from openbook.training.loss import RagLoss
+from openbook.training.rag import RagJob
 from openbook.training.retrieval import MemoryIndex
 from openbook.training.run import Run, train
 from openbook.training.settings import TrainingSettings
@@ -143,6 +145,38 @@ def test_a_finished_run_is_only_saved_again(files: World, whole: Path) -> None:
     steps: list[int] = []
     check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
     assert steps == []
+
+
+def test_what_was_put_beside_a_finished_model_stays(files: World, whole: Path) -> None:
+    """`confidence.json` is: `openbook calibrate` fitted it to this very model."""
+    settings = files.settings("calibrated")
+    shutil.copytree(whole.parent, settings.loop.out)
+    (settings.loop.out / "model/confidence.json").write_text("precious")
+    model = train(settings)
+    assert (model / "confidence.json").read_text() == "precious"
+    check_same(model, whole)
+    assert not partial_of(model).exists()
+
+
+def test_another_model_is_there_until_the_trained_one_takes_its_place(
+    files: World, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the process is killed while it saves."""
+    settings, save = files.settings("former"), RagJob.save
+    shutil.copytree(whole.parent, settings.loop.out)
+    weights_file = settings.loop.out / "model/model.safetensors"
+    weights_file.write_bytes(b"former")
+
+    def killed(self: RagJob, folder: Path) -> None:
+        save(self, folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RagJob, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings)
+    assert weights_file.read_bytes() == b"former"
+    check_same(train(settings), whole)
 
 
 def test_two_workers_with_half_the_batch_each(files: World) -> None:
