@@ -18,7 +18,8 @@ from openbook.training.settings import TrainingSettings
 from openbook.training.world import World
 
 EXAMPLES_AT_ONCE = 8
-MAX_NEW_TOKENS = 32
+MAX_NEW_TOKENS = 512
+"""As many as `GenerationSettings` lets be asked for."""
 
 
 class Validation:
@@ -93,7 +94,9 @@ class Validation:
             labels = [row[row != marginal.IGNORED].tolist()[begin:] for row in self._objective.labels(words)]
             best = marginal.label_log_likelihood(reader, *inputs, labels, formulation).argmax(-1)
             return [words[i] for i in best.tolist()]
-        settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=MAX_NEW_TOKENS)
+        # Cut shorter than what is trained, a longer answer would be wrong whatever was learned.
+        longest = min(task.max_target_tokens, self._generator.max_answer_tokens or MAX_NEW_TOKENS, MAX_NEW_TOKENS)
+        settings = GenerationSettings(formulation=formulation, n_beams=1, max_new_tokens=longest)
         decoded = decoding.generate(reader, *inputs, settings)
         return [
             self._generator.answer(each.token_ids, passages, each.log_posterior)

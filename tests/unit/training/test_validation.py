@@ -12,7 +12,8 @@ import torch
 
 from openbook.core.types import Formulation
 from openbook.corpus.questions import Question
-from openbook.models import marginal
+from openbook.models import decoding, marginal
+from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.training.data import Example
 from openbook.training.loss import RagLoss
 from openbook.training.retrieval import Given, MemoryIndex
@@ -102,6 +103,26 @@ def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryInde
     assert both["log_likelihood"] == pytest.approx(rows[1, 0])
     assert both["exact_match"] == 1.0
     assert "log_likelihood" not in validation(objective, asked, [pattern])()
+
+
+@pytest.mark.parametrize(
+    ("max_target_tokens", "n_positions", "n_tokens"), [(64, 128, 64), (600, 128, 128), (600, None, 512)]
+)
+def test_answers_may_be_as_long_as_those_that_are_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, max_target_tokens: int, n_positions: int | None, n_tokens: int
+) -> None:
+    monkeypatch.setattr(GeneratorCheckpoint, "max_answer_tokens", n_positions)
+    task = {"max_target_tokens": max_target_tokens}
+    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
+    generate, asked_for = decoding.generate, list[int]()
+
+    def generated(*given: Any) -> Any:
+        asked_for.append(given[-1].max_new_tokens)
+        return generate(*given[:-1], replace(given[-1], max_new_tokens=1))
+
+    monkeypatch.setattr(decoding, "generate", generated)
+    validation(objective, asked, tiny.examples(1)).measured()
+    assert asked_for == [n_tokens]
 
 
 def test_classes_are_chosen_by_probability(folder: Path) -> None:
