@@ -14,6 +14,7 @@ from openbook.config import EncoderSettings, section
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.evaluation.kilt import read
+from openbook.evaluation.record import Record
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.experiments import (
@@ -28,7 +29,7 @@ from openbook.experiments import (
     retrievers,
 )
 from openbook.experiments.command import _end
-from openbook.experiments.kept import folder_of
+from openbook.experiments.kept import Kept, folder_of
 from openbook.experiments.leaders import DATES, changed, documents, read_leaders, shipped
 from openbook.experiments.memory import MemorySettings, run
 from openbook.experiments.report import Expected, Heat, Report, Table
@@ -133,6 +134,24 @@ def report(found: float) -> Report:
         plan={"seed": 0},
         numbers={"right": found},
     )
+
+
+def test_a_table_counts_the_questions_that_its_means_are_of() -> None:
+    """F1 is of answers that are texts, not of regular expressions."""
+
+    def answer(file: str, f1: float | None) -> Kept:
+        record = Record(
+            file=file, id="1", question="?", answers=(), answer_regex=None, formulation=asking.SEQUENCE.formulation,
+            prediction="", em=False, f1=f1, rouge_l=None, log_likelihood=0.0, answer_rank=None, prior_entropy=0.0,
+            passage_ids=(),
+        )  # fmt: skip
+        return Kept(record=record, seconds=0.0)
+
+    files = {"texts": [answer("texts", 0.5)] * 3, "patterns": [answer("patterns", None)] * 2}
+    asked = asking.Asked({}, {(file, asking.SEQUENCE): answers for file, answers in files.items()})
+    of_f1, of_em = (asked.rows([asking.SEQUENCE], worth) for worth in (lambda record: record.f1, asking.em))
+    assert [row[:2] for row in of_f1] == [["texts", "3"], ["patterns", "0"], ["all", "3"]]
+    assert [row[:2] for row in of_em] == [["texts", "3"], ["patterns", "2"], ["all", "5"]]
 
 
 def test_a_page_says_ok_or_fail_and_shows_texts_as_texts() -> None:

@@ -81,12 +81,12 @@ class Asked:
         return tuple(dict.fromkeys(variant for _, variant in self.answers))
 
     def rows(self, variants: Sequence[Variant], worth: Callable[[Record], float | None]) -> list[list[Cell]]:
-        """Of a table: a file, its number of questions, the mean of each variant; last all files together."""
+        """Of a table: a file, how many of its questions count, the mean of each variant; last all files together."""
         files: list[str | None] = [*self.files, *([None] if len(self.files) > 1 else [])]
         return [
             [
                 file or "all",
-                str(len(self.of(variants[0], file))),
+                str(len(self.values(variants[0], worth, file))),
                 *(self.mean(variant, worth, file) for variant in variants),
             ]
             for file in files
