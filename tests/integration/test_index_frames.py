@@ -1,12 +1,14 @@
 """Connections without gRPC: the same calls, the same replies, and nothing that a stranger sends does harm."""
 
 import asyncio
+import gc
 import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from openbook.core.types import Float32, Hits, RetrievalSettings
 from openbook.errors import PortInUse, ShardUnavailable
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.stream import FrameStream, GrpcStream
-from openbook.index.connection import HEADER
+from openbook.index.connection import HEADER, KEY_BYTES
 from openbook.index.server.server import IndexServer
 from openbook.index.shard import engine
 from openbook.v1 import index_pb2
@@ -201,6 +203,22 @@ def test_a_port_that_is_taken_is_named(snapshot: Path) -> None:
         with pytest.raises(PortInUse, match=f"127.0.0.1:{port}: another process listens here"):
             server.start()
         server.stop()
+
+
+def test_a_connection_that_cannot_be_made_leaves_no_error_that_nobody_asked_for() -> None:
+    told: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+        with socket.socket() as bound:  # and does not listen
+            bound.bind(("127.0.0.1", 0))
+            frames = index_pb2.Frames(port=bound.getsockname()[1], key=bytes(KEY_BYTES))
+            with pytest.raises(ShardUnavailable, match="cannot be reached"):
+                await FrameStream.open("127.0.0.1:7000", frames, 10.0)
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert not told
 
 
 def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(

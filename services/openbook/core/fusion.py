@@ -4,7 +4,8 @@ bm25: BM25's scores. hybrid: reciprocal rank fusion decides which passages and i
 are the prior's, for a sum of reciprocal ranks is the logarithm of nothing; or, with a weight w, the score is
 dense + w * BM25, which decides and is the prior's too: p(z|x) is proportional to exp(dense) * exp(BM25) ** w.
 
-What comes out is the same however the passages are sharded: only the best DEPTH of each ranking over all shards count.
+What comes out is the same however the passages are sharded: only the best DEPTH of each ranking over all shards count,
+or fewer where servers name no more (`index_server.max_k`).
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,11 @@ def fuse(candidates: Candidates, settings: RetrievalSettings) -> Hits:
     Best first; scores are what the prior is the softmax of. A passage without a word of the question is not found by
     words. Ties by id.
     """
-    rows = [_fused(*row, settings) for row in zip(candidates.ids, candidates.dense, candidates.bm25, strict=True)]
+    n_best = max(settings.k, DEPTH)
+    if candidates.n_named is not None:
+        n_best = min(n_best, candidates.n_named - len(set(settings.without)))
+    of_each = zip(candidates.ids, candidates.dense, candidates.bm25, strict=True)
+    rows = [_fused(*row, settings, n_best) for row in of_each]
     ids = np.full((len(rows), settings.k), NO_HIT, np.int64)
     scores = np.full((len(rows), settings.k), -np.inf, np.float32)
     for i, (found, of_found) in enumerate(rows):
@@ -53,7 +58,9 @@ def fuse(candidates: Candidates, settings: RetrievalSettings) -> Hits:
     return Hits(ids, scores, candidates.snapshot_id, candidates.coverage)
 
 
-def _fused(ids: Int64, dense: Float32, bm25: Float32, settings: RetrievalSettings) -> tuple[Int64, Float32]:
+def _fused(
+    ids: Int64, dense: Float32, bm25: Float32, settings: RetrievalSettings, n_best: int
+) -> tuple[Int64, Float32]:
     """Ids and scores of one question, at most k of each."""
     real = (ids != NO_HIT) & ~np.isin(ids, settings.without)
     ids, dense, bm25 = ids[real], dense[real], bm25[real]
@@ -62,7 +69,7 @@ def _fused(ids: Int64, dense: Float32, bm25: Float32, settings: RetrievalSetting
     if settings.retriever is RetrieverKind.BM25:
         merit, scores = found.astype(np.float64), bm25
     else:
-        places = [_places(ids, of_one, max(settings.k, DEPTH)) for of_one in (dense, found)]
+        places = [_places(ids, of_one, n_best) for of_one in (dense, found)]
         if settings.bm25_weight is None:
             merit, scores = sum((1 / (RANK_CONSTANT + place) for place in places), np.zeros(len(ids))), dense
         else:

@@ -172,6 +172,7 @@ class Candidates:
     bm25: Float32  # (n, m) 0 where a passage has no word of the question
     snapshot_id: str
     coverage: Coverage = UNKNOWN_COVERAGE
+    n_named: int | None = None  # of each ranking at least so many are among them; all that count, if none is said
 
 
 @dataclass(frozen=True, slots=True)

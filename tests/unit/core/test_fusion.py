@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.fusion import DEPTH, RANK_CONSTANT, depth, fuse, joined
-from openbook.core.types import NO_HIT, Candidates, RetrievalSettings, RetrieverKind
+from openbook.core.types import NO_HIT, Candidates, Hits, RetrievalSettings, RetrieverKind
 from openbook.errors import InvalidRequest, SnapshotMismatch
 
 HYBRID, BM25 = RetrieverKind.HYBRID, RetrieverKind.BM25
@@ -70,22 +71,35 @@ def test_the_same_is_found_however_passages_are_sharded(
     without: list[int],
     data: st.DataObject,
 ) -> None:
-    """Each shard names only its best `depth` by either, and in whatever order."""
     settings = RetrievalSettings(k=k, retriever=kind, bm25_weight=weight, without=tuple(without))
-    whole = dict(enumerate(rows))
     owner = [data.draw(st.integers(0, n_shards - 1)) for _ in rows]
-    parts = []
-    for shard in range(n_shards):
-        mine = [i for i in whole if owner[i] == shard]
-        n = depth(settings, 1000)
-        named = {
-            *sorted((i for i in mine if whole[i][1]), key=lambda i: (-whole[i][1], i))[:n],
-            *(sorted(mine, key=lambda i: (-whole[i][0], i))[:n] if kind is HYBRID else ()),
-        }
-        parts.append(candidates({i: whole[i] for i in sorted(named, reverse=True)}))
-    found, expected = fuse(joined(parts), settings), fuse(candidates(whole), settings)
+    found, expected = found_of_shards(rows, owner, settings), fuse(candidates(dict(enumerate(rows))), settings)
     assert found.ids.tolist() == expected.ids.tolist()
     assert found.scores.tolist() == expected.scores.tolist()
+
+
+def found_of_shards(
+    rows: list[tuple[float, float]], owner: list[int], settings: RetrievalSettings, max_k: int = 1000
+) -> Hits:
+    """Each shard names only its best `depth` by either, and in whatever order."""
+    whole, parts, n = dict(enumerate(rows)), [], depth(settings, max_k)
+    for shard in range(max(owner) + 1):
+        mine = [i for i in whole if owner[i] == shard]
+        named = {
+            *sorted((i for i in mine if whole[i][1]), key=lambda i: (-whole[i][1], i))[:n],
+            *(sorted(mine, key=lambda i: (-whole[i][0], i))[:n] if settings.retriever is HYBRID else ()),
+        }
+        parts.append(candidates({i: whole[i] for i in sorted(named, reverse=True)}))
+    return fuse(replace(joined(parts), n_named=n), settings)
+
+
+@pytest.mark.parametrize("without", [(), (3, 5)])
+def test_so_it_is_where_servers_name_few(without: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    rows = [(float(a), float(b)) for a, b in random.permuted(np.tile(np.arange(1, 201), (2, 1)), axis=1).T]
+    settings = RetrievalSettings(k=15, retriever=HYBRID, without=without)
+    found = [found_of_shards(rows, [i % n for i in range(200)], settings, max_k=20).ids.tolist() for n in (1, 2, 4)]
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_depth_is_that_of_the_fusion_or_as_many_as_are_asked_for() -> None:

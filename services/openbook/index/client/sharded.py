@@ -193,7 +193,7 @@ class ShardedIndex:
                 return found
 
             found, coverage = await self._of_shards("Candidates", tier, len(questions), call, settings, context)
-            return replace(joined(found), coverage=coverage)
+            return replace(joined(found), coverage=coverage, n_named=wide.k)
 
         return await self._on_latest(once, settings, context)
 

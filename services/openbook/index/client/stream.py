@@ -158,6 +158,7 @@ class FrameStream(Stream, asyncio.Protocol):
                     await loop.create_connection(lambda: stream, host, frames.port)
                 await stream._greeted
         except BaseException as error:
+            stream._greeted.cancel()  # or asyncio would log that nobody asked why it failed
             await stream.close()
             if not isinstance(error, OSError):  # TimeoutError is one
                 raise
