@@ -14,7 +14,8 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded
 from openbook.index.server.coalesce import Coalescer
-from openbook.index.server.waiting import SHORT, Later, Outcome, PendingSearch, SearchQueue, Ticket
+from openbook.index.server.failed import Failed
+from openbook.index.server.waiting import SHARED_S, SHORT, Later, Outcome, PendingSearch, SearchQueue, Ticket, UnderWay
 from openbook.index.shard import engine
 
 S = 60
@@ -60,8 +61,8 @@ def test_a_row_that_waits_alone_is_taken_as_if_it_took_turns(steps: list[tuple[i
 def test_what_is_far_shorter_does_not_wait_for_a_long_search_of_somebody_else() -> None:
     waiting, long = SearchQueue(4096, 1024), search(4 * SHORT, "a")
     put(waiting, long)
-    under_way, _ = waiting.take(0)
-    assert under_way == [long]
+    under_way = UnderWay(waiting.take(0)[0])
+    assert under_way.searches == [long]
     own, too_long, other, late = search(1, "a"), search(5, "b"), search(4, "c"), search(1, "d", due=0)
     put(waiting, own, too_long, late, other)
     assert waiting.take_beside(0, under_way) is other
@@ -73,9 +74,31 @@ def test_what_is_far_shorter_does_not_wait_for_a_long_search_of_somebody_else() 
 def test_many_hits_make_a_search_long() -> None:
     waiting, few, many = SearchQueue(4096, 1024), search(2, "a", k=1000), search(1, "a", k=1000)
     put(waiting, search(1, "b"))
-    assert waiting.take_beside(0, [few]) is not None
+    assert waiting.take_beside(0, UnderWay([few])) is not None
     put(waiting, many)
-    assert waiting.take_beside(0, [search(2, "b", k=10)]) is None
+    assert waiting.take_beside(0, UnderWay([search(2, "b", k=10)])) is None
+
+
+def test_what_failed_in_part_is_not_searched_again() -> None:
+    waiting, failed = SearchQueue(4096, 1024), search(100, "a")
+    put(waiting, search(1, "b"), failed)
+    waiting.take(0)
+    put(waiting, search(1, "b"))
+    while failed.end is None:
+        waiting.take(0)
+    failed.fail(ZeroDivisionError())
+    assert waiting.take_beside(0, UnderWay([search(1000, "c")])) is None
+    assert waiting.take(0) == ([], [])
+    assert not len(waiting)
+
+
+def test_callers_of_long_ago_are_forgotten() -> None:
+    waiting = SearchQueue(4096, 1024)
+    for n in range(1000):
+        put(waiting, search(1, f"caller {n // 2}", due=1e9), search(1, "other", due=1e9))
+        while waiting:
+            waiting.take(n * SHARED_S / 10)
+    assert len(waiting._asked) < 20
 
 
 class Blocked:
@@ -91,31 +114,57 @@ class Blocked:
         return Hits(np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32), "a")
 
 
-def test_whoever_brings_a_short_one_is_answered_while_a_long_one_is_under_way() -> None:
-    shard, told = Blocked(), list[str]()
+class Told:
+    """What callers of searches in a blocked shard have heard."""
 
-    def pending(n: int, caller: str) -> PendingSearch:
-        asked = search(n, caller, due=1e12, shard=shard)
+    def __init__(self) -> None:
+        self.shard, self.names = Blocked(), list[str]()
+        self._changed = threading.Condition()
+
+    def pending(self, n: int, caller: str) -> PendingSearch:
+        asked = search(n, caller, due=1e12, shard=self.shard)
 
         def done(outcome: Outcome) -> Later:
-            told.append(caller)
-            return over.set if caller == "long" else None
+            assert not isinstance(outcome, Failed)
+            with self._changed:
+                self.names.append(caller)
+                self._changed.notify_all()
+            return None
 
         asked.done = done
         return asked
 
-    over, searches = threading.Event(), Coalescer(4096, 1024)
-    searches.submit(pending(64, "long"))
+    def has(self, *names: str) -> bool:
+        """Whether it comes to this."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.names == list(names), S)
+
+
+def test_short_ones_are_answered_while_a_long_one_is_under_way() -> None:
+    told, searches = Told(), Coalescer(4096, 1024)
+    searches.submit(told.pending(64, "long"))
     searches.go()
-    assert shard.searching.wait(S)
+    assert told.shard.searching.wait(S)
     for caller in ("short", "another"):
-        searches.submit(pending(1, caller))
-        searches.go(in_thread=False)
-    assert told == ["short", "another"]
-    shard.let_go.set()
-    assert over.wait(S)
+        searches.submit(told.pending(1, caller))
+    searches.go()
+    assert told.has("short", "another")
+    told.shard.let_go.set()
+    assert told.has("short", "another", "long")
     searches.close()
-    assert told[2] == "long"
+
+
+def test_what_waits_while_it_closes_is_answered_by_whoever_is_at_it() -> None:
+    told, searches = Told(), Coalescer(4096, 1024)
+    searches.submit(told.pending(2, "read"))
+    reader = threading.Thread(target=searches.go, args=(False,))
+    reader.start()
+    assert told.shard.searching.wait(S)
+    searches.submit(told.pending(2, "waits"))
+    searches.close()
+    told.shard.let_go.set()
+    reader.join(S)
+    assert told.names == ["read", "waits"]
 
 
 @pytest.fixture
@@ -148,6 +197,8 @@ def test_searches_under_the_same_settings_go_on_beside_each_other(inside: engine
         with engine._Turn(Deadline.after(0), 7, 1, may_join=True):
             pass
         assert engine.is_searching()
+        with engine.turn(Deadline.after(0)), inside:  # what uses no FAISS is in nobody's way
+            pass
         for other in (
             engine._Turn(Deadline.after(0), 8, 1, may_join=True),  # of other settings
             engine._Turn(Deadline.after(0), 7, 1),  # through BLAS
@@ -155,6 +206,9 @@ def test_searches_under_the_same_settings_go_on_beside_each_other(inside: engine
             with pytest.raises(DeadlineExceeded, match="it was this search's turn"), other:
                 pass
     assert not engine.is_searching()
+    others = engine._Turn(Deadline.after(0), 8, 1, may_join=True)
+    with engine.turn(Deadline.after(0)), inside, pytest.raises(DeadlineExceeded), others:
+        pass
 
 
 def test_nobody_joins_while_somebody_waits_for_all_to_be_done(inside: engine._Turn) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -11,7 +11,7 @@ import numpy as np
 from openbook.core.deadline import Clock
 from openbook.core.types import Hits
 from openbook.errors import DeadlineExceeded, ShardUnavailable
-from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, part_rows
+from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, UnderWay, part_rows
 from openbook.index.shard import engine
 from openbook.telemetry import SEARCH_ROWS, SEARCH_SECONDS, refused
 from openbook.tracing.spans import together
@@ -21,22 +21,29 @@ SHORT_S = 5e-3
 
 
 class Coalescer:
-    """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one. Who brings one
-    far shorter than what is under way does not wait for its end.
+    """One search at a time for all who wait: in a thread of its own, or by whoever brings a short one. And in one more
+    thread what is far shorter than what is under way, and somebody else's.
     """
 
     def __init__(self, max_rows: int, max_batch: int, clock: Clock = time.monotonic) -> None:
         self._queue = SearchQueue(max_rows, max_batch, part_rows)
         self._lock = threading.Lock()
         self._clock = clock
-        self._under_way: Sequence[PendingSearch] = ()
-        self._is_beside = False  # a short one, of what is under way
+        self._under_way: UnderWay | None = None
         self._last_s = 0.0  # what the last search took
         # Of C, where a Condition is of Python: it wakes in half the time.
         self._signals: SimpleQueue[bool] = SimpleQueue()
+        self._beside: SimpleQueue[bool] = SimpleQueue()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="search", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, args=work, name=name, daemon=True)
+            for name, *work in (
+                ("search", self._signals, self._search),
+                ("search beside", self._beside, self._search_beside),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def n_rows(self) -> int:
@@ -54,31 +61,36 @@ class Coalescer:
             if self._closed:
                 raise ShardUnavailable("this server is stopping")
             lost = self._queue.put(search)
+            if self._under_way and self._under_way.lets_past(search):
+                self._beside.put(True)
         if lost:
             refused("index", "rows").inc(len(lost))
             finish(*(each.fail(self._queue.overloaded()) for each in lost))
 
     def go(self, in_thread: bool = True) -> None:
         """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
-        if not in_thread and self._under_way:
-            self._search_beside()
-        elif not in_thread and self._last_s < SHORT_S and not engine.is_searching():
+        if not in_thread and self._last_s < SHORT_S and not engine.is_searching():
             self._search()
         with self._lock:
-            if self._queue and not self._under_way:
+            waits = self._queue and not self._under_way
+            if waits and not self._closed:
                 self._signals.put(True)
+        while waits and self._closed and self._search():  # the thread may have ended
+            pass
 
     def close(self) -> None:
-        """Answer those who wait, take no more, end the thread. May be called twice."""
+        """Answer those who wait, take no more, end the threads. May be called twice."""
         with self._lock:
             self._closed = True
             self._signals.put(False)
-        self._thread.join()
+            self._beside.put(False)
+        for thread in self._threads:
+            thread.join()
 
-    def _work(self) -> None:
+    def _work(self, signals: SimpleQueue[bool], search: Callable[[], bool]) -> None:
         while True:
-            goes_on = self._signals.get()
-            while self._search():
+            goes_on = signals.get()
+            while search():
                 pass
             if not goes_on:
                 return
@@ -89,30 +101,27 @@ class Coalescer:
             if self._under_way or not self._queue:
                 return False
             batch, dropped = self._queue.take(self._clock())
-            self._under_way = batch
+            if batch:
+                self._under_way = UnderWay(batch)
         try:
             if batch:
                 self._last_s = self._measured(batch)
         finally:
-            with self._lock:
-                self._under_way = ()
+            if batch:
+                with self._lock:
+                    self._under_way = None
             late = "deadline passed before it was this search's turn"
             finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))  # a flood of them keeps nobody waiting
         return True
 
-    def _search_beside(self) -> None:
-        """Search for one that need not wait for what is under way, unless somebody else does."""
+    def _search_beside(self) -> bool:
+        """Search for one that need not wait for the end of what is under way."""
         with self._lock:
-            under_way = () if self._is_beside else self._under_way
-            search = self._queue.take_beside(self._clock(), under_way) if under_way else None
-            if search is None:
-                return
-            self._is_beside = True
-        try:
-            self._measured([search])
-        finally:
-            with self._lock:
-                self._is_beside = False
+            search = self._queue.take_beside(self._clock(), self._under_way) if self._under_way else None
+        if search is None:
+            return False
+        self._measured([search])
+        return True
 
     def _measured(self, batch: Sequence[PendingSearch]) -> float:
         """Search, and return the seconds that it took."""

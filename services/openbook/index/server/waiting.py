@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -63,8 +64,8 @@ class PendingSearch:
         return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
 
     def is_late(self, now: float) -> bool:
-        """Whether nobody wants to know any more."""
-        return self.ticket.cancelled or self.context.deadline.due <= now
+        """Whether nobody wants to know any more, or knows already."""
+        return self.is_over or self.ticket.cancelled or self.context.deadline.due <= now
 
     def hear(self, hits: Hits) -> Later:
         """Take the hits of the rows that were searched, and tell of all once there are no more."""
@@ -79,6 +80,25 @@ class PendingSearch:
     def _tell(self, outcome: Outcome) -> Later:
         self.is_over = True
         return self.done(outcome)
+
+
+@dataclass
+class UnderWay:
+    """A batch while it is searched for."""
+
+    searches: Sequence[PendingSearch]
+
+    def lets_past(self, search: PendingSearch) -> bool:
+        """Whether a search is so short that it does not wait for the end of this, in which its caller has no part."""
+        return search.work * SHORT <= self._work and search.ticket.caller not in self._callers
+
+    @cached_property
+    def _work(self) -> float:
+        return sum(search.work for search in self.searches)
+
+    @cached_property
+    def _callers(self) -> set[Hashable]:
+        return {search.ticket.caller for search in self.searches}
 
 
 FLAT_PART_ROWS = 16
@@ -111,7 +131,7 @@ class SearchQueue:
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
         self._asked: dict[Hashable, tuple[float, int]] = {}  # of each caller: when he asked, and rows he had then
-        self._now = -math.inf  # of the last batch
+        self._now = 0.0  # of the last batch
 
     def __len__(self) -> int:
         return len(self._turns) + (self._lone is not None)
@@ -130,7 +150,7 @@ class SearchQueue:
         """
         if not self and len(search.queries) == 1:
             self._lone = search
-            self._asked[search.ticket.caller] = self._now, 1
+            self._note(search.ticket.caller, self._now, 1)
             return []
         self._line_up()
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
@@ -138,7 +158,7 @@ class SearchQueue:
             refused("index", "rows").inc()
             raise self.overloaded()
         # As he asks, not at his turn: that may come with another's, and who was cut has less waiting then.
-        self._asked[search.ticket.caller] = self._now, self._turns.waiting(search.ticket.caller)
+        self._note(search.ticket.caller, self._now, self._turns.waiting(search.ticket.caller))
         return lost
 
     def overloaded(self) -> Overloaded:
@@ -169,14 +189,14 @@ class SearchQueue:
         light: float = math.inf  # who has more rows waiting is heavy
         for search in self._turns.in_order(FLAT_PART_ROWS):
             n_left = len(search.queries) - search.begin
-            if search.is_over or search.is_late(now):
+            if search.is_late(now):
                 dropped.append(search)
                 continue
             if not batch:
                 if search.width > 1:
                     light = most = max(1, int(self._max_batch / search.width))
                 if self._is_shared(search.ticket.caller, now):
-                    n_rows_at_once = max(self._part_rows(search), self._least_asked(now))
+                    n_rows_at_once = max(self._part_rows(search), self._least_asked())
                     light = min(light, max(1, int(n_rows_at_once / search.width)))
             is_heavy = self._turns.waiting(search.ticket.caller) > light
             if not batch:
@@ -201,19 +221,15 @@ class SearchQueue:
             self._turns.give(search, search.end - search.begin, search.width)
         return batch, [search for search in dropped if not search.is_over]
 
-    def take_beside(self, now: float, under_way: Sequence[PendingSearch]) -> PendingSearch | None:
-        """One that is so short that it does not wait for the end of a batch, in which its caller has no part."""
+    def take_beside(self, now: float, under_way: UnderWay) -> PendingSearch | None:
+        """One that this batch lets past, if any."""
         self._line_up()
-        callers = {search.ticket.caller for search in under_way}
-        most = sum(search.work for search in under_way) / SHORT
         for search in islice(self._turns.in_order(FLAT_PART_ROWS), MOST_PASSED):
-            caller = search.ticket.caller
-            if search.begin or search.is_late(now) or search.work > most or caller in callers:
-                continue
-            self._is_shared(caller, now)
-            search.end = len(search.queries)
-            self._turns.give(search, search.end, search.width)
-            return search
+            if not search.begin and not search.is_late(now) and under_way.lets_past(search):
+                self._is_shared(search.ticket.caller, now)
+                search.end = len(search.queries)
+                self._turns.give(search, search.end, search.width)
+                return search
         return None
 
     def _line_up(self) -> None:
@@ -233,12 +249,18 @@ class SearchQueue:
         _, n_asked = self._asked.get(caller, (now, self._turns.waiting(caller)))
         if not is_shared:
             self._asked.clear()
-        self._asked[caller] = now, n_asked
+        self._note(caller, now, n_asked)
         return is_shared
 
-    def _least_asked(self, now: float) -> int:
+    def _note(self, caller: Hashable, now: float, n_rows: int) -> None:
+        """Those who asked last come last, so that who is forgotten comes first."""
+        self._asked.pop(caller, None)
+        self._asked[caller] = now, n_rows
+        while next(iter(self._asked.values()))[0] <= now - SHARED_S:
+            del self._asked[next(iter(self._asked))]
+
+    def _least_asked(self) -> int:
         """Rows that the least demanding of the latest callers had waiting when he asked."""
-        self._asked = {caller: asked for caller, asked in self._asked.items() if asked[0] > now - SHARED_S}
         return min(n_rows for _, n_rows in self._asked.values())
 
 

@@ -94,6 +94,8 @@ class Index:
         """Whether its scores are those of the vectors, up to rounding, and not of some code of them."""
         self._transforms = isinstance(faiss_index, faiss.IndexPreTransform)
         self._inner: Any = faiss.downcast_index(faiss_index.index) if self._transforms else faiss_index
+        # Several threads may search it at once; those of GPUs share memory, and transforms use BLAS for a single query.
+        self._may_join = isinstance(faiss_index, (faiss.IndexFlat, faiss.IndexIVF, faiss.IndexHNSW))
         self.knows: tuple[str, ...] = ()
         """The search parameters that it takes, besides the re-rank factor, which is not the index's affair."""
         self._most_probes = 0
@@ -298,7 +300,7 @@ class Index:
     def _turn(self, tuning: Tuning, deadline: Deadline, n_queries: int) -> "_Turn":
         # Without BLAS, the cells of a query do not depend on which others are searched with it.
         blas_from = tuning.blas_from if self.is_flat else NEVER
-        may_join = tuning.n_threads == 1 and n_queries < blas_from
+        may_join = self._may_join and tuning.n_threads == 1 and n_queries < blas_from
         return _Turn(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads, may_join)
 
 
@@ -327,7 +329,7 @@ def _inverted_lists(faiss_index: Any) -> "InvertedLists | None":
 
 def turn(deadline: Deadline) -> "_Turn":
     """For what searches without FAISS: to be entered as such a search is. Raises DeadlineExceeded then, as a search."""
-    return _Turn(deadline, NEVER, may_join=True)
+    return _Turn(deadline, None, may_join=True)
 
 
 def is_searching() -> bool:
@@ -341,7 +343,7 @@ class _Inside:
 
     n: int = 0
     n_waiting: int = 0  # until there is nobody
-    blas_threshold: int = 0  # of all of them
+    blas_threshold: int | None = None  # of all of them
 
 
 _INSIDE = _Inside()
@@ -356,7 +358,7 @@ class _Turn:
 
     Args:
         deadline: by when it must be its turn.
-        blas_threshold: queries x dimension from which on BLAS is used.
+        blas_threshold: queries x dimension from which on BLAS is used; None for what uses no FAISS.
         n_threads: of FAISS; None leaves them as they are.
         may_join: those who search under the same settings: for what needs one thread and no BLAS. It does not while
             somebody waits for all of them to be done.
@@ -368,7 +370,7 @@ class _Turn:
     __slots__ = ("_blas_threshold", "_deadline", "_may_join", "_n_threads")
 
     def __init__(
-        self, deadline: Deadline, blas_threshold: int, n_threads: int | None = None, may_join: bool = False
+        self, deadline: Deadline, blas_threshold: int | None, n_threads: int | None = None, may_join: bool = False
     ) -> None:
         self._deadline = deadline
         self._blas_threshold = blas_threshold
@@ -378,13 +380,15 @@ class _Turn:
     def __enter__(self) -> None:
         import faiss
 
-        inside = _INSIDE
+        inside, wanted = _INSIDE, self._blas_threshold
         with _LOCK:
-            is_alike = self._blas_threshold == inside.blas_threshold
+            is_alike = wanted == inside.blas_threshold or wanted is None or inside.blas_threshold is None
             if inside.n and not (self._may_join and is_alike and not inside.n_waiting):
                 self._wait()
-            if not inside.n:
-                faiss.cvar.distance_compute_blas_threshold = inside.blas_threshold = self._blas_threshold
+            if wanted != inside.blas_threshold and (wanted is not None or not inside.n):
+                inside.blas_threshold = wanted
+                if wanted is not None:
+                    faiss.cvar.distance_compute_blas_threshold = wanted
             inside.n += 1
         if self._n_threads is not None:
             faiss.omp_set_num_threads(self._n_threads)  # counts for the calling thread alone
