@@ -8,14 +8,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 
 from openbook.errors import InvalidConfig
 
 POLL_S = 0.1
-LOCK = "lock"
 
 
 def write(path: Path, text: str) -> None:
@@ -132,19 +131,33 @@ def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A folder for this process, gone at the end of the body. What killed processes left behind goes first.
 
-    Whose process lives is told by a lock, which the folder has before it has its name.
+    Whose process lives is told by a lock on the folder, which it has before it has its name. systemd-tmpfiles too takes
+    it for a sign of life: else it would remove, after days, what has not changed.
     """
     place = Path(tempfile.gettempdir())
     for former in place.glob(f"{prefix}*"):
-        with suppress(OSError), (former / LOCK).open() as lock:  # in use, somebody else's, or gone already
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), ExitStack() as stack:  # in use, somebody else's, or gone already
+            for held in (former, *former.glob("lock")):  # former versions hold a file in it
+                stack.enter_context(_held(held))
             shutil.rmtree(former)
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
     folder = hidden.with_name(hidden.name.removeprefix("."))
     try:
-        with (hidden / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with ExitStack() as stack:
+            with suppress(OSError):  # no locks on folders here (NFS): who sweeps gets none either, and leaves it
+                stack.enter_context(_held(hidden))
             hidden.rename(folder)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """By a lock on a file or a folder that is there. Raises OSError: another process has it, or it cannot be opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

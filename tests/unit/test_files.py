@@ -1,6 +1,7 @@
 """What a power cut may leave follows from the order of calls; a kill cannot show it: the page cache outlives it."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -128,3 +129,31 @@ def test_a_temporary_folder_goes_at_the_end_and_those_of_the_killed_before(
     with files.temporary_folder("x-") as mine:
         assert list(tmp_path.iterdir()) == [mine]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_in_use_is_locked_itself_as_those_who_age_folders_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd-tmpfiles leaves a folder alone, with all in it, whose lock it does not get."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with files.temporary_folder("x-") as mine:
+        assert list(mine.iterdir()) == []
+        descriptor = os.open(mine, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+
+
+def test_folders_of_former_versions_go_once_nobody_holds_the_file_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("x-left", "x-used"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    with files.locked(tmp_path / "x-used" / "lock"), files.temporary_folder("x-") as mine:
+        assert {path.name for path in tmp_path.iterdir()} == {"x-used", mine.name}
+    with files.temporary_folder("x-") as mine:
+        assert list(tmp_path.iterdir()) == [mine]
