@@ -15,12 +15,13 @@ from pydantic import SecretStr
 from redis import Redis
 
 from openbook import processes
+from openbook.cache import server as cache_server
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec
 from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, ClientTls, ServerTls
 from openbook.core.types import Generation, Token
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, StartupError
 from openbook.telemetry import CACHE_ERRORS
 from openbook.testing import ManualClock
 
@@ -378,6 +379,19 @@ def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None
     freeze(server)
     server.stop()
     assert server.process.returncode == -signal.SIGKILL
+
+
+def test_one_that_froze_while_it_started_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.1)
+    with RedisServer() as server:
+        freeze(server)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(cache_server, "START_TIMEOUT_S", 0.1)
+            with pytest.raises(StartupError, match="does not start"):
+                server.address()
+        server.again()
+        assert server.address() == server.url
+        assert server.process.poll() is None
 
 
 def test_a_url_that_is_none_is_refused_by_name() -> None:

@@ -77,7 +77,7 @@ class RedisServer:
             arguments["protected-mode"] = "no"
         options = [str(part) for key, value in arguments.items() for part in (f"--{key}", value)]
         self._command = [str(find_server()), *([str(secret)] if password else []), *options]
-        self.again()
+        self._start()
         try:
             self.address()
         except BaseException:
@@ -90,7 +90,11 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def again(self) -> None:
-        """Start it once more where it was, empty; the former process has ended."""
+        """Start it once more where it was, empty. The former process may live, and be silent: it has the port."""
+        end(self.process)
+        self._start()
+
+    def _start(self) -> None:
         self._log.unlink(missing_ok=True)
         self.process = start(self._command, stdout=subprocess.DEVNULL)
 

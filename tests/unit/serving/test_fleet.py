@@ -1,5 +1,6 @@
 """What a keeper does about the nodes that it sees, and what it is told."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,47 @@ def keeper(monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay) -> Keeper:
     monkeypatch.setattr(Keeper, "_start_redis", lambda self: [])
     monkeypatch.setattr(Keeper, "_go_on", lambda self: None)
     return Keeper(WANTED)
+
+
+class FakeRedis:
+    """One whose first start fails, for its port is taken."""
+
+    n_starts = 0
+
+    def __init__(self, **_: Any) -> None:
+        FakeRedis.n_starts += 1
+        if FakeRedis.n_starts == 1:
+            raise StartupError("port 6380 is taken")
+        self.process = subprocess.Popen(["sleep", "1000"])
+
+    def address(self) -> str:
+        return "redis://127.0.0.1:6380/0"
+
+    def answers(self, timeout_s: float) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_redis_whose_first_start_failed_is_begun_anew_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay
+) -> None:
+    monkeypatch.setattr(FakeRedis, "n_starts", 0)
+    monkeypatch.setattr(fleet, "RedisServer", FakeRedis)
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(Keeper, "_go_on", lambda self: None)
+    keeper = Keeper(replace(WANTED, keys_folder=""))
+    try:
+        with pytest.raises(StartupError, match="port 6380 is taken"):
+            keeper.serve()
+        for _ in range(2):
+            keeper._look()
+            keeper.serve()
+        assert FakeRedis.n_starts == 2
+    finally:
+        keeper.stop()
 
 
 def test_index_servers_stay_where_only_what_others_need_changes(keeper: Keeper, cluster_of_one: FakeRay) -> None:

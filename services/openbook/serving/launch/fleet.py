@@ -143,11 +143,13 @@ class Keeper:
         while True:
             try:
                 self._look()
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, RuntimeError) as error:  # also: no thread is left
                 log.warning("the cluster cannot be looked at: %s", error)
             pause.wait(LOOK_EVERY_S)
 
     def _look(self) -> None:
+        for i, redis in enumerate(self._redis):
+            self._redis[i] = redis.or_anew()
         for ref in _done(list(self._asked)):
             node = self._asked.pop(ref)
             try:

@@ -34,7 +34,7 @@ class Service(Protocol):
         """Where it is to be asked, once it can be. Raises StartupError if it ended before, with what it said."""
 
     def again(self) -> None:
-        """Start it once more, to be asked where it was. The former process has ended."""
+        """Start it once more, to be asked where it was. The former process is ended first, should it live."""
 
     def answers(self, timeout_s: float) -> bool:
         """Whether it says anything at all."""
@@ -90,6 +90,15 @@ class Supervised:
     def address(self) -> str:
         """Where it is to be asked, once it can be for the first time. Raises what its first start does."""
         return self._first.result()
+
+    def or_anew(self) -> "Supervised":
+        """Itself; another one in its place where its first start failed, after which it does nothing any more."""
+        error = self._first.exception() if self._first.done() else None
+        if error is None:
+            return self
+        log.warning("%s does not start, and is begun anew: %s", self._name, error)
+        self.stop()
+        return Supervised(self._name, self._begin)
 
     def stop(self) -> None:
         """Let it finish what it does, then end it, and start it no more."""
