@@ -1,6 +1,7 @@
 """What a keeper does about the nodes that it sees, and what it is told."""
 
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +225,36 @@ def test_index_servers_stay_where_only_what_others_need_changes(keeper: Keeper, 
     for successor in (replace(WANTED, n_shards=3), replace(WANTED, snapshot="other"), None):
         keeper.stop(successor)
         assert cluster_of_one.killed.pop() is cluster_of_one
+
+
+def test_a_keeper_that_was_told_to_stop_keeps_nothing(keeper: Keeper) -> None:
+    """Or who wishes for what it once kept would take it for the one that does."""
+    assert keeper.wanted() == WANTED
+    keeper.stop(replace(WANTED, has_cache=False))
+    assert keeper.wanted() is None
+
+
+def test_a_keeper_begins_nothing_once_it_has_stopped(monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay) -> None:
+    """Whose look is under way when it is told to: the index node of that look is ended too."""
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def nodes() -> list[dict[str, Any]]:
+        looks.set()
+        goes_on.wait(60)
+        return [as_ray_tells((NODE_ID, True, True))]
+
+    monkeypatch.setattr(cluster_of_one, "nodes", nodes)
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(Keeper, "_start_redis", lambda self: [])
+    keeper = Keeper(WANTED)
+    assert looks.wait(60)
+    stopping = threading.Thread(target=keeper.stop)
+    stopping.start()
+    assert keeper._stopped.wait(60)
+    goes_on.set()
+    stopping.join(60)
+    assert not keeper._thread.is_alive()
+    assert (cluster_of_one.n_started, cluster_of_one.killed) == (1, [cluster_of_one])
 
 
 def test_index_servers_are_asked_again_and_again_and_not_ended_where_some_do_not_start(

@@ -108,11 +108,13 @@ class Keeper:
         self._nodes: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}
         self._serving: set[str] = set()
-        threading.Thread(target=self._go_on, daemon=True).start()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+        self._thread.start()
 
-    def wanted(self) -> Wanted:
-        """What it was told."""
-        return self._wanted
+    def wanted(self) -> Wanted | None:
+        """What it sees to; nothing once it was told to stop."""
+        return None if self._stopped.is_set() else self._wanted
 
     def serve(self) -> None:
         """Returns once Redis answers. Raises StartupError."""
@@ -121,6 +123,8 @@ class Keeper:
 
     def stop(self, successor: Wanted | None = None) -> None:
         """End all of it, but for index servers that the successor wants too: its keeper finds them by their name."""
+        self._stopped.set()
+        self._thread.join()  # its last look would begin anew what is ended here
         for redis in self._redis:
             redis.stop()
         if successor is None or successor.index != self._wanted.index:
@@ -139,13 +143,12 @@ class Keeper:
         return [Supervised(name, begin) for name, begin in begins]
 
     def _go_on(self) -> None:
-        pause = threading.Event()
-        while True:
+        while not self._stopped.is_set():
             try:
                 self._look()
             except (ray.exceptions.RayError, RuntimeError) as error:  # also: no thread is left
                 log.warning("the cluster cannot be looked at: %s", error)
-            pause.wait(LOOK_EVERY_S)
+            self._stopped.wait(LOOK_EVERY_S)
 
     def _look(self) -> None:
         for i, redis in enumerate(self._redis):
