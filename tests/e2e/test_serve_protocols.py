@@ -55,6 +55,7 @@ from openbook.errors import (
     PermissionDenied,
     ShardUnavailable,
     SnapshotMismatch,
+    StartupError,
     Unauthenticated,
     UnknownPassage,
 )
@@ -602,6 +603,16 @@ def load_other_space(settings: EncoderSettings) -> HashEncoder:
 
 def load_nothing(settings: GeneratorSettings) -> EchoModel:
     raise InvalidModel("generator 'nowhere': no such folder")
+
+
+def test_an_update_for_which_there_is_no_room_is_given_up_and_undone(system: System, client: Client) -> None:
+    generator = system.settings.generator.model_copy(update={"num_gpus": 1})
+    settings = system.settings.model_copy(update={"generator": generator})
+    with pytest.raises(StartupError, match=r"the application does not run after \d+ s: .*UPDATING"):
+        run.deploy(assemble(settings, load_hash, load_echo), settings.serving, timeout_s=1.0)
+    assert client.answer(f"{QUESTION} meanwhile").text
+    run.deploy(assemble(system.settings, load_hash, load_echo), system.settings.serving, PATIENCE_S)
+    assert client.answer(f"{QUESTION} afterwards").text
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """A running system follows its settings file: what it takes up, what it refuses, and what it goes back to."""
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from openbook.config import Settings, parse
-from openbook.errors import InvalidConfig, InvalidModel
+from openbook.errors import InvalidConfig, InvalidModel, StartupError
 from openbook.serving.launch import local, run
 
 RUNNING = parse({"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}})
@@ -23,10 +24,16 @@ def followed(
     deployed: list[Settings] = []
     left = list(steps)
 
-    def update(settings: Settings) -> None:
+    def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], bool] = lambda: True) -> None:
         deployed.append(settings)
+        assert timeout_s < inf, "nobody looks at the file meanwhile"
         if settings.generator.model == "missing":
             raise InvalidModel("there is no such model")
+        if settings.generator.model == "huge":
+            assert is_wanted()
+            left.pop(0)()
+            assert not is_wanted()
+            raise StartupError("no room")
 
     def sleep(seconds: float) -> None:
         if not left:
@@ -79,6 +86,25 @@ def test_what_cannot_be_is_left_and_the_next_change_is_taken(tmp_path: Path, mon
     )
     assert [(each.generator.model, each.answer.k) for each in deployed] == [
         ("missing", 5),
+        ("embedded", 5),  # what ran before
+        ("embedded", 7),
+    ]
+
+
+def test_what_finds_no_room_is_left_once_the_file_says_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("{}")
+    deployed = followed(
+        path,
+        monkeypatch,
+        lambda: path.write_text("generator: {model: huge}"),
+        lambda: path.write_text("answer: {k: 7}"),  # while that waits
+        lambda: None,
+    )
+    assert [(each.generator.model, each.answer.k) for each in deployed] == [
+        ("huge", 5),
         ("embedded", 5),  # what ran before
         ("embedded", 7),
     ]

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from ray import cloudpickle
-from ray.serve.schema import ReplicaRank
+from ray import cloudpickle, serve
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+    ReplicaRank,
+    ServeStatus,
+)
 
 from openbook.config import ServingSettings, Settings, parse
+from openbook.errors import InvalidModel, StartupError
 from openbook.processes import free_ports
 from openbook.serving import app
 from openbook.serving.launch import fitting, run
@@ -28,7 +37,7 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     deployed: list[Any] = []
     monkeypatch.setattr(run, "local_serve", lambda *_: nullcontext())
-    monkeypatch.setattr(run, "deploy", lambda application, serving: deployed.append(application))
+    monkeypatch.setattr(run, "deploy", lambda application, *_: deployed.append(application))
     with run.running(settings):
         (application,) = deployed
     arrived, *_ = cloudpickle.loads(cloudpickle.dumps(application._bound_deployment.init_args))
@@ -92,6 +101,50 @@ def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest
     assert int(run.serve_flags(serving, tmp_path, stops_within_s)["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 1000
 
 
+NO_ROOM = "1 replicas that have taken more than 30s to be scheduled. Resources required: {'GPU': 1.0}"
+
+
+def told(status: ApplicationStatus, message: str = "") -> ServeStatus:
+    """What Serve says of our application."""
+    of_one = DeploymentStatusOverview(DeploymentStatus.UPDATING, DeploymentStatusTrigger.UNSPECIFIED, {}, message)
+    return ServeStatus(applications={run.APPLICATION: ApplicationStatusOverview(status, "", 0.0, {"Ingress": of_one})})
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> list[ServeStatus]:
+    """What Serve says, one thing after the other; the last again and again."""
+    found: list[ServeStatus] = []
+    monkeypatch.setattr(serve, "run_many", lambda targets, wait_for_applications_running: None)
+    monkeypatch.setattr(serve, "status", lambda: found.pop(0) if found[1:] else found[0])
+    monkeypatch.setattr(run, "_await_ready", lambda serving: None)
+    monkeypatch.setattr(run, "POLL_S", 0.0)
+    return found
+
+
+def test_a_deployment_ends_when_it_runs_or_fails(says: list[ServeStatus]) -> None:
+    says += [told(ApplicationStatus.DEPLOYING), told(ApplicationStatus.DEPLOYING, NO_ROOM)]
+    says += [told(ApplicationStatus.RUNNING)]
+    run.deploy(None, ServingSettings())
+    says[:] = [
+        told(ApplicationStatus.DEPLOYING),
+        told(ApplicationStatus.DEPLOY_FAILED, "openbook.errors.InvalidModel: m"),
+    ]
+    with pytest.raises(InvalidModel, match=r"^m$"):
+        run.deploy(None, ServingSettings())
+
+
+def test_a_deployment_that_finds_no_room_ends_in_time_or_when_nobody_wants_it_any_more(
+    says: list[ServeStatus],
+) -> None:
+    says += [told(ApplicationStatus.DEPLOYING, NO_ROOM)]
+    with pytest.raises(StartupError, match=r"does not run after 0 s: Ingress UPDATING 1 replicas .*'GPU'"):
+        run.deploy(None, ServingSettings(), timeout_s=0.0)
+    wanted = [True, True, False]
+    with pytest.raises(StartupError, match="Ingress UPDATING 1 replicas"):
+        run.deploy(None, ServingSettings(), is_wanted=lambda: wanted.pop(0))
+    assert not wanted
+
+
 def test_systems_on_one_machine_share_no_ports(tmp_path: Path) -> None:
     """Serve's gRPC ports can be listened on by several: each would get some of the other's questions."""
     flags = [run.serve_flags(ServingSettings(), tmp_path) for _ in range(2)]
@@ -130,7 +183,7 @@ def test_generators_of_one_machine_share_its_cores(
     monkeypatch.setattr(fitting, "threads", lambda: 8)
     monkeypatch.setattr(fitting, "memory_bytes", lambda: 24 << 30)
     deployed: list[Any] = []
-    monkeypatch.setattr(run, "deploy", lambda application, serving: deployed.append(application))
+    monkeypatch.setattr(run, "deploy", lambda application, *_: deployed.append(application))
     run.update(parse({"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}, **values}))
     (application,) = deployed
     (arrived, *_) = application._bound_deployment.init_args

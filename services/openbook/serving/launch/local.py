@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 FIXED = ("host", "http_port", "grpc_port", "proxy", "tls")
 """Of the endpoint: proxies are started with them, once."""
 POLL_S = 1.0
+UPDATE_TIMEOUT_S = 1800.0
+"""To fetch and load models, beside what replicas may wait for their index. No room for a replica looks the same."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -209,7 +211,7 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
 
     while True:
         time.sleep(POLL_S)
-        if state_of(path) == seen:
+        if _is_as(seen, path):
             continue
         seen = state_of(path)
         try:
@@ -218,9 +220,9 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
                 continue
             log.info("%s has changed: updating", path)
             try:
-                update(changed)
+                update(changed, UPDATE_TIMEOUT_S + changed.index.wait_s, partial(_is_as, seen, path))
             except OpenbookError:
-                update(settings)  # Serve would go on trying
+                update(settings, UPDATE_TIMEOUT_S)  # Serve would go on trying
                 raise
             settings = changed
             log.info("%s: in force", path)
@@ -245,6 +247,10 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
             "cache": wanted.cache.model_copy(update={"url": wanted.cache.url or settings.cache.url}),
         }
     )
+
+
+def _is_as(seen: FileState, path: Path) -> bool:
+    return state_of(path) == seen
 
 
 def state_of(path: Path) -> FileState:

@@ -7,10 +7,10 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from openbook.serving.launch.ports import SERVE_LOGGING
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
+POLL_S = 0.5
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 N_REPLICA_PORTS = 128  # each is left alone for some minutes after its replica
@@ -79,21 +80,36 @@ def local_serve(
         yield
 
 
-def deploy(application: Any, serving: ServingSettings) -> None:
-    """Deploy, and wait until the endpoint answers.
+def deploy(
+    application: Any, serving: ServingSettings, timeout_s: float = inf, is_wanted: Callable[[], bool] = lambda: True
+) -> None:
+    """Deploy, and wait until the endpoint answers; for replicas to start no longer than `timeout_s`, nor than it
+    `is_wanted`.
 
     Raises:
-        StartupError: the one that kept a replica from starting, or that nothing answered in time.
+        StartupError: the one that kept a replica from starting, or that nothing answered in time; Serve goes on trying.
     """
     from ray import serve
 
-    try:
-        serve.run(application, name=APPLICATION, route_prefix="/")
-    except RuntimeError as error:
-        status = serve.status().applications[APPLICATION]
-        told = [deployment.message for deployment in status.deployments.values()]
-        raise _why("\n".join([str(error), status.message, *told])) from None
+    target = serve.RunTarget(application, name=APPLICATION, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+    _await_running(timeout_s, is_wanted)
     _await_ready(serving)
+
+
+def _await_running(timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+    """As Serve does, which waits for ever where there is no room for a replica."""
+    from ray import serve
+
+    began = time.monotonic()
+    while (application := serve.status().applications[APPLICATION]).status != "RUNNING":
+        parts = [f"{name} {each.status.value} {each.message}" for name, each in application.deployments.items()]
+        said, waited_s = "\n".join([application.message, *parts]).strip(), time.monotonic() - began
+        if application.status == "DEPLOY_FAILED":
+            raise _why(said)
+        if waited_s >= timeout_s or not is_wanted():
+            raise StartupError(f"the application does not run after {waited_s:.0f} s: {said}")
+        time.sleep(POLL_S)
 
 
 def _stop_serve(within_s: int) -> None:
@@ -141,15 +157,16 @@ def running(settings: Settings, shows_logs: bool = True) -> Iterator[None]:
         yield
 
 
-def update(settings: Settings) -> None:
-    """Deploy the application as these settings say; where it runs, replica by replica, without a pause.
+def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Deploy the application as these settings say; where it runs, replica by replica, without a pause. How long it
+    waits is as for `deploy`.
 
     Raises:
         StartupError: as `deploy`.
     """
     from openbook.serving.app import assemble, make_encoder, make_generator
 
-    deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving)
+    deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving, timeout_s, is_wanted)
 
 
 def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LONGEST_S) -> dict[str, str]:
