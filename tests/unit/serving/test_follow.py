@@ -1,6 +1,7 @@
 """A running system follows its settings file: what it takes up, what it refuses, and what it goes back to."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_what_the_file_says_comes_into_force(tmp_path: Path, monkeypatch: pytest
     )
     assert [(each.serving.n_replicas, each.answer.k) for each in deployed] == [(2, 5), (0, 7)]
     assert all(each.index == RUNNING.index and each.cache == RUNNING.cache for each in deployed)
+
+
+def test_our_own_come_back_when_the_file_names_no_others_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("{}")
+    theirs = ("index: {addresses: ['o:1', 'o:2']}", "index: {discover: 'dns://o:1'}", "cache: {url: 'redis://o:1/0'}")
+    steps = [partial(path.write_text, text) for each in theirs for text in (each, "{}")]
+    deployed = followed(path, monkeypatch, *steps)
+    assert deployed[1::2] == [RUNNING] * 3
+    assert [each == RUNNING for each in deployed[::2]] == [False] * 3
 
 
 def test_what_changed_while_the_system_started_comes_into_force(

@@ -205,10 +205,11 @@ FileState = tuple[int, int] | None
 
 def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
     """Whenever the settings file changes from what was `seen` of it, run the system by what it says now, without a
-    pause. What cannot be done is logged and left: the system, which runs by `settings`, goes on as it was.
+    pause. What cannot be done is logged and left: the system, which was started with `settings`, goes on as it was.
     """
     from openbook.serving.launch.run import update
 
+    running = settings
     while True:
         time.sleep(POLL_S)
         if _is_as(seen, path):
@@ -216,22 +217,23 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
         seen = state_of(path)
         try:
             changed = updated(settings, config.load(path))
-            if changed == settings:
+            if changed == running:
                 continue
             log.info("%s has changed: updating", path)
             try:
                 update(changed, UPDATE_TIMEOUT_S + changed.index.wait_s, partial(_is_as, seen, path))
             except OpenbookError:
-                update(settings, UPDATE_TIMEOUT_S)  # Serve would go on trying
+                update(running, UPDATE_TIMEOUT_S)  # Serve would go on trying
                 raise
-            settings = changed
+            running = changed
             log.info("%s: in force", path)
         except OpenbookError as error:
             log.warning("%s: not in force: %s", path, error)
 
 
 def updated(settings: Settings, wanted: Settings) -> Settings:
-    """What a system with these settings can become of those wanted, with the index servers and the Redis that it has.
+    """What a system that was started with these settings can become of those wanted: where they name no index servers
+    or no Redis, with those that it has had since.
 
     Raises:
         InvalidConfig: a setting differs that needs another start; or as `local_system`.
