@@ -21,6 +21,7 @@ from openbook import config
 from openbook.cli import app
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.deployment import render
+from openbook.deployment.topology import LOADS_WITHIN_S
 from openbook.errors import InvalidConfig
 from openbook.index.client.discovery import DNS_EVERY_S
 from openbook.index.client.health import check
@@ -330,6 +331,19 @@ def test_containers_have_as_long_to_stop_as_units() -> None:
     for unit, names in (("openbook-index@", index), ("openbook", {"endpoint"})):
         (grace,) = re.findall(r"^TimeoutStopSec=(\d+)$", RENDERED[f"deploy/systemd/{unit}.service"], re.MULTILINE)
         assert {compose["services"][name]["stop_grace_period"] for name in names} == {f"{grace}s"}
+
+
+def test_the_endpoint_waits_as_long_as_index_servers_may_read() -> None:
+    """It would end and begin anew, again and again."""
+    (service,) = of_kind("RayService")
+    args = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
+    unit = RENDERED["deploy/systemd/openbook.service"]
+    waits = {
+        "kubernetes": args["index"].get("wait_s"),
+        "compose": yaml.safe_load(RENDERED["deploy/compose-openbook.yaml"])["index"].get("wait_s"),
+        "systemd": next(map(int, re.findall(r"^Environment=OPENBOOK_INDEX__WAIT_S=(\d+)$", unit, re.MULTILINE)), None),
+    }
+    assert waits == dict.fromkeys(waits, LOADS_WITHIN_S)
 
 
 def test_the_endpoint_stops_no_sooner_than_it_has_answered() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openbook.deployment.files import to_yaml
-from openbook.deployment.topology import Kubernetes, Topology
+from openbook.deployment.topology import LOADS_WITHIN_S, Kubernetes, Topology
 from openbook.serving.launch.environment import longest_s
 from openbook.serving.launch.ports import with_redis
 
@@ -94,6 +94,7 @@ def settings(topology: Topology) -> str:
             "discover": f"dns://openbook-index:{ports.index}",
             "tls": {"ca": f"{TLS}/ca.pem"},
             "server_name": topology.secrets.server_name,
+            "wait_s": LOADS_WITHIN_S,
         },
         serving={
             "host": "0.0.0.0",

@@ -6,7 +6,6 @@ from typing import Any
 
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.kubernetes_common import (
-    LOADS_WITHIN_S,
     TLS,
     env,
     guarded,
@@ -19,7 +18,7 @@ from openbook.deployment.kubernetes_common import (
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
 from openbook.deployment.serve_config import serve_config
-from openbook.deployment.topology import Kubernetes, Topology
+from openbook.deployment.topology import LOADS_WITHIN_S, Kubernetes, Topology
 from openbook.serving.launch.environment import guards, longest_s
 from openbook.serving.launch.ports import with_redis
 

@@ -5,8 +5,6 @@ from typing import Any
 from openbook.deployment.topology import Kubernetes
 
 TLS, UID = "/etc/openbook/tls", 10001
-LOADS_WITHIN_S = 3600
-"""How long an index server may take to read all of its files, and the endpoint waits for it."""
 PART = "app.kubernetes.io/component"
 
 

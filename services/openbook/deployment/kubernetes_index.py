@@ -3,7 +3,6 @@
 from typing import Any
 
 from openbook.deployment.kubernetes_common import (
-    LOADS_WITHIN_S,
     TLS,
     env,
     guarded,
@@ -13,7 +12,7 @@ from openbook.deployment.kubernetes_common import (
     pod_security,
     requested,
 )
-from openbook.deployment.topology import Kubernetes, Topology
+from openbook.deployment.topology import LOADS_WITHIN_S, Kubernetes, Topology
 
 MIN_READY_S = 60
 """From a replica's being ready until the next one of its shard is taken. Clients learn of its new address by DNS, where

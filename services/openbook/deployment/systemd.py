@@ -1,7 +1,7 @@
 """For machines without containers or Ray: systemd units. `openbook-index@0` is shard 0, `openbook` the endpoint."""
 
 from openbook.deployment.files import MADE
-from openbook.deployment.topology import Topology
+from openbook.deployment.topology import LOADS_WITHIN_S, Topology
 from openbook.serving.launch.environment import longest_s
 
 FOLDER = "deploy/systemd"
@@ -67,6 +67,7 @@ ExecStart=/opt/openbook/bin/openbook up --config /etc/openbook/openbook.yaml
 Environment="OPENBOOK_INDEX__DISCOVER=file:/etc/openbook/servers"
 Environment="OPENBOOK_INDEX__TLS={{ca: %d/ca.pem}}"
 Environment=OPENBOOK_INDEX__SERVER_NAME={topology.secrets.server_name}
+Environment=OPENBOOK_INDEX__WAIT_S={LOADS_WITHIN_S}
 Environment="OPENBOOK_SERVING__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}"
 Environment=OPENBOOK_SERVING__HOST=0.0.0.0
 Environment=OPENBOOK_SERVING__HTTP_PORT={ports.http}

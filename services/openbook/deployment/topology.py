@@ -15,6 +15,8 @@ from openbook.telemetry import N_METRICS_PORTS
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
 Overrides = dict[str, dict[str, Any]]
 """Sections of `Settings`, as a Serve config's `args`."""
+LOADS_WITHIN_S = 3600
+"""How long an index server may take to read all of its files, and the endpoint waits for it."""
 _FAMILY = "[a-z][0-9]+[a-z]*"
 _CPUS = re.compile(
     rf"(?:{_FAMILY}-)?custom-(?P<custom>[1-9][0-9]*)-[0-9]+(?:-ext)?"
