@@ -397,6 +397,17 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("shards: 4", "shards: 3000", r"ports: 8265 \(Ray's dashboard\) and 7000\.\.9999 \(index\) must not overlap"),
         ("kubernetes:", "ports: {grpc: 8000}\n\nkubernetes:", r"ports: 8000 \(http\) and 8000 \(grpc\) must not"),
         ("kubernetes:", "ports: {keys: 9115}\n\nkubernetes:", r"ports: 9115 \(keys\) and 9110\.\.9141 \(metrics\)"),
+        ("kubernetes:", "ports: {http: 0}\n\nkubernetes:", r"ports\.http = 0: .*greater than or equal to 1$"),
+        (
+            "kubernetes:",
+            "ports: {index: 65533}\n\nkubernetes:",
+            r"ports: index must be at most 65535, got 65533\.\.65536$",
+        ),
+        (
+            "kubernetes:",
+            "ports: {metrics: 65505}\n\nkubernetes:",
+            r"ports: metrics must be at most 65535, got 65505\.\.65536$",
+        ),
         ("head: 10.0.0.1", "head: 10.0.0.2", r"different machines, got 10\.0\.0\.2 more than once"),
     ],
 )

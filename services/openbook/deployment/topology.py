@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from openbook.config import Port, Positive, Section, Settings, parse
+from openbook.config import Positive, Section, Settings, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import ports
 from openbook.telemetry import N_METRICS_PORTS
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]  # others are told of it: none that the system chooses
 Overrides = dict[str, dict[str, Any]]
 """Sections of `Settings`, as a Serve config's `args`."""
 LOADS_WITHIN_S = 3600
@@ -174,6 +175,9 @@ class Topology(Section):
     def _can_be_served(self) -> "Topology":
         listen = [(each, range(port, port + 1)) for each, port in self.ports.model_dump().items()]
         listen = [*_OTHERS, *listen, ("index", self.index_ports), ("metrics", self.metrics_ports)]
+        for name, taken in listen:
+            if taken.stop > 1 << 16:
+                raise ValueError(f"ports: {name} must be at most 65535, got {_shown(taken)}")
         for (name, one), (other, another) in combinations(listen, 2):
             if name != other and one.start < another.stop and another.start < one.stop:
                 raise ValueError(f"ports: {_shown(one)} ({name}) and {_shown(another)} ({other}) must not overlap")
