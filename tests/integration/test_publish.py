@@ -240,6 +240,43 @@ def test_a_server_that_lost_what_it_had_prepared_stops_it_everywhere(servers: li
     assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
 
 
+def listed(path: Path, *addresses: str) -> IndexClientSettings:
+    """Whom a file lists, from now on."""
+    path.write_text("\n".join(addresses))
+    return IndexClientSettings(discover=f"file:{path}", timeout_s=60)
+
+
+def test_a_server_that_joins_the_list_meanwhile_has_it_too(
+    servers: list[IndexServer], root: Path, tmp_path: Path
+) -> None:
+    lines, known = tmp_path / "servers", [server.address for server in servers]
+    with IndexServer(IndexServerSettings(snapshot=root / "old", shard=0)) as late:
+
+        def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+            if (step, n_done) == ("prepare", n_servers):
+                listed(lines, *known[1:], late.address)  # one has left
+
+        assert asyncio.run(publish(root / "new", listed(lines, *known), on_progress=meanwhile)) == 2
+        assert states([*servers, late], root)[:4] == ["current new 2, former old 1"] * 4
+        assert late.held.current_id == build_id(root / "new")
+
+
+def test_a_server_that_joins_the_list_and_cannot_have_it_is_named(
+    servers: list[IndexServer], root: Path, tmp_path: Path
+) -> None:
+    lines, known = tmp_path / "servers", [server.address for server in servers]
+
+    def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+        if (step, n_done) == ("publish", n_servers):
+            listed(lines, *known, "127.0.0.1:1")
+
+    with pytest.raises(
+        ShardUnavailable, match=rf"127\.0\.0\.1:1.*; it is current at {', '.join(sorted(known))}: publish"
+    ):
+        asyncio.run(publish(root / "new", listed(lines, *known), on_progress=meanwhile))
+    assert states(servers, root) == ["current new 2, former old 1"] * 4
+
+
 def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
     ca = trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "server_key", "client", "client_key")}

@@ -84,7 +84,8 @@ async def publish(
     folder_at_servers: Path | None = None,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> int:
-    """Make a snapshot current at all servers that the settings name; returns its sequence.
+    """Make a snapshot current at all servers that the settings name, those too that join meanwhile; returns its
+    sequence.
 
     Args:
         source: its folder, which the servers see too; or a URL, from which each of them first fetches its part.
@@ -100,6 +101,24 @@ async def publish(
         OpenbookError: what a server refused it for; names the server. Unless it was about to be current at one already,
             it is nowhere then.
     """
+    reached: set[str] = set()
+    while True:
+        try:
+            sequence, addresses = await _publish_once(source, settings, folder_at_servers, on_progress)
+            reached.update(addresses)
+            named, _ = await addresses_now(settings)
+        except OpenbookError as error:
+            if not reached:
+                raise
+            raise _together([error], f"; it is current at {', '.join(sorted(reached))}: publish it again") from None
+        if reached.issuperset(named):
+            return sequence
+
+
+async def _publish_once(
+    source: Path | str, settings: IndexClientSettings, folder_at_servers: Path | None, on_progress: OnProgress
+) -> tuple[int, list[str]]:
+    """At all servers that are named now. Returns its sequence, and where it is current."""
     url = source if isinstance(source, str) else ""
     manifest = await asyncio.to_thread(snapshot_at, url) if url else Snapshot.open(Path(source)).manifest
     snapshot_id, n_shards = manifest.snapshot_id, len(manifest.shards)
@@ -136,7 +155,7 @@ async def publish(
         published = await _outcomes(publishes, lambda n: on_progress("publish", n, len(servers)))
         if failures := [outcome for outcome in published if isinstance(outcome, OpenbookError)]:
             raise _together(failures, "; publish it again to complete it")
-        return sequence
+        return sequence, [server.address for server in servers]
 
 
 async def held_by_servers(settings: IndexClientSettings) -> list[Listed]:
