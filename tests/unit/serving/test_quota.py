@@ -1,6 +1,7 @@
 """Quotas: the arithmetic of windows, what callers are told, and what counts as how much."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from openbook.errors import (
     QuotaExceeded,
     ShardUnavailable,
 )
+from openbook.serving.access.counters import Counters
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
 from openbook.serving.access.keys import Identity, mint
-from openbook.serving.access.quota import Policy, headers, policies_of, priced, refusal, standings, take
+from openbook.serving.access.quota import Asked, Policy, Taken, headers, policies_of, priced, refusal, standings, take
 from openbook.serving.access.quotas import Quotas
 from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.ingress import AnswerIngress
@@ -123,6 +125,80 @@ def test_what_fails_for_want_of_a_place_a_shard_or_a_model_is_given_back(
             await quotas.charge("web")
         with pytest.raises(QuotaExceeded):
             await quotas.charge("web")
+
+    asyncio.run(scenario())
+
+
+class Shared(Counters):
+    """Counts as Redis does, whose script is `take` in Lua; out of reach when told."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.is_up = clock, True
+        self.counts: dict[str, tuple[int, int]] = {}
+
+    async def take(self, caller: str, asked: Asked) -> Taken | None:
+        await asyncio.sleep(0)  # others go on meanwhile
+        return take(self.counts, asked, int(self.clock())) if self.is_up else None
+
+
+def five_a_day() -> tuple[Quotas, Shared]:
+    clock = ManualClock(1000.0)
+    shared = Shared(clock)
+    quotas = Quotas(shared, clock)
+    quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=5)))
+    return quotas, shared
+
+
+async def give_back(quotas: Quotas, shared: Shared, n_questions: int, was_up: bool, is_up: bool) -> None:
+    """Charge so many while Redis is there or not, and give them back while it is or not."""
+    shared.is_up = was_up
+    with contextlib.suppress(Overloaded):
+        async with quotas.charged("web", n_questions):
+            shared.is_up = is_up
+            raise Overloaded("none")
+
+
+def test_what_a_replica_counted_for_itself_is_given_back_there_and_not_in_redis() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        await quotas.charge("web", 3)
+        await give_back(quotas, shared, 2, was_up=False, is_up=True)
+        assert shared.counts == {"questions-day": (0, 3)}
+        shared.is_up = False
+        await quotas.charge("web", 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_redis_counted_is_given_back_there_with_the_next_question_if_it_is_out_of_reach() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        for n_questions in (1, 3):
+            await give_back(quotas, shared, n_questions, was_up=True, is_up=False)
+        assert "r=5;" in quotas.headers("web")["ratelimit"]
+        shared.is_up = True
+        await asyncio.gather(*(quotas.charge("web") for _ in range(3)))  # one of them takes it along
+        assert shared.counts == {"questions-day": (0, 3)}
+        await give_back(quotas, shared, 2, was_up=True, is_up=False)
+        shared.is_up = True
+        with pytest.raises(QuotaExceeded):
+            await quotas.charge("web", 3)  # and still owed: 3 of 5 are used
+        await quotas.charge("web", 2)
+        assert shared.counts == {"questions-day": (0, 5)}
+        with pytest.raises(QuotaExceeded):
+            await quotas.charge("web")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_owed_ends_with_its_window() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        await give_back(quotas, shared, 4, was_up=True, is_up=False)
+        shared.is_up = True
+        shared.clock.advance(86_400)
+        await quotas.charge("web", 5)
+        assert shared.counts == {"questions-day": (1, 5)}
 
     asyncio.run(scenario())
 

@@ -14,6 +14,7 @@ from openbook.serving.access.quota import (
     Policy,
     Taken,
     add,
+    counted,
     headers,
     policies_of,
     priced,
@@ -30,6 +31,7 @@ N_ACCOUNTS = 100_000
 class _Account:
     policies: tuple[Policy, ...]
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # of this replica
+    owed: dict[str, tuple[int, int]] = field(default_factory=dict)  # to Redis: given back while it was out of reach
     last: tuple[Asked, Taken, float] | None = None  # and when, by our clock: Redis counts by its own
 
 
@@ -52,8 +54,8 @@ class Quotas:
         account.policies = policies
         self._accounts.move_to_end(identity.caller)
 
-    async def charge(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> Asked:
-        """Count this, all or nothing, and say what was counted.
+    async def charge(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> tuple[Asked, bool]:
+        """Count this, all or nothing, and say what was counted, and whether in Redis.
 
         Raises:
             QuotaExceeded: not before the next window.
@@ -61,39 +63,59 @@ class Quotas:
         """
         account = self._accounts.get(caller)
         if account is None or not account.policies:
-            return ()
+            return (), False
         try:
             asked = priced(account.policies, n_questions, n_tokens)
         except InvalidRequest:
             refused("endpoint", "quota").inc()
             raise
-        taken = await self._count(caller, account, asked)
+        shared = await self._take_shared(caller, account, asked)
+        if shared is None:
+            taken = take(account.counts, asked, int(self._clock()))
+        else:
+            taken = shared
+            if taken.granted:  # so that it is known should Redis go
+                add(account.counts, asked, taken.now)
+        account.last = asked, taken, self._clock()
         if not taken.granted:
             refused("endpoint", "quota").inc()
             raise refusal(asked, taken)
-        return asked
+        return asked, shared is not None
 
     @asynccontextmanager
     async def charged(self, caller: str, n_questions: int = 1, n_tokens: int = 0) -> AsyncIterator[None]:
         """Charge for the body, and give it back where a place, a shard or a model is missing: clients ask again then,
         and it is still one question. Raises as `charge`.
         """
-        asked = await self.charge(caller, n_questions, n_tokens)
+        asked, is_shared = await self.charge(caller, n_questions, n_tokens)
         try:
             yield
         except (Overloaded, ShardUnavailable, ModelUnavailable):
             account = self._accounts.get(caller)
             if account and asked:
-                await self._count(caller, account, [(policy, -cost) for policy, cost in asked])
+                await self._give_back(caller, account, asked, is_shared)
             raise
 
-    async def _count(self, caller: str, account: _Account, asked: Asked) -> Taken:
-        taken = await self._shared.take(caller, asked) if self._shared else None
-        if taken is None:
-            taken = take(account.counts, asked, int(self._clock()))
-        elif taken.granted:  # so that it is known should Redis go
-            add(account.counts, asked, taken.now)
-        account.last = asked, taken, self._clock()
+    async def _give_back(self, caller: str, account: _Account, asked: Asked, is_shared: bool) -> None:
+        """Where it was counted: elsewhere it would make room that nobody took."""
+        now, shared = int(self._clock()), None
+        if is_shared:
+            add(account.owed, asked, now)
+            shared = await self._take_shared(caller, account, [(policy, 0) for policy, _ in asked])
+        taken = take(account.counts, [(policy, -cost) for policy, cost in asked], shared.now if shared else now)
+        account.last = asked, shared or taken, self._clock()
+
+    async def _take_shared(self, caller: str, account: _Account, asked: Asked) -> Taken | None:
+        """In Redis, less what is owed to it; None while there is none."""
+        if self._shared is None:
+            return None
+        now = int(self._clock())
+        owed = counted(account.owed, asked, now)
+        account.owed.clear()  # who asks meanwhile does not give it back again
+        net = [(policy, cost - back) for (policy, cost), (_, back) in zip(asked, owed, strict=True)]
+        taken = await self._shared.take(caller, net)
+        if taken is None or not taken.granted:
+            add(account.owed, owed, now)
         return taken
 
     def headers(self, caller: str) -> dict[str, str]:
