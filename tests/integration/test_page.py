@@ -944,6 +944,14 @@ def test_words_are_cut_by_code_points_and_by_what_stands_in_a_token(opened: Open
     ]
 
 
+def test_an_answer_is_found_in_a_passage_as_words_and_marks_are_of_them(opened: Open) -> None:
+    page = opened()
+    find = "(asked) => import('/page/model.js').then((model) => model.placesOf(...asked))"
+    assert page.evaluate(find, ["new york", "New\nYork, newYork, New Yorker"]) == [[0, 8]]
+    for word, text, at in (("सत", "सत्य, सत", 6), ("ก", "กิน ก", 4), ("cafe", "cafe\u0301, cafe", 7), ("א", "בָא, א", 5)):
+        assert page.evaluate(find, [word, text]) == [[at, at + len(word)]]
+
+
 def test_numbers_are_told_as_they_are(opened: Open) -> None:
     page = opened()
     told = page.evaluate(

@@ -5,7 +5,7 @@ from itertools import groupby
 
 import numpy as np
 
-from openbook.core.spelling import is_inside_a_word
+from openbook.core.tokens import is_inside_a_word
 from openbook.core.types import Citation, Float64, Token
 
 

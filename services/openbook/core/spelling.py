@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
+from openbook.core.tokens import is_inside_a_word
 from openbook.core.types import Passage
 
 Letters = tuple[str, list[int]]
@@ -74,8 +75,3 @@ def _behind(text: str, place: int) -> int:
     while unicodedata.combining(text[end : end + 1] or " "):
         end += 1
     return end
-
-
-def is_inside_a_word(text: str, place: int) -> bool:
-    """Whether what stands before the place and what stands there belong to one word."""
-    return text[max(0, place - 1) : place].isalnum() and text[place : place + 1].isalnum()

@@ -21,6 +21,11 @@ def words_of(text: str) -> list[str]:
     return [token for token in tokens(text) if _kind(token[0]) == "word"]
 
 
+def is_inside_a_word(text: str, place: int) -> bool:
+    """Whether what stands before the place and what stands there belong to one run."""
+    return 0 < place < len(text) and _kind(text[place - 1]) == _kind(text[place]) == "word"
+
+
 @lru_cache(maxsize=1024)  # many questions are asked of one passage
 def joined(text: str) -> str:
     """The tokens with a character between and around them that no token holds, so `in` compares whole tokens."""

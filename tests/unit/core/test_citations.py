@@ -34,6 +34,13 @@ def test_words_of_one_passage_are_cited_together_and_pieces_of_a_word_are_never_
     assert second.probability == pytest.approx(0.85)
 
 
+@pytest.mark.parametrize("word", ["सत्य", "ที่", "שָׁלוֹם", "cafe\u0301s"])
+def test_marks_part_no_word(word: str) -> None:
+    tokens = [Token(word[i], -0.1, tuple(np.log([i % 2 or 0.4, 1 - i % 2 or 0.6])), i, i + 1) for i in range(len(word))]
+    (only,) = cite(word, tokens)
+    assert (only.start, only.end) == (0, len(word))
+
+
 def test_nothing_said_is_not_cited() -> None:
     assert cite("", []) == ()
     assert cite("", [Token("", 0.0, (0.0,), 0, 0)]) == ()

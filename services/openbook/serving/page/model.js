@@ -20,7 +20,7 @@ function valueOf(name, text) {
 
 export const textOf = (value) => [value ?? ""].flat().join("\n");
 
-/** The request as the fragment of a link: it stays in the browser, no server's log has it. */
+/** The request as the fragment of a link: it stays in the browser, out of servers' logs. */
 export function toLink(asked) {
   const found = new URLSearchParams({ question: asked.question });
   for (const name of FIELDS) if (name in asked) found.set(name, textOf(asked[name]));
@@ -77,10 +77,10 @@ export const keyOf = (passage) => (passage.id < 0 ? `own ${passage.title}\n${pas
 
 // --- answers
 
-/** A probability from its logarithm: in JSON null stands for that of zero. */
+/** A probability from its logarithm: null in JSON is that of zero. */
 export const pOf = (log) => (log === null ? 0 : Math.exp(log));
 
-// Scripts that put no spaces between words.
+// Scripts without spaces between words.
 const UNSPACED = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}]/u;
 const segmenter = new Intl.Segmenter(undefined, { granularity: "word" });
 
@@ -131,8 +131,8 @@ const mean = (values) => sum(values) / values.length;
 export function placesOf(wanted, given) {
   const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/]/g, "\\$&").replace(/\s+/g, "\\s+");
   if (!escaped) return [];
-  const pattern = new RegExp(`(?<![\\p{L}\\p{N}])${escaped}(?![\\p{L}\\p{N}])`, "giu");
-  return [...given.matchAll(pattern)].map((found) => [found.index, found.index + found[0].length]);
+  const pattern = new RegExp(`(?<![\\p{L}\\p{N}\\p{M}])${escaped}(?![\\p{L}\\p{N}\\p{M}])`, "giu");
+  return [...given.matchAll(pattern)].map(({ 0: { length }, index }) => [index, index + length]);
 }
 
 // --- numbers
