@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from openbook.core.types import OwnPassage, RetrieverKind
+from openbook.core.types import OwnPassage, Passage, RetrieverKind
 from openbook.errors import InvalidRequest
 from openbook.explain.html import page, part
 from openbook.explain.parts import Alone, Parts
@@ -36,8 +36,9 @@ class Explanation(Parts):
 def explain(client: Answering, question: str, **options: Any) -> Explanation:
     """Ask, and ask again of every passage that was found by itself; k + 1 questions in all.
 
-    `options` are those of `Client.answer`. Raises as it does: InvalidRequest also where no encoder is there for
-    passages of the caller's own, as which each is read alone; and for more than one answer.
+    `options` are those of `Client.answer`. Raises as it does: InvalidRequest also for more than one answer. A passage
+    that cannot be one of the caller's own, as which it is read alone, has that error in place of what it would say:
+    it is too long, or no encoder is there for passages.
     """
     if (options.get("n_answers") or 1) > 1:
         raise InvalidRequest(f"n_answers must be 1 for an explanation, got {options['n_answers']}")
@@ -52,8 +53,13 @@ def explain(client: Answering, question: str, **options: Any) -> Explanation:
         "min_confidence": 0.0,
         "follow": 0,
     }
-    found = (
-        client.answer(question, **{**options, **bare, "passages": [OwnPassage(each.text, each.title)]})
-        for each in (evidence.passage for evidence in answer.evidence)
-    )
-    return Explanation(question, answer, tuple(Alone(each.text, each.log_likelihood) for each in found))
+
+    def alone(passage: Passage) -> Alone | InvalidRequest:
+        own = OwnPassage(passage.text, passage.title)
+        try:
+            found = client.answer(question, **{**options, **bare, "passages": [own]})
+        except InvalidRequest as error:
+            return error
+        return Alone(found.text, found.log_likelihood)
+
+    return Explanation(question, answer, tuple(alone(each.passage) for each in answer.evidence))

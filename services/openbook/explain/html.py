@@ -5,7 +5,8 @@ from html import escape
 from math import exp
 
 from openbook.core.types import Token
-from openbook.explain.parts import Parts
+from openbook.errors import InvalidRequest
+from openbook.explain.parts import Alone, Parts
 from openbook.rag.answer import Evidence
 
 PAPER = "light-dark(#fbf9f4, #131417)"
@@ -65,14 +66,19 @@ def _passages(explained: Parts) -> str:
             f"{escape(each.passage.text)}</details></td>",
             f'<td class="n">{each.score:.4f}</td>',
             _bar(exp(each.log_prior)),
-            f"<td>{escape(alone.text or '(empty)')}</td>",
-            f'<td class="n">{exp(alone.log_likelihood):.3f}</td>',
+            *_alone(alone),
             f'<td class="n">{_of_answer(explained, each)}</td>',
             _bar(exp(each.log_posterior)),
         )
         for number, (each, alone) in enumerate(rows, start=1)
     )
     return f"<h2>Passages</h2>{_table(heads, body)}"
+
+
+def _alone(alone: Alone | InvalidRequest) -> tuple[str, str]:
+    if isinstance(alone, InvalidRequest):
+        return f'<td class="soft">{escape(str(alone))}</td>', '<td class="n">-</td>'
+    return f"<td>{escape(alone.text or '(empty)')}</td>", f'<td class="n">{exp(alone.log_likelihood):.3f}</td>'
 
 
 def _of_answer(explained: Parts, evidence: Evidence) -> str:

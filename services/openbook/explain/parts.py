@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from openbook.core.types import Formulation, Token
+from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Evidence
 
 
@@ -20,7 +21,7 @@ class Parts:
 
     question: str
     answer: Answer
-    alone: tuple[Alone, ...]  # as many as there is evidence, in its order
+    alone: tuple[Alone | InvalidRequest, ...]  # in the order of the evidence; or why not
 
     @property
     def words(self) -> tuple[Token, ...]:

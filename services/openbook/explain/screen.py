@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from openbook.core.types import Token
-from openbook.explain.parts import Parts
+from openbook.errors import InvalidRequest
+from openbook.explain.parts import Alone, Parts
 
 LEAST_CELL = 4
 """Characters of a column of the heat map: ".97" and a space."""
@@ -27,6 +28,8 @@ def print_explanation(explained: Parts, console: Console) -> None:
         f"RAG-{answer.formulation.title()}  p(y|x) {exp(answer.log_likelihood):.3f}  snapshot {answer.snapshot_id[:12]}"
     )
     parts: list[RenderableType] = [text, Text(about, style="dim"), Text(), _passages(explained)]
+    whys = [str(each) for each in explained.alone if isinstance(each, InvalidRequest)]
+    parts += [Text(f"-: {why}", style="dim") for why in dict.fromkeys(whys)]
     for table in _heat(explained, console.width - 4):
         parts += [Text(), table]
     console.print(Panel(Group(*parts), title=Text(explained.question), title_align="left"))
@@ -46,11 +49,16 @@ def _passages(explained: Parts) -> Table:
             f"{exp(each.log_prior):.3f}",
             f"{exp(each.log_posterior):.3f}",
             Text(each.passage.title or each.passage.text),
-            Text(alone.text or "(empty)"),
-            f"{exp(alone.log_likelihood):.3f}",
+            *_alone(alone),
             style="" if each.log_posterior == best else "dim",
         )
     return table
+
+
+def _alone(alone: Alone | InvalidRequest) -> tuple[Text, str]:
+    if isinstance(alone, InvalidRequest):
+        return Text("-"), "-"
+    return Text(alone.text or "(empty)"), f"{exp(alone.log_likelihood):.3f}"
 
 
 def _heat(explained: Parts, width: int) -> Iterator[Table]:

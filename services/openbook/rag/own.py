@@ -13,7 +13,7 @@ def as_passage(number: int, own: OwnPassage, max_chars: int) -> Passage:
     """One of the caller's own, under an id that no passage of an index has. Raises InvalidRequest as `check_text`."""
     text = check_text(f"passages[{number}].text", own.text, max_chars)
     title, document_id = (
-        own_text and check_text(f"passages[{number}].{name}", own_text, max_chars)
+        own_text.strip() and check_text(f"passages[{number}].{name}", own_text, max_chars)
         for name, own_text in (("title", own.title), ("document_id", own.document_id))
     )
     return Passage(-1 - number, document_id, title, text)

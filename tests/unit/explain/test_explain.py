@@ -34,10 +34,10 @@ PASSAGES = [
 class Local:
     """A client without a network, which counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: AnswerDefaults | None = None) -> None:
         encoder = HashEncoder()
         index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
-        self._pipeline = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(9), AnswerDefaults())
+        self._pipeline = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(9), limits or AnswerDefaults())
         self.n_asked = 0
 
     def answer(self, question: str, **options: Any) -> Answer:
@@ -112,6 +112,22 @@ def test_each_passage_says_what_it_would_however_sure_the_answer_is_to_be() -> N
 
     explain(Sure(), "who?", k=2, min_confidence=0.9)
     assert asked == [0.9, 0.0, 0.0]
+
+
+def test_a_passage_that_cannot_be_read_alone_costs_its_own_cell() -> None:
+    client = Local(AnswerDefaults(max_passage_chars=len(PASSAGES[0].text)))
+    found = explain(client, "who patented the telephone?", k=3)
+    assert found.answer.text == PASSAGES[0].text
+    why = f"passages[0].text must have 1..{len(PASSAGES[0].text)} characters, got {len(PASSAGES[1].text)}"
+    told = {
+        each.passage.id: str(alone) if isinstance(alone, InvalidRequest) else alone.text
+        for each, alone in zip(found.answer.evidence, found.alone, strict=True)
+    }
+    assert told == {0: PASSAGES[0].text, 1: why, 2: PASSAGES[2].text}
+    assert why in found.page()
+    console = Console(width=100, record=True, file=StringIO())
+    print_explanation(found, console)
+    assert why in console.export_text()
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:

@@ -351,6 +351,12 @@ def test_own_passages_alone_are_searched_for_nowhere() -> None:
     assert "search" not in found.timings
 
 
+def test_a_title_of_white_space_is_none() -> None:
+    found = of_index(PASSAGES, RetrievalSettings(k=0), [OwnPassage("x", " \n", "\t"), OwnPassage("y", " Y ", " y ")])
+    told = [(each.passage.title, each.passage.document_id) for each in found.evidence]
+    assert sorted(told) == [("", ""), ("Y", "y")]
+
+
 @pytest.mark.parametrize(
     ("retrieval", "own", "message"),
     [
