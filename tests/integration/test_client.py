@@ -109,6 +109,7 @@ ANSWERS = st.builds(
     citations=CITATIONS,
     answers=st.lists(st.builds(Alternative, texts(), LOG_P, LOG_PS, TOKENS, CITATIONS), max_size=2).map(tuple),
     abstained=st.booleans(),
+    confidence=st.none() | st.floats(0, 1),
     **FOUND,
 )
 
