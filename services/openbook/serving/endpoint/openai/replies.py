@@ -70,7 +70,7 @@ class ReplyMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
-    refusal: Annotated[str | None, Field(description="Why there is no content: it was less probable than asked.")]
+    refusal: Annotated[str | None, Field(description="Why there is no content: less probable, or sure, than asked.")]
     annotations: list[Annotation]
 
 
