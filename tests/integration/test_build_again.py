@@ -379,7 +379,7 @@ def test_given_vectors_in_pieces_survive_an_interruption(encoder: EncoderSetting
     assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
 
 
-def test_float16_is_refused_where_a_number_is_beyond_it_and_other_names_too(
+def test_a_dtype_in_which_no_vectors_are_kept_is_refused_before_any_work(
     encoder: EncoderSettings, tmp_path: Path
 ) -> None:
     documents = written(tmp_path / "documents", DOCUMENTS)

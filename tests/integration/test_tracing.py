@@ -23,6 +23,7 @@ from openbook.core.types import Float32, Generation, GenerationSettings, Passage
 from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.sharded import ShardedIndex
+from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.schemas import AnswerRequest
@@ -170,7 +171,7 @@ def test_one_question_is_one_trace(snapshot: Path, file: Path, frames: bool) -> 
     searches = [each for each in spans if each.kind == "server" and each.name == "Search"]
     assert [each.attributes["rows"] for each in searches] == [1, 1]
     assert {each.attributes["k"] for each in searches} == {4}
-    assert {each.attributes["snapshot"] for each in searches} != {""}
+    assert {each.attributes["snapshot"] for each in searches} == {Snapshot.open(snapshot).manifest.snapshot_id}
 
 
 def test_a_stream_is_traced_to_its_end(snapshot: Path, file: Path) -> None:
