@@ -10,7 +10,7 @@ from openbook.core.documents import Document
 from openbook.core.passages import split
 from openbook.core.splitting import Splitting
 from openbook.corpus.read import read_passages
-from openbook.corpus.sources.limits import Limits
+from openbook.corpus.sources.limits import Failure, Limits
 from openbook.errors import InvalidDocuments
 
 
@@ -89,6 +89,31 @@ def test_a_quote_that_never_ends_is_named(tmp_path: Path) -> None:
     path.write_text('1\tfine\tt\n2\t"never closed\tt\n' + "3\tand so on\tt\n" * 9)
     with pytest.raises(InvalidDocuments, match=r"a\.tsv: line 2: not separated values: field larger than"):
         list(read_passages(path, limits=Limits(document_bytes=30)))
+
+
+@pytest.mark.parametrize(
+    ("content", "n_read", "line"),
+    [
+        ('id\ttext\n1\tone\n2\t"Hello world, he began\n3\tthree\n4\tfour\n', 1, 3),
+        ('id\t"text\n1\tone\n', 0, 1),
+        ('id\ttext\n1\t"cut off', 0, 2),
+    ],
+)
+def test_a_stray_quote_is_named_where_it_takes_all_rows_behind_it(
+    tmp_path: Path, content: str, n_read: int, line: int
+) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(content)
+    failures: list[Failure] = []
+    assert len(list(read_passages(path, on_failure=failures.append))) == n_read
+    assert failures == [Failure(str(path), f"line {line}: a quote that never ends: what lies behind it is left out")]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n"])
+def test_a_quote_that_ends_with_its_file_is_no_stray_one(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(f'id\ttext\n1\t"one\n and a half"{end}', newline="")
+    assert [passage.text for passage in read_passages(path)] == ["one and a half"]
 
 
 @settings(max_examples=50)

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterator
-from itertools import chain
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import records
@@ -35,7 +34,16 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     names = DPR if is_dpr else columns_of(first, delimiter)
     has_header = columns_of(first, delimiter) == names
     csv.field_size_limit(opened.limits.document_bytes)
-    rows = csv.reader(chain([first], lines), delimiter=delimiter)
+    has_ended = False
+
+    def to_the_end() -> Iterator[str]:
+        nonlocal has_ended
+        yield first
+        yield from lines
+        has_ended = True
+        yield "\n"  # a row of its own, unless a quote is open
+
+    rows = csv.reader(to_the_end(), delimiter=delimiter)
     while True:
         begun = rows.line_num + 1
         try:
@@ -48,6 +56,8 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
             raise Failed(f"line {begun}: not separated values: {error}") from None
         if row is None:
             return
+        if row and has_ended:
+            raise Failed(f"line {begun}: a quote that never ends: what lies behind it is left out")
         if (begun == 1 and has_header) or (not row and not bad):
             continue
         try:
