@@ -70,6 +70,15 @@ def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> No
         list(read_passages(path))
 
 
+@pytest.mark.parametrize("what", ["id", "title"])
+def test_what_each_passage_has_again_is_short(tmp_path: Path, what: str) -> None:
+    record = {"id": "1", "title": "t", "text": "x"}
+    path = write_jsonl(tmp_path / "a.jsonl", record | {what: "x" * 4096}, record | {what: "x" * 4097})
+    failures: list[Failure] = []
+    assert len(list(read_passages(path, on_failure=failures.append))) == 1
+    assert failures == [Failure(f"{path}:2", f"{what} must have at most 4096 characters, got 4097")]
+
+
 def test_a_missing_file_and_a_cut_or_damaged_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocuments, match=r"none\.jsonl: no such file"):
         list(read_passages(tmp_path / "none.jsonl"))

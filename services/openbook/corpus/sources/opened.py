@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from openbook.core.documents import Document, canonical
-from openbook.core.origin import Field
+from openbook.core.origin import MAX_FIELD_CHARS, Field
 from openbook.corpus.sources.encodings import UTF_16
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 from openbook.corpus.sources.recognise import NAMES, Names
@@ -122,8 +122,12 @@ class Opened:
         """A document of this file, in canonical form; what else is known of it as `Document` has it.
 
         Raises:
-            Failed: it is too long, or holds half a character, which nothing behind us could store.
+            Failed: it, its id or its title is too long, or it holds half a character, which nothing behind us could
+                store.
         """
+        for name, value in (("id", id), ("title", title)):  # each of its passages has them again
+            if len(value) > MAX_FIELD_CHARS:
+                raise Failed(f"{name} must have at most {MAX_FIELD_CHARS} characters, got {len(value)}")
         try:
             known = {**known, **{name: known.get(name) or getattr(self.crawled, name) for name in ("url", "date")}}
             about = (known["url"], *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
