@@ -170,6 +170,22 @@ def test_a_file_that_changes_while_it_is_fetched_is_no_mixture(
             assert got.read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("becomes", ["Bread is baked, and then it is eaten. " * 9, "Bread."])
+def test_a_small_file_that_changed_since_it_was_listed_is_fetched_whole(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    listing = Place.listing
+
+    def then_changed(place: Place) -> dict[str, Listed]:
+        found = listing(place)
+        (corpus / "sub" / "ü.md").write_text(becomes)
+        return found
+
+    monkeypatch.setattr(Place, "listing", then_changed)
+    with fetched(f"file://{corpus}", tmp_path / "out", raise_it) as folder:
+        assert (folder / "sub" / "ü.md").read_text() == becomes
+
+
 def test_a_server_that_tells_another_version_each_time_says_nothing_of_changes(
     web: WebFiles, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

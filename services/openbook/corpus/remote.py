@@ -196,11 +196,12 @@ class _Fetch:
         raise InvalidDocuments(f"{self._place.at(listed.path)}: has changed {N_TRIES} times while it was fetched")
 
     def _now(self, listed: Listed) -> Listed:
-        """The file as it lies there by now, where it came in pieces, maybe of two versions.
+        """The file as it lies there by now: what came is no longer than it was known to be, and pieces may be of two
+        versions.
 
         A server that says one thing and another, as mirrors behind one name may, says nothing of it: then as it was.
         """
-        if listed.size_bytes is None or listed.size_bytes <= self._piece_bytes:
+        if listed.size_bytes is None:
             return listed
         found = {self._place.about(listed.path)}
         if listed not in found:
