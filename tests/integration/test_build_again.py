@@ -1,6 +1,8 @@
 """Builds that encode less than all: a corpus of which little changed, and embeddings that exist already."""
 
+import errno
 import json
+import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -189,6 +191,39 @@ def test_vectors_that_were_rounded_get_into_no_others(
     manifest, _, _ = build(documents, tmp_path / "fresh", encoder)
     assert left[0] == manifest.n_passages
     assert files_of(out) == files_of(tmp_path / "fresh")
+
+
+def test_what_cannot_be_removed_when_the_snapshot_stands_is_left_to_the_next_build(
+    encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents, out, rmdir = written(tmp_path / "documents", DOCUMENTS), tmp_path / "out", os.rmdir
+    left = ["out.documents", "out.work"]
+
+    def of_nfs(folder: str | Path, **options: Any) -> None:
+        """Where open files keep a name until they are closed."""
+        if Path(folder).name in left:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        rmdir(folder, **options)
+
+    command = ["build", documents.as_uri(), "--threads", "1", "--words", "20", "--encoder", encoder.model, "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", of_nfs)
+        done = CliRunner().invoke(app, [*command, str(out)])
+        assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["documents", "out", *left]
+    assert "out: exists" in str(CliRunner().invoke(app, [*command, str(out)]).exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["documents", "out"]
+
+
+def test_a_snapshot_that_another_build_made_meanwhile_is_found_before_anything_is_read(
+    encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents, out, stages = written(tmp_path / "documents", DOCUMENTS), tmp_path / "out", set[str]()
+    digest = corpus_build.corpus_digest
+    monkeypatch.setattr(corpus_build, "corpus_digest", lambda root: (out.mkdir(), digest(root))[1])
+    with pytest.raises(InvalidConfig, match="out: exists"):
+        build_corpus(documents, out, encoder, 2, "Flat", on_progress=lambda stage, *_: stages.add(stage))
+    assert not stages
 
 
 class Killed(BaseException):

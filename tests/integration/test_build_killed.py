@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openbook import files
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig
-from openbook.index.building.build import OnProgress, build_snapshot
+from openbook.index.building.build import LOCK, OnProgress, build_snapshot
 from openbook.index.disk.snapshot import Snapshot
 
 
@@ -52,6 +53,19 @@ def test_one_build_of_a_target_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="exists"):
         build(tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_build_whose_snapshot_stands_has_succeeded_whoever_tidied_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = files.put
+
+    def put_and_tidied(partial: Path, path: Path) -> None:
+        put(partial, path)
+        (path / LOCK).unlink(missing_ok=True)
+
+    monkeypatch.setattr(files, "put", put_and_tidied)
+    assert build(tmp_path / "s") == Snapshot.open(tmp_path / "s").manifest.snapshot_id
 
 
 if __name__ == "__main__":

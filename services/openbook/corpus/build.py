@@ -64,6 +64,7 @@ from openbook.errors import InvalidConfig, InvalidDocuments, StartupError
 from openbook.index.building.build import (
     ExactDtype,
     build_snapshot,
+    check_new,
     check_plan,
     clear,
     has_texts,
@@ -182,6 +183,7 @@ def build_corpus(
     )
     at_once = GPU_ROWS_PER_STEP if (elsewhere.on_gpu if elsewhere else on_gpu(encoder)) else ROWS_PER_STEP
     with told_if_full(work), undisturbed(work):
+        check_new(out)  # another build may have been done meanwhile
         if note := resumed(work, plan, exact_dtype):
             for line in (work / FAILURES).read_text().splitlines():
                 on_failure(Failure(**json.loads(line)))
@@ -233,7 +235,7 @@ def build_corpus(
             words=work if bm25 else None,
             texts=texts,
         )
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)  # NFS keeps a name for files that are open: the next one removes it
     return manifest
 
 

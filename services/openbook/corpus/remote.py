@@ -83,8 +83,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    _clear(folder)
-    shutil.rmtree(folder)
+    with suppress(OSError):  # NFS keeps a name for files that are open: the next one removes it
+        _clear(folder)
+        shutil.rmtree(folder)
 
 
 def _clear(folder: Path) -> None:

@@ -22,7 +22,7 @@ from openbook.corpus.former import Changes
 from openbook.corpus.sources.parse import library_of
 from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.errors import InvalidConfig, StartupError
-from openbook.index.building.build import LOCK
+from openbook.index.building.build import LOCK, undisturbed
 from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
 from openbook.index.disk.snapshot import MANIFEST
@@ -100,12 +100,19 @@ def folder_of(out: Path) -> Path:
 
 
 def remove_if_done(out: Path) -> None:
-    """Remove the folder of a build that was killed when its snapshot stood. Raises as `check_ours`."""
+    """Remove the folder of a build that was killed when its snapshot stood.
+
+    Raises:
+        InvalidConfig: as `check_ours`, or that build is still at work there.
+    """
     work = folder_of(out)
     check_ours(work)
-    if (out / MANIFEST).exists():
-        shutil.rmtree(work, ignore_errors=True)
-        (out / LOCK).unlink(missing_ok=True)
+    if not (out / MANIFEST).exists():
+        return
+    if work.exists():
+        with undisturbed(work):
+            shutil.rmtree(work, ignore_errors=True)
+    (out / LOCK).unlink(missing_ok=True)
 
 
 def check_ours(work: Path) -> None:

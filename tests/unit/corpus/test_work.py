@@ -10,8 +10,21 @@ from hypothesis import strategies as st
 
 from openbook.core.splitting import Splitting
 from openbook.corpus.sources.parse import reason
-from openbook.corpus.work import FAILURES, NOTE, Note, Plan, folder_of, left, resumed, set_aside, told_if_full
-from openbook.errors import StartupError
+from openbook.corpus.work import (
+    FAILURES,
+    NOTE,
+    Note,
+    Plan,
+    folder_of,
+    left,
+    remove_if_done,
+    resumed,
+    set_aside,
+    told_if_full,
+)
+from openbook.errors import InvalidConfig, StartupError
+from openbook.index.building.build import LOCK, undisturbed
+from openbook.index.disk.snapshot import MANIFEST
 
 PLAN = Plan(
     documents_digest="",
@@ -79,6 +92,19 @@ def test_a_build_begins_anew_where_a_library_is_there_that_was_missing(tmp_path:
         reasons = ("a link", reason(ModuleNotFoundError(name=name)))
         (tmp_path / FAILURES).write_text("".join(json.dumps({"path": "a", "reason": why}) + "\n" for why in reasons))
         assert (resumed(tmp_path, PLAN, "float32") is not None) == goes_on
+
+
+def test_what_is_done_is_removed_by_who_is_alone_there(tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    for folder, name in ((out, MANIFEST), (out, LOCK), (work, NOTE)):
+        folder.mkdir(exist_ok=True)
+        (folder / name).touch()
+    with undisturbed(work):
+        with pytest.raises(InvalidConfig, match=r"out\.work: another process is at work here"):
+            remove_if_done(out)
+        assert sorted(path.name for path in (*out.iterdir(), *work.iterdir())) == [LOCK, LOCK, MANIFEST, NOTE]
+    remove_if_done(out)
+    assert [path.name for path in (*tmp_path.iterdir(), *out.iterdir())] == ["out", MANIFEST]
 
 
 def test_a_full_disk_is_one_line_however_it_is_said(tmp_path: Path) -> None:

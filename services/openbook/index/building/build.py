@@ -142,7 +142,7 @@ def build_snapshot(
         if words:
             move_bm25(words, partial, manifest.snapshot_id)
         files.put(partial, out)
-        (out / LOCK).unlink()
+        (out / LOCK).unlink(missing_ok=True)
     return manifest
 
 
