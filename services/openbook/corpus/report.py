@@ -117,7 +117,8 @@ def write_report(
 ) -> None:
     """The page of a snapshot that was built just now."""
     opened = Snapshot.open(snapshot)
-    files.write(path, page(snapshot.name, opened.manifest, survey(opened), stages, failures, changes))
+    whole = page(snapshot.name, opened.manifest, survey(opened), stages, failures, changes)
+    files.write(path, whole.encode(errors="replace").decode())  # paths are of any bytes
 
 
 def page(

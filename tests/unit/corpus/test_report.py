@@ -6,6 +6,7 @@ import numpy as np
 
 from openbook.core.types import Passage
 from openbook.corpus.report import Stages, write_report
+from openbook.corpus.sources.limits import Failure
 from openbook.index.building.build import build_snapshot
 
 
@@ -19,3 +20,10 @@ def test_long_passages_share_a_bar_and_count_with_all_their_words(tmp_path: Path
     assert "<title>396 or more words: 3 passages</title>" in page
     assert "up to 400 or more;" in page
     assert ">400 or more words</text>" in page
+
+
+def test_a_path_of_any_bytes_is_shown(tmp_path: Path) -> None:
+    build_snapshot([Passage(0, "d", "t", "x")], np.eye(1, dtype=np.float32), tmp_path / "s", 1, "Flat", "e", "f")
+    failures = [Failure("/home/\udcff/a.txt", "a link")]
+    write_report(tmp_path / "report.html", tmp_path / "s", Stages(lambda *_: None), failures, None)
+    assert "<td>/home/?/a.txt</td><td>a link</td>" in (tmp_path / "report.html").read_text()

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import tarfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -419,6 +420,15 @@ def test_a_member_of_a_zip_whose_name_is_damaged_costs_no_others() -> None:
     assert (failure.path, failure.reason[:18]) == ("a.zip/ü.txt", "UnicodeDecodeError")
     assert isinstance(document, Document)
     assert document.text == "two"
+
+
+def test_a_name_of_any_bytes_is_text_where_its_file_is_left_out() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        link = tarfile.TarInfo("\udcff.txt")
+        link.type = tarfile.SYMTYPE
+        archive.addfile(link)
+    assert parse(out.getvalue(), "a.tar") == [Failure("a.tar/?.txt", "a link")]
 
 
 # --- tables

@@ -49,7 +49,7 @@ class Opened:
         """What came out of it, one layer deeper."""
         if self.n_layers == self.limits.n_layers:
             raise Failed(f"lies in more than {self.limits.n_layers} layers of archives and compression")
-        path = path.encode(errors="replace").decode()  # names in archives are of any bytes
+        path = as_text(path)
         crawled = self.crawled if path == self.path else replace(self.crawled, ending="", charset="")
         return replace(self, path=path, file=counted(file, self.budget), n_layers=self.n_layers + 1, crawled=crawled)
 
@@ -137,6 +137,11 @@ class Opened:
         if size_bytes > self.limits.document_bytes:
             raise Failed(f"a document of {size_bytes} bytes; at most {self.limits.document_bytes}")
         return canonical(Document(id, title, text, self.path, **known))
+
+
+def as_text(path: str) -> str:
+    """A path that can be written as UTF-8: names in archives are of any bytes."""
+    return path.encode(errors="replace").decode()
 
 
 def open_regular(

@@ -184,7 +184,7 @@ class Parse:
                 yield from _passed_over(archive)
 
     def _member(self, file: Opened, archive: TarFile, member: tarfile.TarInfo) -> Iterator[Event]:
-        path = f"{file.path}/{member.name}"
+        path = opened.as_text(f"{file.path}/{member.name}")
         content = archive.extractfile(member) if member.isreg() else None
         if content is None:
             is_link = member.issym() or member.islnk()
