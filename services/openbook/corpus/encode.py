@@ -41,6 +41,8 @@ GPU_PROCESSES = 4
 """On each GPU, if there are cores for them."""
 GPU_ROWS_PER_STEP = 1 << 14
 """Passages that a GPU encodes at a time. The last batch of each length is filled up: the more, the less it matters."""
+READY, DONE = "ready", "done"
+"""What a worker says."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
 
@@ -135,9 +137,11 @@ def encode(
             raise
 
     def take_when_ready(worker: Worker) -> None:
-        worker.ready()
-        starting.remove(worker)
-        take(worker.write)
+        def wait() -> None:
+            worker.ready()
+            starting.remove(worker)
+
+        take(worker.write, wait)
 
     n_useful = sum(map(len, steps)) // (GPU_ROWS_PER_PROCESS if on_gpu(settings) else ROWS_PER_PROCESS)
     others = everyone(settings)[1 : max(1, n_useful)]
@@ -221,22 +225,26 @@ class Worker:
         self._process = start(command, **options)
 
     def ready(self) -> None:
-        """Wait until it is, or has ended."""
-        self._said()
+        """Wait until it is, or has ended. Raises StartupError: it says something else."""
+        self._says(READY)
 
     def write(self, step: range) -> None:
-        """As `_write`. Raises StartupError: it has ended."""
+        """As `_write`. Raises StartupError: it has ended, or says something else than that it is done."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # that it has ended is read below
             self._process.stdin.write(b"%d %d\n" % (step.start, step.stop))
-        if not self._said():
+        if not self._says(DONE):
             raise StartupError(
                 f"a process that encodes passages {step.start}..{step.stop - 1} ended with code {self._process.wait()}"
             )
 
-    def _said(self) -> bytes:
+    def _says(self, word: str) -> bool:
+        """Whether it says this; if not, it has ended."""
         assert self._process.stdout is not None
-        return bytes(self._process.stdout.readline())
+        said = bytes(self._process.stdout.readline()).decode(errors="replace")
+        if said not in (f"{word}\n", ""):
+            raise StartupError(f"a process that encodes passages must say {word!r}, said {said.rstrip()!r:.80}")
+        return bool(said)
 
     def close(self) -> None:
         """End it."""
@@ -245,11 +253,13 @@ class Worker:
 
 def main(folder: str, settings: str) -> None:
     """A worker: says that it is ready, reads steps from standard input, and says when each is done."""
-    model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
-    print("ready", flush=True)
-    for line in sys.stdin:
-        _write(Path(folder), range(*map(int, line.split())), model)
-        print("done", flush=True)
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # what libraries print is no word of ours
+        model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
+        print(READY, file=out, flush=True)
+        for line in sys.stdin:
+            _write(Path(folder), range(*map(int, line.split())), model)
+            print(DONE, file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Who encodes passages on a machine, and what is said when a GPU has no room."""
 
+import os
+import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +15,9 @@ from openbook.config import EncoderSettings
 from openbook.core.types import Passage
 from openbook.corpus import encode
 from openbook.errors import StartupError
+from openbook.index.disk.arrays import new_array
 from openbook.index.disk.store import write_passages
+from openbook.processes import start
 
 
 @pytest.fixture
@@ -56,3 +62,37 @@ def test_a_gpu_without_room_is_told_in_a_line(folder: Path) -> None:
     settings = EncoderSettings(device="cpu", n_threads=1)
     with pytest.raises(StartupError, match=r"memory is full; with one thread .*: CUDA out of memory. Tried"):
         encode.encode(folder, [range(3)], settings, model, lambda step: None)
+
+
+class Loud:
+    """An encoder whose library speaks on standard output."""
+
+    def encode_passages(self, passages: list[Passage]) -> Any:
+        os.write(1, b"onednn_verbose,exec\n")
+        return torch.ones(len(passages), 2).numpy()
+
+
+def test_what_libraries_print_is_no_word_of_a_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    new_array(folder / encode.VECTORS, np.float32, (3, 2)).flush()
+    monkeypatch.setattr(encode.TextEncoder, "load", lambda *_, **__: Loud())
+    monkeypatch.setattr("sys.stdin", ["0 3\n"])
+    encode.main(str(folder), EncoderSettings().model_dump_json())
+    assert capfd.readouterr() == ("ready\ndone\n", "onednn_verbose,exec\n")
+
+
+@pytest.mark.parametrize("said", [["onednn_verbose"], ["ready", "onednn_verbose"]])
+def test_a_worker_that_says_anything_else_has_encoded_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    script = f"print(*{said}, sep=chr(10), flush=True); input()"
+    monkeypatch.setattr(encode, "start", lambda _, **options: start([sys.executable, "-c", script], **options))
+
+    def asked(worker: encode.Worker) -> None:
+        worker.ready()
+        worker.write(range(3))
+
+    says = pytest.raises(StartupError, match=r"must say '(ready|done)', said 'onednn_verbose'")
+    with closing(encode.Worker(folder, EncoderSettings(n_threads=1))) as worker, says:
+        asked(worker)
