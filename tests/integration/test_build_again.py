@@ -94,6 +94,19 @@ def test_what_a_former_snapshot_has_is_not_encoded_again_and_the_bytes_are_those
     assert files_of(tmp_path / "again") == files_of(tmp_path / "fresh")
 
 
+def test_a_document_in_parts_is_as_before_wherever_its_parts_lie(encoder: EncoderSettings, tmp_path: Path) -> None:
+    """Where several files, or lines that are far from each other, have one id."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    written(folder / "a.jsonl", DOCUMENTS)
+    written(folder / "b.jsonl", {"d0": "the other part", "d7": "and the other part"})
+    build(folder, tmp_path / "former", encoder)
+    written(folder / "a.jsonl", {**DOCUMENTS, "new": "the river nile"})
+    written(folder / "b.jsonl", {"d0": "the other part", "d7": "another part"})
+    _, (changes,), _ = build(folder, tmp_path / "again", encoder, former=tmp_path / "former")
+    assert (changes.added.first, changes.changed.first, changes.removed.n) == (("new",), ("d7",), 0)
+
+
 def test_the_words_of_a_former_snapshot_are_verified_once(
     encoder: EncoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

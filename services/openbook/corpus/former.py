@@ -168,8 +168,10 @@ class _Documents:
 
 
 def _documents(names: Digests, contents: Digests) -> _Documents:
-    unique, rows, inverse = np.unique(names, return_index=True, return_inverse=True)
-    total, numbers = np.zeros(len(unique), np.uint64), np.arange(len(names)) - rows[inverse]  # within its document
+    unique, rows, inverse, counts = np.unique(names, return_index=True, return_inverse=True, return_counts=True)
+    total, numbers = np.zeros(len(unique), np.uint64), np.empty(len(names), np.int64)
+    # Each passage's number within its document, whose passages need not lie together.
+    numbers[np.argsort(inverse, kind="stable")] = np.arange(len(names)) - np.repeat(counts.cumsum() - counts, counts)
     np.add.at(total, inverse, contents * (2 * numbers + 1).astype(np.uint64))  # around 2^64
     return _Documents(unique, total, rows)
 
