@@ -186,7 +186,7 @@ def print_failures(failures: "Sequence[Failure]") -> Iterator[None]:
         for failure in failures:
             print(f"left out: {failure}", file=sys.stderr)
         if failures:
-            print(f"left out: {len(failures)} in all", file=sys.stderr)
+            print(f"left out: {sum(failure.n for failure in failures)} in all", file=sys.stderr)
 
 
 def print_changes(changes: "Changes") -> None:

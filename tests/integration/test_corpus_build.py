@@ -427,8 +427,8 @@ def test_what_was_left_out_is_told_again_by_a_build_that_goes_on(documents: Path
     build(lambda *_: None)
     assert told[0].startswith(f"{documents}:6: not JSON")
     assert told == [told[0]] * 2
-    documents.write_text("no JSON\n")
-    with pytest.raises(InvalidDocuments, match=r"jsonl: holds no words that could be read; failures: 1"):
+    documents.write_text("no JSON\n" * 13)
+    with pytest.raises(InvalidDocuments, match=r"jsonl: holds no words that could be read; failures: 13$"):
         build_corpus(documents, tmp_path / "2", EncoderSettings(n_threads=1), 1, "Flat", on_failure=tell)
 
 

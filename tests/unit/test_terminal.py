@@ -10,6 +10,7 @@ from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Decoding, Formulation, Passage
 from openbook.corpus.duplicates import Pair, Repeated
 from openbook.corpus.former import Changes, Difference
+from openbook.corpus.sources.limits import Failure
 from openbook.index.client.publish import Listed
 from openbook.rag.answer import Answer, Evidence
 
@@ -80,3 +81,11 @@ def test_ids_of_strangers_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == ("documents added: 2 (a [2J b, ...)", "  a [2J b repeats a [2J b: a [2J b")
     assert all(map(str.isprintable, lines))
+
+
+def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with terminal.print_failures([Failure("a.csv:7", "not UTF-8"), Failure("a.csv", "and 6 more", 6)]):
+        pass
+    assert capsys.readouterr().err.splitlines()[-1] == "left out: 7 in all"

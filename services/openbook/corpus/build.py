@@ -272,7 +272,7 @@ def _start(
 
         def tell(failure: Failure) -> None:
             nonlocal n_failures
-            n_failures += 1
+            n_failures += failure.n
             kept.write(json.dumps(asdict(failure)) + "\n")
             on_failure(failure)
 

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -69,7 +70,7 @@ def read_documents(
     for each in parsed(found(path), limits, n_processes, fields, names):
         if isinstance(each, Failure):
             name, slash, inside = each.path.partition("/")
-            on_failure(Failure(f"{folder / name}{slash}{inside}", each.reason))  # a `Path` would change addresses
+            on_failure(replace(each, path=f"{folder / name}{slash}{inside}"))  # a `Path` would change addresses
         else:
             yield each
 

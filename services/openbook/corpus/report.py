@@ -150,7 +150,7 @@ def page(
     ]
     parts += ["<h2>Time</h2>", _table(("stage", "seconds", "passages", "a second"), timed)]
     if failures:
-        more = f"<p>The first {N_SHOWN} of {len(failures):,}.</p>" if len(failures) > N_SHOWN else ""
+        more = f"<p>The first {N_SHOWN} of {sum(each.n for each in failures):,}.</p>" if len(failures) > N_SHOWN else ""
         listed = [(each.path, each.reason) for each in failures[:N_SHOWN]]
         parts += ["<h2>Left out</h2>", more, _table(("what", "why"), listed)]
     return "".join([*parts, "</body></html>\n"])

@@ -108,7 +108,7 @@ def test_a_page_that_kills_its_parser_takes_no_others_of_its_file_with_it(tmp_pa
     (killed,) = [each for each in failures if re.search(r"memory|died", each.reason)]
     assert killed.path == f"{tmp_path}/a.jsonl#10"
     assert len(failures) == 1 + 10 + 1
-    assert failures[-1] == Failure(f"{tmp_path}/a.jsonl", "and 6 more that are no documents")
+    assert failures[-1] == Failure(f"{tmp_path}/a.jsonl", "and 6 more that are no documents", 6)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from openbook.core.types import Passage
-from openbook.corpus.report import Stages, write_report
+from openbook.corpus.report import N_SHOWN, Stages, write_report
 from openbook.corpus.sources.limits import Failure
 from openbook.index.building.build import build_snapshot
 
@@ -27,3 +27,10 @@ def test_a_path_of_any_bytes_is_shown(tmp_path: Path) -> None:
     failures = [Failure("/home/\udcff/a.txt", "a link")]
     write_report(tmp_path / "report.html", tmp_path / "s", Stages(lambda *_: None), failures, None)
     assert "<td>/home/?/a.txt</td><td>a link</td>" in (tmp_path / "report.html").read_text()
+
+
+def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(tmp_path: Path) -> None:
+    build_snapshot([Passage(0, "d", "t", "x")], np.eye(1, dtype=np.float32), tmp_path / "s", 1, "Flat", "e", "f")
+    failures = [Failure("a.jsonl", "and 1300 more that are no documents", 1300), *[Failure("b", "a link")] * N_SHOWN]
+    write_report(tmp_path / "report.html", tmp_path / "s", Stages(lambda *_: None), failures, None)
+    assert "<p>The first 100 of 1,400.</p>" in (tmp_path / "report.html").read_text()

@@ -42,6 +42,8 @@ class Failure:
     """Within the folder that was given; inside an archive `archive.zip/member`. `:line` for a record."""
 
     reason: str
+    n: int = 1
+    """Records that it stands for."""
 
     def __str__(self) -> str:
         return f"{one_line(self.path, 500)}: {self.reason}"

@@ -115,8 +115,8 @@ class _Parser:
             try:
                 while (event := self._event())[0] != END:
                     if event[0] == LEAF:
-                        if leaf is not None and n_failures > self._limits.n_named:
-                            yield Failure(leaf, f"and {n_failures - self._limits.n_named} more that are no documents")
+                        if leaf is not None and (n_more := n_failures - self._limits.n_named) > 0:
+                            yield Failure(leaf, f"and {n_more} more that are no documents", n_more)
                         done, leaf, has_records = event[1:]
                         n_records, n_failures = 0, n_failures if deadly else 0
                     elif leaf is not None:
