@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from web_files import WebFiles, serving
 
 from openbook.cli import app
-from openbook.corpus.remote import fetched
+from openbook.corpus.remote import _Fetch, fetched
 from openbook.corpus.sources.limits import Failure, raise_it
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.index.disk.snapshot import Snapshot
@@ -184,6 +184,32 @@ def test_a_small_file_that_changed_since_it_was_listed_is_fetched_whole(
     monkeypatch.setattr(Place, "listing", then_changed)
     with fetched(f"file://{corpus}", tmp_path / "out", raise_it) as folder:
         assert (folder / "sub" / "ü.md").read_text() == becomes
+
+
+def test_killed_as_it_begins_anew_it_takes_nothing_of_the_former_version(
+    web: WebFiles, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, file = f"{web.url}/a%20b.txt", corpus / "a b.txt"
+    web.version, note = '"1"', _Fetch._note
+
+    def stop(done: int, total: int) -> None:
+        if done >= 4 * PIECE:
+            raise KeyboardInterrupt
+
+    def killed(fetch: _Fetch, name: str, listed: Listed, is_whole: bool) -> None:
+        note(fetch, name, listed, is_whole)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), fetched(url, tmp_path / "out", raise_it, stop, PIECE):
+        raise AssertionError
+    file.write_text("Seas rise into the sky. " * 300)
+    web.version = '"2"'
+    with monkeypatch.context() as patch:
+        patch.setattr(_Fetch, "_note", killed)
+        with pytest.raises(KeyboardInterrupt), fetched(url, tmp_path / "out", raise_it, piece_bytes=PIECE):
+            raise AssertionError
+    with fetched(url, tmp_path / "out", raise_it, piece_bytes=PIECE) as got:
+        assert got.read_bytes() == file.read_bytes()
 
 
 def test_a_server_that_tells_another_version_each_time_says_nothing_of_changes(

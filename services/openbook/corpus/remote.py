@@ -214,6 +214,8 @@ class _Fetch:
         here = self._folder / name
         here.parent.mkdir(parents=True, exist_ok=True)
         partial, begun = files.partial_of(here), self._begun(name, listed) if goes_on else 0
+        if not begun:
+            partial.unlink(missing_ok=True)  # before the note: what another version left is not this one's beginning
         self._note(name, listed, is_whole=False)
         if listed.size_bytes is None:
             pieces = self._place.stream(listed.path, self._piece_bytes)
