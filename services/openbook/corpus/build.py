@@ -200,7 +200,7 @@ def build_corpus(
         if note.changes:
             on_changes(note.changes)
         if duplicates != "keep":
-            on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text()))
+            on_duplicates(Repeated.model_validate_json((work / DUPLICATES).read_text(encoding="utf-8")))
         passages = PassageReader(work, fields=fields)
 
         texts = work / SHARDS / str(n_shards)  # one removed in part is never taken for that of another number
@@ -293,7 +293,7 @@ def _start(
         told = _told(_without_those_of(passages, missing), on_progress)
         n_passages = write_passages(work, told, fields=plan.fields)
         if plan.duplicates != "keep":
-            (work / DUPLICATES).write_text(looked.found.model_dump_json())
+            (work / DUPLICATES).write_text(looked.found.model_dump_json(), encoding="utf-8")
     for name in sorted(missing) if n_passages else ():
         log.warning("no document has a field %s: is it spelled as in the documents?", name)
     if not n_passages:

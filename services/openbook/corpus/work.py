@@ -184,7 +184,7 @@ def left(work: Path, plan: Plan, exact_dtype: str) -> tuple[Note, NDArray[np.boo
 
 def _note(folder: Path) -> Note | None:
     with suppress(OSError, ValidationError):
-        return Note.model_validate_json((folder / NOTE).read_text())
+        return Note.model_validate_json((folder / NOTE).read_bytes())
     return None
 
 

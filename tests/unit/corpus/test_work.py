@@ -74,8 +74,9 @@ def test_only_the_same_plan_goes_on(tmp_path: Path) -> None:
     assert resumed(tmp_path, PLAN, "float32") == Note(plan=PLAN, n_encoded=3, ahead={5: 7})
     for other in (Splitting(3), Splitting(2, "tokens"), Splitting(2, at="sentences"), Splitting(2, overlap=1)):
         assert resumed(tmp_path, PLAN.model_copy(update={"splitting": other}), "float32") is None
-    (tmp_path / NOTE).write_text("{")
-    assert resumed(tmp_path, PLAN, "float32") is None
+    for damaged in (b"{", b"\xff"):
+        (tmp_path / NOTE).write_bytes(damaged)
+        assert resumed(tmp_path, PLAN, "float32") is None
 
 
 def test_of_files_that_are_not_all_there_nothing_is_kept(tmp_path: Path) -> None:
