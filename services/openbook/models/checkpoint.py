@@ -46,7 +46,8 @@ class GeneratorCheckpoint:
     def fingerprint(self) -> str:
         """Digest of weights, tokenizer and input format."""
         described = [type(self.input_format).__name__, asdict(self.input_format)]  # type: ignore[call-overload]
-        return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described])[:32]
+        spelled = ["cleaned up"] if self.legacy_tokenizer else []  # unlike those whose answers former versions cached
+        return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described, *spelled])[:32]
 
     @property
     def max_answer_tokens(self) -> int | None:
@@ -57,8 +58,17 @@ class GeneratorCheckpoint:
         """Token ids of the question with each passage. Raises InvalidRequest as `InputFormat.encode`."""
         if self.legacy_tokenizer is not None:
             ids = self.legacy_tokenizer(question)["input_ids"]
-            question = self.legacy_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            # By default so in 2020, when they were trained; no longer in transformers 5.
+            question = self.legacy_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True)
         return self.input_format.encode(self.tokenizer, question, passages)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Token ids of a given answer, without BOS and end-of-sequence.
+
+        RAG's published generators learned answers as they stand within a text: after a space, which BART's tokens hold.
+        """
+        spaced = f" {text}" if self.legacy_tokenizer else text
+        return list(self.tokenizer(spaced, add_special_tokens=False)["input_ids"])
 
     def text(self, token_ids: Sequence[int]) -> str:
         """An answer's text, of the tokens so far: with one more it only grows."""
@@ -86,8 +96,8 @@ class GeneratorCheckpoint:
 def load_generator(name: str) -> GeneratorCheckpoint:
     """The embedded reader, any transformers encoder-decoder, or the generator of a RAG checkpoint.
 
-    Checkpoints in RAG's layout were trained on questions decoded from the question encoder's tokens ("who ' s the
-    president"), and get them so unless they declare `"legacy": false`, as those do that `save_rag` wrote.
+    Checkpoints in RAG's layout were trained on questions decoded from the question encoder's tokens ("who's the
+    president of the u. s.?"), and get them so unless they declare `"legacy": false`, as those do that `save_rag` wrote.
 
     Raises:
         InvalidModel: there is no such model, it is no encoder-decoder, or its files are not whole.

@@ -170,7 +170,7 @@ class RagGenerator:
 
     def _labels(self, labels: Sequence[str]) -> list[list[int]]:
         check_labels(labels)
-        answers = [list(self._checkpoint.tokenizer(label, add_special_tokens=False)["input_ids"]) for label in labels]
+        answers = [self._checkpoint.answer_ids(label) for label in labels]
         if not all(answers) or len(set(map(tuple, answers))) < len(labels):
             raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {shown(labels)}")
         if max(map(len, answers)) > 1:

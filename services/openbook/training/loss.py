@@ -202,8 +202,8 @@ class RagLoss(nn.Module):
             InvalidRequest: a target has more tokens than `task.max_target_tokens`, or than the decoder can read.
         """
         task, special = self._settings.task, self.reader.special
-        tokenized = [self._reads.tokenizer(target, add_special_tokens=False)["input_ids"] for target in targets]
-        words = [self._reads.tokenizer(word, add_special_tokens=False)["input_ids"] for word in task.labels.values()]
+        tokenized = [self._reads.answer_ids(target) for target in targets]
+        words = [self._reads.answer_ids(word) for word in task.labels.values()]
         ends = [] if words and all(len(word) == 1 for word in words) else [special.eos[0]]
         begins = [] if special.forced_bos is None else [special.forced_bos]
         rows = [[*begins, *tokens, *ends] for tokens in tokenized]

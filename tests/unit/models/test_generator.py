@@ -29,7 +29,7 @@ from openbook.core.types import (
 from openbook.errors import InvalidRequest
 from openbook.models import decoding
 from openbook.models import generator as generator_module
-from openbook.models.checkpoint import GeneratorCheckpoint
+from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.formats import PairFormat, RagFormat
 from openbook.models.generator import RagGenerator
 
@@ -174,10 +174,23 @@ def test_old_rag_checkpoints_read_the_question_as_the_question_encoder_spells_it
         return generator.generate([question], hits, how)[0].log_likelihood
 
     question = "Who's the PRESIDENT of France?"
-    spelled = "who ' s the president of france?"
+    spelled = "who's the president of france?"
     # Of weights that lie elsewhere in memory, which products may take otherwise.
     assert likelihood(old, question) == pytest.approx(likelihood(new, spelled), abs=1e-4)
     assert abs(likelihood(new, spelled) - likelihood(new, question)) > 1e-3
+
+
+def test_old_rag_checkpoints_give_answers_after_a_space(tmp_path: Path) -> None:
+    name = tiny.save_rag(tmp_path, tiny.rag())
+    old = load_generator(name)
+    (tmp_path / "openbook.json").write_text('{"legacy": false}')
+    new = load_generator(name)
+    assert [each.tokenizer.decode(each.answer_ids("Warsaw")) for each in (old, new)] == [" Warsaw", "Warsaw"]
+    assert old.text(old.answer_ids("Warsaw")) == "Warsaw"
+    how, hits = GenerationSettings(labels=("yes", "no")), [_retrieved((MOON, 1.0))]
+    (chosen,) = RagGenerator(old, GeneratorSettings()).generate(["is it?"], hits, how)
+    assert chosen.text in how.labels
+    assert chosen.token_ids == (*old.answer_ids(chosen.text), 2)
 
 
 @settings(max_examples=40)

@@ -347,7 +347,9 @@ def test_what_does_not_fit_is_cut_off_the_question() -> None:
 
 
 def test_the_question_is_rebuilt_from_lower_cased_tokens() -> None:
-    """Checkpoints that were trained on that are still read so: `"legacy"` in their declaration."""
+    """Checkpoints that were trained on that are still read so (`"legacy"` in their declaration), but with the spaces
+    cleaned up, as transformers did until version 5.
+    """
     question, seen = "Who's the president?", []
 
     def postprocess(docs: Any, strings: list[str], *_args: Any, **_options: Any) -> tuple[None, None]:
