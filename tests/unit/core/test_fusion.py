@@ -100,6 +100,7 @@ def test_so_it_is_where_servers_name_few(without: tuple[int, ...]) -> None:
     settings = RetrievalSettings(k=15, retriever=HYBRID, without=without)
     found = [found_of_shards(rows, [i % n for i in range(200)], settings, max_k=20).ids.tolist() for n in (1, 2, 4)]
     assert found[0] == found[1] == found[2]
+    assert NO_HIT not in found[0][0]
 
 
 def test_the_depth_is_that_of_the_fusion_or_as_many_as_are_asked_for() -> None:

@@ -21,7 +21,17 @@ from openbook.index.shard import engine
 S = 60
 
 
-def search(n: int, caller: str, k: int = 5, due: float = 100.0, shard: Any = None) -> PendingSearch:
+class Shard:
+    """Of which a search of few rows goes on beside others."""
+
+    def goes_on_beside(self, n_rows: int) -> bool:
+        return n_rows <= 64
+
+
+ONE, ANOTHER = Shard(), Shard()
+
+
+def search(n: int, caller: str, k: int = 5, due: float = 100.0, shard: Any = ONE) -> PendingSearch:
     context, queries = Context(Deadline(due)), np.zeros((n, 2), np.float32)
     return PendingSearch(shard, queries, k, AS_BUILT, context, lambda outcome: None, Ticket(caller))
 
@@ -71,12 +81,27 @@ def test_what_is_far_shorter_does_not_wait_for_a_long_search_of_somebody_else() 
     assert waiting.take(0)[0][0] in (own, too_long)
 
 
+def test_what_cannot_be_searched_for_at_once_waits() -> None:
+    for batch, asked in (
+        (search(8, "a"), search(1, "b", shard=ANOTHER)),  # whose settings may be others
+        (search(65, "a"), search(1, "b")),
+        (search(1000, "a", shard=ANOTHER), search(65, "b", shard=ANOTHER)),
+    ):
+        waiting = SearchQueue(4096, 1024)
+        put(waiting, batch)
+        under_way = UnderWay(waiting.take(0)[0])
+        put(waiting, asked)
+        assert waiting.take_beside(0, under_way) is None
+
+
 def test_many_hits_make_a_search_long() -> None:
-    waiting, few, many = SearchQueue(4096, 1024), search(2, "a", k=1000), search(1, "a", k=1000)
-    put(waiting, search(1, "b"))
-    assert waiting.take_beside(0, UnderWay([few])) is not None
-    put(waiting, many)
-    assert waiting.take_beside(0, UnderWay([search(2, "b", k=10)])) is None
+    def lets_past(batch: PendingSearch, asked: PendingSearch) -> bool:
+        batch.end = len(batch.queries)
+        return UnderWay([batch]).lets_past(asked)
+
+    assert lets_past(search(2, "a", k=1000), search(1, "b"))
+    assert not lets_past(search(2, "a"), search(1, "b"))
+    assert not lets_past(search(7, "a"), search(1, "b", k=1000))
 
 
 def test_what_failed_in_part_is_not_searched_again() -> None:
@@ -87,7 +112,9 @@ def test_what_failed_in_part_is_not_searched_again() -> None:
     while failed.end is None:
         waiting.take(0)
     failed.fail(ZeroDivisionError())
-    assert waiting.take_beside(0, UnderWay([search(1000, "c")])) is None
+    long = search(64, "c", k=10_000)
+    long.end = 64
+    assert waiting.take_beside(0, UnderWay([long])) is None
     assert waiting.take(0) == ([], [])
     assert not len(waiting)
 
@@ -101,7 +128,7 @@ def test_callers_of_long_ago_are_forgotten() -> None:
     assert len(waiting._asked) < 20
 
 
-class Blocked:
+class Blocked(Shard):
     """A shard whose searches of more than a row wait to be let go."""
 
     def __init__(self) -> None:

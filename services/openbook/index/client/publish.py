@@ -5,6 +5,7 @@ sequence number. Rolling back is publishing the former snapshot.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from openbook.v1.index_pb2 import (
     PublishRequest,
 )
 from openbook.v1.index_pb2_grpc import IndexAdminServiceStub, IndexServiceStub
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 OnProgress = Callable[[str, int, int], None]
@@ -105,12 +108,16 @@ async def publish(
     while True:
         try:
             sequence, addresses = await _publish_once(source, settings, folder_at_servers, on_progress)
-            reached.update(addresses)
-            named, _ = await addresses_now(settings)
         except OpenbookError as error:
             if not reached:
                 raise
             raise _together([error], f"; it is current at {', '.join(sorted(reached))}: publish it again") from None
+        reached.update(addresses)
+        try:
+            named, _ = await addresses_now(settings)
+        except OpenbookError as error:
+            log.warning("whether a server has joined meanwhile cannot be told: %s", error)
+            return sequence
         if reached.issuperset(named):
             return sequence
 

@@ -174,7 +174,7 @@ class ShardedIndex:
         """As `openbook.rag.ports.Retriever.candidates`."""
 
         async def once(tier: Tier) -> Candidates:
-            check_questions(questions, settings.k, tier.max_k, tier.max_rows)
+            check_questions(questions, settings.k + len(set(settings.without)), tier.max_k, tier.max_rows)
             wide = replace(settings, k=depth(settings, tier.max_k))
             checked = queries
             if queries is not None:

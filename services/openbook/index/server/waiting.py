@@ -90,7 +90,17 @@ class UnderWay:
 
     def lets_past(self, search: PendingSearch) -> bool:
         """Whether a search is so short that it does not wait for the end of this, in which its caller has no part."""
-        return search.work * SHORT <= self._work and search.ticket.caller not in self._callers
+        return (
+            search.work * SHORT <= self._work
+            and search.shard is self.searches[0].shard
+            and search.shard.goes_on_beside(len(search.queries))
+            and search.shard.goes_on_beside(self._n_rows)
+            and search.ticket.caller not in self._callers
+        )
+
+    @cached_property
+    def _n_rows(self) -> int:
+        return sum((search.end or 0) - search.begin for search in self.searches)
 
     @cached_property
     def _work(self) -> float:

@@ -94,8 +94,9 @@ class Index:
         """Whether its scores are those of the vectors, up to rounding, and not of some code of them."""
         self._transforms = isinstance(faiss_index, faiss.IndexPreTransform)
         self._inner: Any = faiss.downcast_index(faiss_index.index) if self._transforms else faiss_index
-        # Several threads may search it at once; those of GPUs share memory, and transforms use BLAS for a single query.
-        self._may_join = isinstance(faiss_index, (faiss.IndexFlat, faiss.IndexIVF, faiss.IndexHNSW))
+        self.may_join = isinstance(faiss_index, (faiss.IndexFlat, faiss.IndexIVF, faiss.IndexHNSW))
+        """Whether several threads may search it at once. On a GPU they would share memory, and what transforms queries
+        uses BLAS for a single one."""
         self.knows: tuple[str, ...] = ()
         """The search parameters that it takes, besides the re-rank factor, which is not the index's affair."""
         self._most_probes = 0
@@ -300,7 +301,7 @@ class Index:
     def _turn(self, tuning: Tuning, deadline: Deadline, n_queries: int) -> "_Turn":
         # Without BLAS, the cells of a query do not depend on which others are searched with it.
         blas_from = tuning.blas_from if self.is_flat else NEVER
-        may_join = self._may_join and tuning.n_threads == 1 and n_queries < blas_from
+        may_join = self.may_join and tuning.n_threads == 1 and n_queries < blas_from
         return _Turn(deadline, min(blas_from * self.dimension, NEVER), tuning.n_threads, may_join)
 
 
