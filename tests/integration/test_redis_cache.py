@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import socketserver
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -392,6 +394,39 @@ def test_one_that_froze_while_it_started_makes_room_for_the_next(monkeypatch: py
         server.again()
         assert server.address() == server.url
         assert server.process.poll() is None
+
+
+@contextmanager
+def answering(server: socketserver.BaseServer) -> Iterator[None]:
+    """In a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def test_one_that_reads_what_it_kept_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_told = 0
+
+    class Loading(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            nonlocal n_told
+            while line := self.rfile.readline():
+                _, name, *_ = (self.rfile.readline().strip() for _ in range(2 * int(line[1:])))
+                n_told += 1
+                loaded = b"%1\r\n$5\r\nproto\r\n:3" if name == b"HELLO" else b"+PONG"
+                self.wfile.write((b"-LOADING it is loading" if n_told < 40 else loaded) + b"\r\n")
+
+    with RedisServer() as server, socketserver.ThreadingTCPServer(("127.0.0.1", 0), Loading) as loading:
+        monkeypatch.setattr(server, "port", loading.server_address[1])
+        with answering(loading):
+            assert server.answers(10.0)
+            assert n_told < 40
+            assert server.address() == server.url
+            assert n_told >= 40
 
 
 def test_a_url_that_is_none_is_refused_by_name() -> None:

