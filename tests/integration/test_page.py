@@ -948,7 +948,13 @@ def test_an_answer_is_found_in_a_passage_as_words_and_marks_are_of_them(opened: 
     page = opened()
     find = "(asked) => import('/page/model.js').then((model) => model.placesOf(...asked))"
     assert page.evaluate(find, ["new york", "New\nYork, newYork, New Yorker"]) == [[0, 8]]
-    for word, text, at in (("सत", "सत्य, सत", 6), ("ก", "กิน ก", 4), ("cafe", "cafe\u0301, cafe", 7), ("א", "בָא, א", 5)):
+    for word, text, at in (
+        ("सत", "सत्य, सत", 6),
+        ("ก", "กิน ก", 4),
+        ("cafe", "cafe\u0301, cafe", 7),
+        ("א", "בָא, א", 5),
+        ("a", "❤️a", 2),
+    ):
         assert page.evaluate(find, [word, text]) == [[at, at + len(word)]]
 
 

@@ -22,8 +22,13 @@ def words_of(text: str) -> list[str]:
 
 
 def is_inside_a_word(text: str, place: int) -> bool:
-    """Whether what stands before the place and what stands there belong to one run."""
-    return 0 < place < len(text) and _kind(text[place - 1]) == _kind(text[place]) == "word"
+    """Whether what stands before the place and what stands there belong to one word. A mark is of what it stands on: an
+    emoji's selector is of none.
+    """
+    before = place - 1
+    while before > 0 and unicodedata.category(text[before])[0] == "M":
+        before -= 1
+    return 0 < place < len(text) and _kind(text[before]) == _kind(text[place]) == "word"
 
 
 @lru_cache(maxsize=1024)  # many questions are asked of one passage

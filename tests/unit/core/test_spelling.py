@@ -38,6 +38,7 @@ def plain(text: str) -> str:
         ("सत", "सत्य है", "सत"),
         ("שלו", "שָׁלוֹם", "שלו"),
         ("pele", "Pele\u0301s", "pele"),
+        ("love", "I \u2764\ufe0fLove it", "Love"),
         ("a", "", "a"),
         ("", "A text.", ""),
         (" ", "A text.", " "),

@@ -191,6 +191,34 @@ def test_what_redis_counted_is_given_back_there_with_the_next_question_if_it_is_
     asyncio.run(scenario())
 
 
+def test_what_is_owed_is_kept_until_redis_has_taken_it() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        await give_back(quotas, shared, 5, was_up=True, is_up=False)
+        shared.is_up = True
+        caller = asyncio.create_task(quotas.charge("web"))
+        await asyncio.sleep(0)
+        caller.cancel()  # while it is given back: he may have gone
+        await asyncio.gather(caller, return_exceptions=True)
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=5)))  # by his other key
+        await quotas.charge("web")
+        assert shared.counts == {"questions-day": (0, 0), "questions-minute": (16, 1)}
+
+    asyncio.run(scenario())
+
+
+def test_nobody_asks_for_nothing_because_redis_has_forgotten_what_is_owed() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        await give_back(quotas, shared, 5, was_up=True, is_up=False)
+        shared.is_up = True
+        shared.counts.clear()
+        await quotas.charge("web", 4)
+        assert shared.counts == {"questions-day": (0, 4)}
+
+    asyncio.run(scenario())
+
+
 def test_what_is_owed_ends_with_its_window() -> None:
     async def scenario() -> None:
         quotas, shared = five_a_day()

@@ -103,11 +103,6 @@ def add(counts: Counts, asked: Asked, now: int) -> None:
         counts[policy.name] = now // policy.window_s, max(0, _used(counts, policy, now) + cost)
 
 
-def counted(counts: Counts, asked: Asked, now: int) -> Asked:
-    """What this window has under each of these policies."""
-    return [(policy, _used(counts, policy, now)) for policy, _ in asked]
-
-
 def standings(asked: Asked, taken: Taken, passed_s: int = 0) -> tuple[Standing, ...]:
     """How things stand afterwards, or so much later."""
     now = taken.now + passed_s

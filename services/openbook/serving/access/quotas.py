@@ -14,7 +14,6 @@ from openbook.serving.access.quota import (
     Policy,
     Taken,
     add,
-    counted,
     headers,
     policies_of,
     priced,
@@ -31,8 +30,15 @@ N_ACCOUNTS = 100_000
 class _Account:
     policies: tuple[Policy, ...]
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # of this replica
-    owed: dict[str, tuple[int, int]] = field(default_factory=dict)  # to Redis: given back while it was out of reach
+    owed: dict[str, tuple[Policy, int, int]] = field(default_factory=dict)  # to Redis: of which window, and how much
     last: tuple[Asked, Taken, float] | None = None  # and when, by our clock: Redis counts by its own
+
+    def owe(self, asked: Asked, now: int) -> None:
+        """This is to be given back in Redis."""
+        for policy, cost in asked:
+            window = now // policy.window_s
+            _, former, so_far = self.owed.get(policy.name, (policy, window, 0))
+            self.owed[policy.name] = policy, window, cost + (so_far if former == window else 0)
 
 
 class Quotas:
@@ -69,7 +75,8 @@ class Quotas:
         except InvalidRequest:
             refused("endpoint", "quota").inc()
             raise
-        shared = await self._take_shared(caller, account, asked)
+        await self._settle(caller, account)
+        shared = await self._shared.take(caller, asked) if self._shared else None
         if shared is None:
             taken = take(account.counts, asked, int(self._clock()))
         else:
@@ -100,22 +107,24 @@ class Quotas:
         """Where it was counted: elsewhere it would make room that nobody took."""
         now, shared = int(self._clock()), None
         if is_shared:
-            add(account.owed, asked, now)
-            shared = await self._take_shared(caller, account, [(policy, 0) for policy, _ in asked])
+            account.owe(asked, now)
+            shared = await self._settle(caller, account)
         taken = take(account.counts, [(policy, -cost) for policy, cost in asked], shared.now if shared else now)
         account.last = asked, shared or taken, self._clock()
 
-    async def _take_shared(self, caller: str, account: _Account, asked: Asked) -> Taken | None:
-        """In Redis, less what is owed to it; None while there is none."""
-        if self._shared is None:
-            return None
+    async def _settle(self, caller: str, account: _Account) -> Taken | None:
+        """Give Redis back what is owed to it in these windows. None if it does not answer, or nothing is."""
         now = int(self._clock())
-        owed = counted(account.owed, asked, now)
-        account.owed.clear()  # who asks meanwhile does not give it back again
-        net = [(policy, cost - back) for (policy, cost), (_, back) in zip(asked, owed, strict=True)]
-        taken = await self._shared.take(caller, net)
-        if taken is None or not taken.granted:
-            add(account.owed, owed, now)
+        due = [(policy, cost) for policy, window, cost in account.owed.values() if window == now // policy.window_s]
+        account.owed = {}  # who asks meanwhile does not give it back again
+        if not due or self._shared is None:
+            return None
+        taken = None
+        try:
+            taken = await self._shared.take(caller, [(policy, -cost) for policy, cost in due])
+        finally:  # also where whoever asks has gone
+            if taken is None:
+                account.owe(due, now)
         return taken
 
     def headers(self, caller: str) -> dict[str, str]:

@@ -131,7 +131,7 @@ const mean = (values) => sum(values) / values.length;
 export function placesOf(wanted, given) {
   const escaped = wanted.trim().replace(/[.*+?^${}()|[\]\\/]/g, "\\$&").replace(/\s+/g, "\\s+");
   if (!escaped) return [];
-  const pattern = new RegExp(`(?<![\\p{L}\\p{N}\\p{M}])${escaped}(?![\\p{L}\\p{N}\\p{M}])`, "giu");
+  const pattern = new RegExp(`(?<![\\p{L}\\p{N}]\\p{M}*)${escaped}(?![\\p{L}\\p{N}\\p{M}])`, "giu");
   return [...given.matchAll(pattern)].map(({ 0: { length }, index }) => [index, index + length]);
 }
 
