@@ -41,7 +41,7 @@ GPU_PROCESSES = 4
 """On each GPU, if there are cores for them."""
 GPU_ROWS_PER_STEP = 1 << 14
 """Passages that a GPU encodes at a time. The last batch of each length is filled up: the more, the less it matters."""
-READY, DONE = "ready", "done"
+READY, DONE = "ready\n", "done\n"
 """What a worker says."""
 WINDOW = 1 << 16
 """Passages that are ordered at once, so that memory is bounded and what is written at one time lies together."""
@@ -225,26 +225,24 @@ class Worker:
         self._process = start(command, **options)
 
     def ready(self) -> None:
-        """Wait until it is, or has ended. Raises StartupError: it says something else."""
-        self._says(READY)
+        """Wait until it is, or has ended. What libraries print as they are imported is passed over."""
+        while self._said() not in (READY, ""):
+            pass
 
     def write(self, step: range) -> None:
         """As `_write`. Raises StartupError: it has ended, or says something else than that it is done."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # that it has ended is read below
             self._process.stdin.write(b"%d %d\n" % (step.start, step.stop))
-        if not self._says(DONE):
-            raise StartupError(
-                f"a process that encodes passages {step.start}..{step.stop - 1} ended with code {self._process.wait()}"
-            )
+        said = self._said()
+        if said != DONE:
+            why = f"said {said.rstrip()!r:.80}" if said else f"ended with code {self._process.wait()}"
+            raise StartupError(f"a process that encodes passages {step.start}..{step.stop - 1} {why}")
 
-    def _says(self, word: str) -> bool:
-        """Whether it says this; if not, it has ended."""
+    def _said(self) -> str:
+        """The next line; nothing once it has ended."""
         assert self._process.stdout is not None
-        said = bytes(self._process.stdout.readline()).decode(errors="replace")
-        if said not in (f"{word}\n", ""):
-            raise StartupError(f"a process that encodes passages must say {word!r}, said {said.rstrip()!r:.80}")
-        return bool(said)
+        return bytes(self._process.stdout.readline()).decode(errors="replace")
 
     def close(self) -> None:
         """End it."""
@@ -256,10 +254,10 @@ def main(folder: str, settings: str) -> None:
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # what libraries print is no word of ours
         model = TextEncoder.load(EncoderSettings.model_validate_json(settings), role="passage")
-        print(READY, file=out, flush=True)
+        print(READY, end="", file=out, flush=True)
         for line in sys.stdin:
             _write(Path(folder), range(*map(int, line.split())), model)
-            print(DONE, file=out, flush=True)
+            print(DONE, end="", file=out, flush=True)
 
 
 if __name__ == "__main__":

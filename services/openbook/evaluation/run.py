@@ -122,7 +122,9 @@ async def in_batches(
 def plan(settings: EvaluationSettings, system: System) -> dict[str, Any]:
     """All that answers depend on, of JSON."""
     digests = {name: file_digest(path) for name, path in zip(settings.names, settings.questions, strict=True)}
-    asked = {"limit": settings.limit, "seed": settings.seed, "pages": settings.pages}
+    asked: dict[str, Any] = {"limit": settings.limit, "seed": settings.seed, "pages": settings.pages}
+    if settings.labels:
+        asked["right"] = "letter for letter"  # records of former versions say otherwise
     return {"questions": digests, **asked, "formulations": list(settings.formulations), **system.describe()}
 
 

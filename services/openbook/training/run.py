@@ -164,27 +164,27 @@ class Run:
             checkpoints.prune(folder, self.settings.loop.n_checkpoints)
 
     def _save(self) -> None:
-        """A model that stands there is replaced once the new one is whole, and stays, with what was put beside it since
-        (`confidence.json`), where it is the same one.
+        """A model that stands there is replaced once the new one is whole. What was put beside it since
+        (`confidence.json`) stays, where it is the same one.
         """
         folder = self.settings.loop.out / MODEL
         partial = files.partial_of(folder)
         shutil.rmtree(partial, ignore_errors=True)
         self.job.save(partial)
-        if _holds(folder, partial):
-            shutil.rmtree(partial)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            files.put(partial, folder)
+        if _has_weights(folder, partial):
+            for path in [path for path in folder.rglob("*") if path.is_file()]:
+                kept = partial / path.relative_to(folder)
+                if not kept.exists():
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, kept)
+        shutil.rmtree(folder, ignore_errors=True)
+        files.put(partial, folder)
 
 
-def _holds(folder: Path, model: Path) -> bool:
-    """Whether all files of a model are there, the weights to the bit; other files name the versions that wrote them."""
-    pairs = [(path, folder / path.relative_to(model)) for path in model.rglob("*")]
-    return all(
-        there.exists() and (path.suffix != ".safetensors" or filecmp.cmp(path, there, shallow=False))
-        for path, there in pairs
-    )
+def _has_weights(folder: Path, model: Path) -> bool:
+    """Whether those of a model are there, to the bit."""
+    pairs = [(path, folder / path.relative_to(model)) for path in model.rglob("*.safetensors")]
+    return all(there.exists() and filecmp.cmp(path, there, shallow=False) for path, there in pairs)
 
 
 def _plan(settings: TrainingSettings) -> dict[str, str]:

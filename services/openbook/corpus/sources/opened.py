@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from openbook.core.documents import Document, canonical
-from openbook.core.origin import MAX_FIELD_CHARS, Field
+from openbook.core.origin import Field
 from openbook.corpus.sources.encodings import UTF_16
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 from openbook.corpus.sources.recognise import NAMES, Names
 
 COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+MAX_ID_CHARS = 1 << 14
+"""Crawled pages have their addresses in it, which are as long as servers take them."""
+MAX_TITLE_CHARS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +126,12 @@ class Opened:
         """A document of this file, in canonical form; what else is known of it as `Document` has it.
 
         Raises:
-            Failed: it, its id or its title is too long, or it holds half a character, which nothing behind us could
-                store.
+            Failed: it or its id is too long, or it holds half a character, which nothing behind us could store.
         """
-        for name, value in (("id", id), ("title", title)):  # each of its passages has them again
-            if len(value) > MAX_FIELD_CHARS:
-                raise Failed(f"{name} must have at most {MAX_FIELD_CHARS} characters, got {len(value)}")
+        # Each of its passages has both again. So long a title is none: a paragraph that its markup calls one.
+        title = title[:MAX_TITLE_CHARS]
+        if len(id) > MAX_ID_CHARS:
+            raise Failed(f"id must have at most {MAX_ID_CHARS} characters, got {len(id)}")
         try:
             known = {**known, **{name: known.get(name) or getattr(self.crawled, name) for name in ("url", "date")}}
             about = (known["url"], *known.get("fields", {}).values(), *dict(known.get("sections", ())).values())
