@@ -392,7 +392,7 @@ class _Servers(Section):
 
 S = TypeVar("S", bound=Section)
 Sources = Mapping[tuple[str, ...], str]
-"""Where a value came from, by section and key, if not from the file."""
+"""Where a value came from, by section and key, if not from the file; and by section, or (), all that gave any in it."""
 NOWHERE: Sources = MappingProxyType({})
 
 
@@ -420,16 +420,13 @@ def load_index_server(
     """
     sections, sources = _collect(path, env)
     given = {key: value for key, value in options.items() if value is not None}
-    by_key: Sources = {
-        (key,): source for (name, key), source in sources.items() if name == INDEX_SERVER and key not in given
-    }
-    return _validated(
-        IndexServerSettings, {**sections.get(INDEX_SERVER, {}), **given}, by_key, str(path or "openbook index serve")
-    )
+    values, source = {**sections.get(INDEX_SERVER, {}), **given}, str(path or "openbook index serve")
+    not_given = {keys: each for keys, each in sources.items() if keys[1:] not in {(key,) for key in given}}
+    return _validated(IndexServerSettings, values, not_given, source, (INDEX_SERVER,))
 
 
 def _collect(path: Path | None, env: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
-    """Sections of a file and the environment, and which values came from the environment."""
+    """Sections of a file and the environment, and where what is not of the file alone came from."""
     values = _sections(path) if path else {}
     sources: dict[tuple[str, ...], str] = {}
     for name, text in sorted((os.environ if env is None else env).items()):
@@ -437,6 +434,9 @@ def _collect(path: Path | None, env: Mapping[str, str] | None) -> tuple[dict[str
         if not name.startswith(ENV_PREFIX) or not separator:
             continue
         source = sources[section, key] = f"environment variable {name}"
+        for whole, in_file in (((), bool(values)), ((section,), section in values)):
+            former = sources.get(whole, str(path) if in_file else "")
+            sources[whole] = f"{former}, {source}" if former else source
         values.setdefault(section, {})[key] = _yaml(text, source)
     return values, sources
 
@@ -460,14 +460,16 @@ def read(kind: type[S], path: Path) -> S:
     return _validated(kind, _sections(path), NOWHERE, str(path))
 
 
-def _validated(kind: type[S], values: Mapping[str, Any], sources: Sources, source: str) -> S:
+def _validated(
+    kind: type[S], values: Mapping[str, Any], sources: Sources, source: str, within: tuple[str, ...] = ()
+) -> S:
     lines = []
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         for problem in error.errors():
             location = tuple(map(str, problem["loc"]))
-            where = sources.get(location[:2]) or sources.get(location[:1], source)
+            where = sources.get((*within, *location)[:2], source)
             lines.append(f"{where}: {told(kind, problem['type'], location, problem['input'])}{problem['msg']}")
     # Out here, so that pydantic's error, which holds the values, is not this one's context.
     raise InvalidConfig("\n".join(lines))

@@ -50,6 +50,12 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("serving: {max_work_in_flight: 9}", {}, r"max_work must be at most .*max_work_in_flight = 9, got 100000"),
         ("encoder: {max_queue: 19}", {}, r"encoder\.max_queue must be at least answer\.max_passages = 20, got 19"),
         ("encoder: {max_queue: 63}", {}, r"encoder\.max_queue must be at least serving\.max_entries = 64, got 63"),
+        ("index: {wait_s: 1}", {"OPENBOOK_ANSWR__K": "9"}, r"^environment variable OPENBOOK_ANSWR__K: answr: .*not"),
+        ("answr: {k: 9}", {"OPENBOOK_ANSWR__K": "9"}, r"yaml, environment variable OPENBOOK_ANSWR__K: answr: "),
+        ("index: {wait_s: 1}", {"OPENBOOK_ANSWER__K": "200"}, r"^environment variable OPENBOOK_ANSWER__K: .*max_k"),
+        ("answer: {n_beams: 2}", {"OPENBOOK_ANSWER__K": "200"}, r"yaml, environment variable OPENBOOK_ANSWER__K: .*k"),
+        ("answer: {k: 200}", {"OPENBOOK_INDEX__WAIT_S": "1"}, r"openbook\.yaml: answer: .*k must be at most max_k"),
+        ("", {"OPENBOOK_ENCODER__MAX_QUEUE": "19"}, r"^environment variable OPENBOOK_ENCODER__MAX_QUEUE: .*at least"),
         ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
         ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
     ],
@@ -59,6 +65,15 @@ def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: di
     path.write_text(text)
     with pytest.raises(InvalidConfig, match=message):
         config.load(path, env)
+
+
+def test_variables_that_do_not_go_together_are_named() -> None:
+    unlike = {"OPENBOOK_INDEX_SERVER__DEVICE": "cuda:0", "OPENBOOK_INDEX_SERVER__MAX_K": "3000"}
+    both = "^" + ", ".join(f"environment variable {name}" for name in unlike)
+    with pytest.raises(InvalidConfig, match=f"{both}: index_server: .*max_k must be at most"):
+        config.load(None, unlike)
+    with pytest.raises(InvalidConfig, match=f"{both}: .*max_k must be at most"):
+        config.load_index_server(None, unlike, snapshot="s")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
