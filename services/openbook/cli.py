@@ -219,10 +219,9 @@ def index_check(
     config: Config = None,
 ) -> None:
     """Exit with 0 if it answers questions. For health checks of containers."""
-    from openbook.config import load
     from openbook.index.client.health import check
 
-    check(load(config).index, address)
+    check(_index_settings(config, [address]), address)
 
 
 @index_app.command("root")

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from openbook.core.address import EXPECTED, is_address
 from openbook.core.types import (
     MAX_BM25_WEIGHT,
     Decoding,
@@ -33,6 +34,15 @@ MAX_WORDS_CHARS = 1 << 16  # all questions of a call by words together: more wou
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _checked_address(address: str) -> str:
+    if not is_address(address):
+        raise ValueError(EXPECTED)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 class Section(BaseModel):
@@ -108,7 +118,7 @@ class IndexClientSettings(Section):
     """How the serving tier reaches the index tier."""
 
     # host:port of every server, each says which shard it is; with none, `openbook up` starts its own
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[Address, ...] = ()
     # in place of addresses, a list that is followed while they come and go: dns://host:port (all addresses of a name),
     # file:path (an address a line), ray://index:7000-7003 (those ports of each node with that resource)
     discover: Annotated[str, Field(pattern=r"^(file:.+|(dns|ray)://[^\s/:]+:\d+(-\d+)?)$")] | None = None
@@ -131,8 +141,9 @@ class IndexClientSettings(Section):
         return bool(self.addresses or self.discover)
 
     def at(self, addresses: tuple[str, ...]) -> "IndexClientSettings":
-        """The same with these servers, whatever it named."""
-        return self.model_copy(update={"addresses": addresses, "discover": None})
+        """The same with these servers, whatever it named. Raises InvalidConfig: one is no host:port."""
+        values = {**dict(self), "addresses": addresses, "discover": None}
+        return section(IndexClientSettings, "arguments", **values)
 
 
 class CacheSettings(Section):

@@ -531,7 +531,7 @@ def test_tls(kind: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_bad_settings_are_refused_by_name(kind: Any) -> None:
-    for address in ("http://127.0.0.1:8000", "localhost"):
+    for address in ("http://127.0.0.1:8000", "localhost", "localhost:0", ":9000", f"localhost:{9000 + 65536}"):
         with pytest.raises(InvalidConfig, match="address must be host:port"):
             kind(address)
     for timeout_s in (0, -1, math.nan, math.inf, 1e10):

@@ -9,6 +9,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from typer.testing import CliRunner
 
 from openbook import config
 from openbook.cli import app
@@ -56,6 +57,9 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("answer: {n_beams: 2}", {"OPENBOOK_ANSWER__K": "200"}, r"yaml, environment variable OPENBOOK_ANSWER__K: .*k"),
         ("answer: {k: 200}", {"OPENBOOK_INDEX__WAIT_S": "1"}, r"openbook\.yaml: answer: .*k must be at most max_k"),
         ("", {"OPENBOOK_ENCODER__MAX_QUEUE": "19"}, r"^environment variable OPENBOOK_ENCODER__MAX_QUEUE: .*at least"),
+        ("index: {addresses: ['foo:1', foo]}", {}, r"index\.addresses\.1 = 'foo': .*must be host:port"),
+        ("index: {addresses: ['']}", {}, r"index\.addresses\.0 = '': .*must be host:port"),
+        ("", {"OPENBOOK_INDEX__ADDRESSES": '["foo:65537"]'}, r"ADDRESSES: index\.addresses\.0 = 'foo:65537': .*65535"),
         ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
         ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
     ],
@@ -74,6 +78,19 @@ def test_variables_that_do_not_go_together_are_named() -> None:
         config.load(None, unlike)
     with pytest.raises(InvalidConfig, match=f"{both}: .*max_k must be at most"):
         config.load_index_server(None, unlike, snapshot="s")
+
+
+@pytest.mark.parametrize("command", [("index", "check"), ("snapshots",), ("publish", "former", "--index")])
+def test_an_index_server_with_a_port_that_grpc_would_take_for_another_is_refused(command: Sequence[str]) -> None:
+    with pytest.raises(InvalidConfig, match=r"0 = '127\.0\.0\.1:65537': .*must be host:port with a port of 1\.\.65535"):
+        CliRunner().invoke(app, [*command, "127.0.0.1:65537"], catch_exceptions=False)
+
+
+def test_other_servers_are_reached_as_those_in_the_settings() -> None:
+    settings = config.parse({"index": {"discover": "file:a", "tls": {"ca": "ca"}, "admin_token": SECRET}}).index
+    other = settings.at(("b:1", "[fe80::1%eth0]:2"))
+    assert (other.addresses, other.discover) == (("b:1", "[fe80::1%eth0]:2"), None)
+    assert (other.tls, other.admin_token) == (settings.tls, settings.admin_token)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import grpc
 
 from openbook import wire
 from openbook.client import messages
+from openbook.core.address import EXPECTED, is_address
 from openbook.errors import BodyTooLarge, InvalidConfig
 from openbook.processes import is_here
 from openbook.secret import bearer
@@ -84,8 +85,8 @@ class Connection:
         if not 0 < self.timeout_s <= MAX_TIMEOUT_S:  # also refuses NaN
             raise InvalidConfig(f"timeout_s must be above 0, at most {MAX_TIMEOUT_S:g}, got {self.timeout_s}")
         bearer(self.api_key)
-        if "://" in self.address or ":" not in self.address:
-            raise InvalidConfig(f"address must be host:port, got {self.address!r}")
+        if not is_address(self.address):
+            raise InvalidConfig(f"address {EXPECTED}, got {self.address!r}")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert and not (self.tls or self.tls_ca)):
             raise InvalidConfig("tls_cert and tls_key must be given together, and tls_ca or tls with them")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from openbook.config import IndexClientSettings
+from openbook.core.address import EXPECTED, is_address
 from openbook.errors import InvalidConfig
 from openbook.telemetry import INDEX_LIST_ERRORS
 
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 FILE_EVERY_S = 0.5
 DNS_EVERY_S = 2.0
 N_FORMER = 256
-ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 
 
 class Unreadable(Exception):
@@ -179,9 +178,8 @@ def parse_lines(text: str) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if address := line.partition("#")[0].strip():
-            match = ADDRESS.fullmatch(address)
-            if not match or not 0 < int(match[2]) < 1 << 16:
-                raise Unreadable(f"line {number} must be host:port, got {address!r}")
+            if not is_address(address):
+                raise Unreadable(f"line {number} {EXPECTED}, got {address!r}")
             found.append(address)
     return found
 
