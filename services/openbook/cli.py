@@ -1,9 +1,10 @@
 """One command per job. What a command needs is imported inside it, so that `--help` and the index tier stay light."""
 
+import errno
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -615,11 +616,19 @@ def main() -> None:
     # encoding on two busy cores got twice as slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        try:
+            app()
+        finally:
+            with suppress(BrokenPipeError):
+                print(end="", flush=True)  # here, and not at the interpreter's end: a full disk is told as one
     except OpenbookError as error:
         print(f"openbook: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
     except OSError as error:  # a file that a command was told to write or read
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # found while writing
+            print(f"openbook: {error.strerror}", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter writes at its end what could not be written
+            sys.exit(1)
         if error.filename is None or isinstance(error, ConnectionError):
             raise
         print(f"openbook: {error.filename}: {error.strerror}", file=sys.stderr)

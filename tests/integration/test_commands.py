@@ -1,9 +1,14 @@
 """Commands that move snapshots and build them, as an operator types them."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import small_snapshot
 import tiny_encoders
 from small_snapshot import VECTORS
@@ -47,6 +52,17 @@ def test_a_snapshot_is_pushed_fetched_served_and_replaced_by_one_that_servers_se
         (current,) = (line for line in listed.splitlines() if "current" in line)
         assert second[:12] in current
         assert first[:12] in listed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+@pytest.mark.parametrize("options", [["--json"], ["--topology", "/dev/full"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told_in_a_line(options: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "openbook.cli", "plan", "--passages", "1000", *options]
+    with Path("/dev/full").open("w") as full:
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (1, f"openbook: {os.strerror(errno.ENOSPC)}\n")
 
 
 def test_a_snapshot_is_built_of_given_vectors_as_its_options_say(tmp_path: Path) -> None:
