@@ -126,9 +126,10 @@ def build(
     from openbook.corpus.duplicates import Repeated
     from openbook.corpus.former import Changes
     from openbook.corpus.remote import fetched
-    from openbook.corpus.report import Stages, check_place, write_report
+    from openbook.corpus.report import Stages, write_report
     from openbook.corpus.sources.limits import Failure, OnFailure, raise_it
     from openbook.corpus.sources.recognise import Names
+    from openbook.files import check_place
     from openbook.index.remote.place import is_url
     from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
 
@@ -471,9 +472,12 @@ def calibrate(
 ) -> None:
     """Fit how sure answers are to how often they were right, so that they carry a confidence."""
     from openbook.evaluation.calibrate import calibrate
+    from openbook.files import check_place
     from openbook.models.embedded import EMBEDDED, reader_folder
     from openbook.terminal import print_calibration
 
+    if picture:
+        check_place(picture)
     judged = calibrate(reader_folder() if model == EMBEDDED else Path(model), evaluations, on)
     print_calibration(judged)
     if picture:

@@ -33,6 +33,17 @@ def write(path: Path, text: str) -> None:
         raise
 
 
+def check_place(path: Path) -> None:
+    """Before long work. Raises InvalidConfig: no file can be written there."""
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
+        raise InvalidConfig(f"{path}: must be a file in a folder that exists")
+    try:
+        partial_of(path).touch()
+        partial_of(path).unlink()
+    except OSError as error:
+        raise InvalidConfig(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def _keep_access(former: Path, descriptor: int) -> None:
     """Mode, owner and group of the file that is replaced: its readers are often not who writes it."""
     try:

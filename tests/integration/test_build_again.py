@@ -327,7 +327,7 @@ def test_a_report_says_what_was_made_and_loads_nothing(encoder: EncoderSettings,
     command = ["build", str(documents), "--threads", "1", "--words", "20", "--encoder", encoder.model, "--out"]
     out = str(tmp_path / "out")
     for place, why in (
-        ("none/report", "a report must be a file in a folder that exists"),
+        ("none/report", "must be a file in a folder that exists"),
         ("r" * 250, "name too long"),
     ):
         refused = CliRunner().invoke(app, [*command, out, "--report", str(tmp_path / place)])

@@ -71,6 +71,17 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "new").exists()
 
 
+def test_where_no_file_can_be_written_is_told_before(tmp_path: Path) -> None:
+    for place, why in (("", "file in a folder"), ("none/a", "file in a folder"), ("r" * 250, "name too long")):
+        with pytest.raises(InvalidConfig, match=why):
+            files.check_place(tmp_path / place)
+    with pytest.raises(InvalidConfig, match="must be a file in a folder that exists"):
+        files.check_place(Path(os.devnull))  # else it would be replaced
+    (tmp_path / "note").write_text("former")
+    files.check_place(tmp_path / "note")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["former"]
+
+
 @pytest.mark.parametrize("may_give_away", [True, False])
 def test_who_may_read_a_file_may_read_it_after_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_give_away: bool

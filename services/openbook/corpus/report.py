@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from openbook import files
 from openbook.corpus.former import Changes
 from openbook.corpus.sources.limits import Failure
-from openbook.errors import InvalidConfig
 from openbook.index.disk.snapshot import Manifest, Snapshot
 from openbook.index.disk.store import PassageReader
 
@@ -68,17 +67,6 @@ class Survey:
     most_repeated: tuple[tuple[int, str, str], ...]
     """How often, the first document that has it, and how it begins."""
     languages: Counter[str]
-
-
-def check_place(path: Path) -> None:
-    """Before hours of work. Raises InvalidConfig: no page can be written there."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InvalidConfig(f"{path}: a report must be a file in a folder that exists")
-    try:
-        files.partial_of(path).touch()
-        files.partial_of(path).unlink()
-    except OSError as error:
-        raise InvalidConfig(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def survey(snapshot: Snapshot) -> Survey:

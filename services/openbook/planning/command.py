@@ -87,12 +87,14 @@ def plan(
 def _calibrate(out: Path) -> None:
     import yaml
 
+    from openbook import files
     from openbook.planning.calibrate import calibrate
     from openbook.terminal import build_progress
 
+    files.check_place(out)
     with build_progress() as on_step:
         found = calibrate(lambda what, done, total: on_step("calibrate", done, total))
-    out.write_text(yaml.safe_dump(found.model_dump(), sort_keys=False), encoding="utf-8")
+    files.write(out, yaml.safe_dump(found.model_dump(), sort_keys=False))
     print(f"{out}: {found.machine}")
 
 

@@ -130,6 +130,9 @@ def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None
 def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_path: Path) -> None:
     some, more, others, picture = write("some", 0), write("more", 1), write("others", 2), tmp_path / "picture.png"
     command = ["calibrate", tmp_path, some, more, "--on", others, "--picture", picture]
+    with pytest.raises(InvalidConfig, match=r"none/p\.png: must be a file in a folder that exists"):
+        CliRunner().invoke(app, [*map(str, command[:-1]), str(tmp_path / "none" / "p.png")], catch_exceptions=False)
+    assert not (tmp_path / CONFIDENCE).exists(), "refused before it is fitted"
     done = CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert re.search(r"Sequence +600 +300 ", done.stdout)

@@ -239,6 +239,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
 
 
+def test_where_a_calibration_goes_is_tried_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Calibration(machine="mine", date="2026-11-23", values={"call_s": 0.5})
+    measured: list[str] = []
+    monkeypatch.setattr(calibrate, "calibrate", lambda on_step: measured.append("once") or found)
+    with pytest.raises(InvalidConfig, match=r"none/c\.yaml: must be a file in a folder that exists"):
+        CliRunner().invoke(app, ["plan", "--calibrate", str(tmp_path / "none" / "c.yaml")], catch_exceptions=False)
+    assert not measured
+    assert CliRunner().invoke(app, ["plan", "--calibrate", str(tmp_path / "c.yaml")]).exit_code == 0
+    assert constants(tmp_path / "c.yaml")["call_s"].value == 0.5
+
+
 def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path) -> None:
     shape = Shape(6000, 64, "IVF32,SQ8", 2, WORDS, has_origins=False, has_words=False)
     snapshot = build(tmp_path / "s", shape.n_passages, shape.dimension, shape.index, shape.n_shards)
