@@ -369,6 +369,44 @@ def test_a_page_that_cannot_be_written_is_refused_at_the_start(name: str, tmp_pa
         assert problem in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("open-domain", ["--k", "0"], "k = 0: Input should be greater than or equal to 1"),
+        ("decoding", ["--beams", "33"], "beams.0 = 33: Input should be less than or equal to 32"),
+        ("retrievers", ["--bm25-weight", "-1"], "weight = -1.0: Input should be greater than or equal to 0"),
+        ("abstractive", [""], "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_embedded_corpus_is_built(
+    name: str, options: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(asking, "embedded_snapshot", built)
+    monkeypatch.chdir(tmp_path)
+    given = [each or str(tmp_path) for each in options]
+    done = CliRunner().invoke(app, ["experiment", name, *given])
+    assert isinstance(done.exception, InvalidConfig | InvalidDocuments), done.exception
+    assert problem in str(done.exception)
+
+
+def test_what_ships_is_asked_of_the_embedded_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EvaluationSettings] = []
+
+    def run_it(settings: EvaluationSettings, *_: Any) -> Report:
+        asked.append(settings)
+        return Report("title", (), "command", [], [], [])
+
+    built: list[Any] = []
+    monkeypatch.setattr(asking, "embedded_snapshot", built.append)
+    monkeypatch.setattr(abstractive, "run", run_it)
+    assert CliRunner().invoke(app, ["experiment", "abstractive", "--out", str(tmp_path / "page.html")]).exit_code == 0
+    assert len(built) == 1
+    assert asked[0].snapshot == asking.SNAPSHOT
+
+
 def test_a_snapshot_and_servers_exclude_each_other(facts: Path, tmp_path: Path) -> None:
     searched = ["--snapshot", str(facts / "snapshot"), "--index", "localhost:1"]
     done = CliRunner().invoke(app, ["experiment", "diversity", *searched, "--out", str(tmp_path / "page.html")])

@@ -203,11 +203,10 @@ def shipped(*names: str) -> list[Path]:
     return [folder / f"{name}.jsonl.gz" for name in names]
 
 
-def embedded_snapshot(on_progress: OnProgress) -> Path:
-    """The embedded corpus, built unless it stands. Raises OpenbookError as `build_corpus`."""
+def embedded_snapshot(on_progress: OnProgress) -> None:
+    """Build the embedded corpus at `SNAPSHOT`, unless it stands. Raises OpenbookError as `build_corpus`."""
     if not SNAPSHOT.exists():
         build_corpus(embedded_documents(), SNAPSHOT, EncoderSettings(dtype="auto"), 2, "Flat", on_progress=on_progress)
-    return SNAPSHOT
 
 
 def em(record: Record) -> float:

@@ -195,7 +195,8 @@ def memory(
 def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
     """Run an experiment: its module's `run`, with its `Settings`, of the options of all and what it has of its own."""
     from openbook.config import section
-    from openbook.experiments.asking import embedded_snapshot, shipped
+    from openbook.evaluation.run import to_ask
+    from openbook.experiments.asking import SNAPSHOT, embedded_snapshot, shipped
     from openbook.terminal import build_progress
 
     module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
@@ -206,25 +207,28 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
         raise InvalidConfig(f"--against: {former} is the page that --out replaces: give another --out")
     model = {"dtype": given["dtype"], "n_threads": given["threads"]}
     one = {setting: given[option] for setting, option in (("k", "k"), ("n_beams", "beams"))}
+    of_embedded = not (given["snapshot"] or given["index"])
+    searched: dict[str, Any] = {"snapshot": SNAPSHOT if of_embedded else given["snapshot"]}
+    if given["index"]:
+        searched["index"] = {"addresses": given["index"], "timeout_s": 60}
+    settings = section(
+        module.Settings,
+        f"openbook experiment {name}",
+        questions=given["questions"] or shipped(*module.DATA),
+        out=out,
+        **searched,
+        pages="title",
+        encoder={"model": given["encoder"], "passage_model": given["passage_model"], **model},
+        generator={"model": given["generator"], **model},
+        **{option: given[option] for option in ("limit", "seed", "decoding", "max_new_tokens")},
+        **{setting: value for setting, value in one.items() if isinstance(value, int)},  # some take several
+        **own,
+    )
+    for path in settings.questions:  # before the minutes of a build; `abstractive` asks some without labels
+        to_ask(path, settings.model_copy(update={"labels": ()}))
     with build_progress() as on_progress:
-        searched: dict[str, Any] = {"snapshot": given["snapshot"]}
-        if given["index"]:
-            searched["index"] = {"addresses": given["index"], "timeout_s": 60}
-        elif not given["snapshot"]:
-            searched["snapshot"] = embedded_snapshot(on_progress)
-        settings = section(
-            module.Settings,
-            f"openbook experiment {name}",
-            questions=given["questions"] or shipped(*module.DATA),
-            out=out,
-            **searched,
-            pages="title",
-            encoder={"model": given["encoder"], "passage_model": given["passage_model"], **model},
-            generator={"model": given["generator"], **model},
-            **{option: given[option] for option in ("limit", "seed", "decoding", "max_new_tokens")},
-            **{setting: value for setting, value in one.items() if isinstance(value, int)},  # some take several
-            **own,
-        )
+        if of_embedded:
+            embedded_snapshot(on_progress)
         report = module.run(settings, _command(), on_progress)
     _end(report, out, former, given["check"])
 

@@ -1,6 +1,9 @@
 """Section 2.5: thorough against fast decoding of RAG-Sequence, and RAG-Token, greedy and with beams."""
 
 from statistics import median
+from typing import Annotated
+
+from pydantic import Field
 
 from openbook.core.types import Decoding, Formulation
 from openbook.evaluation.settings import EvaluationSettings
@@ -31,7 +34,7 @@ ABOUT = (
 class Settings(EvaluationSettings):
     """What the experiment is told."""
 
-    beams: tuple[int, ...] = (1, 4)  # 1 is greedy
+    beams: tuple[Annotated[int, Field(ge=1, le=32)], ...] = (1, 4)  # 1 is greedy
 
 
 def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:

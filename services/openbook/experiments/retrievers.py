@@ -1,6 +1,10 @@
 """Table 6: who finds the passages: BM25, the passages' own encoder (frozen), the trained one, both fused."""
 
-from openbook.core.types import Formulation, RetrieverKind
+from typing import Annotated
+
+from pydantic import Field
+
+from openbook.core.types import MAX_BM25_WEIGHT, Formulation, RetrieverKind
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.experiments.asking import OPEN_DOMAIN, Asked, OnProgress, Variant, ask, em, found_at
 from openbook.experiments.pictures import Axes, Series, drawn
@@ -34,7 +38,7 @@ class Settings(EvaluationSettings):
     """What the experiment is told."""
 
     frozen: str = ""  # the encoder that is not trained: of the embedded one its passages' own; else none if not named
-    weight: float = WEIGHT  # of BM25 in the weighted sum
+    weight: Annotated[float, Field(ge=0, le=MAX_BM25_WEIGHT)] = WEIGHT  # of BM25 in the weighted sum
     n_searched: int = RANKS[-1]
 
 
