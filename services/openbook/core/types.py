@@ -129,6 +129,12 @@ class RetrievalSettings(SearchParameters):
             _check_range("bm25_weight", self.bm25_weight, 0.0, MAX_BM25_WEIGHT)
 
 
+def check_weight(asked: float | None, retriever: RetrieverKind) -> None:
+    """Raises InvalidRequest for a weight of BM25 that was asked for where nothing is weighed."""
+    if asked is not None and retriever is not RetrieverKind.HYBRID:
+        raise InvalidRequest(f"bm25_weight is for the retriever hybrid alone, got {asked} with {retriever}")
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of the index a search looked at."""

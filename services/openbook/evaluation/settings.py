@@ -15,6 +15,7 @@ from openbook.core.types import (
     GenerationSettings,
     RetrievalSettings,
     RetrieverKind,
+    check_weight,
 )
 from openbook.corpus.questions import drawn
 from openbook.errors import InvalidRequest
@@ -44,6 +45,14 @@ class SearchSettings(Section):
     @model_validator(mode="after")
     def _named_apart(self) -> "SearchSettings":
         _all_different("names of files", self.names)
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_what_is_fused(self) -> "SearchSettings":
+        try:
+            check_weight(self.bm25_weight, self.retriever)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
         return self
 
     @property

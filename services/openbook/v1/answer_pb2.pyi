@@ -150,7 +150,7 @@ class AnswerRequest(_message.Message):
     retriever: Global___Retriever.ValueType
     bm25_weight: _builtins.float
     """Hybrid, 0..1000: a passage's score is its inner product + so much of BM25's. Absent: the ranks of both decide
-    (reciprocal rank fusion), and the prior is that of the inner products.
+    (reciprocal rank fusion), and the prior is that of the inner products. INVALID_ARGUMENT with another retriever.
     """
     min_new_tokens: _builtins.int
     early_stopping: _builtins.bool

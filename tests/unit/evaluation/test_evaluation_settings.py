@@ -37,6 +37,8 @@ def test_files_have_the_names_of_what_they_hold() -> None:
             "follow must be 0 with the retriever bm25",
         ),
         ({"bm25_weight": -1}, "bm25_weight = -1"),
+        ({"bm25_weight": 0.2}, "bm25_weight is for the retriever hybrid alone, got 0.2 with dense"),
+        ({"bm25_weight": 0.2, "retriever": "bm25"}, "got 0.2 with bm25"),
         ({"questions": []}, "questions"),
         ({"questions": ["a/nq.jsonl", "b/nq.jsonl.gz"]}, "names of files must differ, got nq, nq"),
         ({"formulations": ["token", "token"]}, "formulations must differ"),

@@ -507,3 +507,26 @@ def test_two_replicas_never_have_one_port() -> None:
             await server.stop(None)
 
     asyncio.run(start_two())
+
+
+@pytest.mark.parametrize("path", ["/v1/answer", "/v1/retrieve"])
+@pytest.mark.parametrize(
+    ("defaults", "asked", "problem"),
+    [
+        ({}, {"bm25_weight": 0.3}, "got 0.3 with dense"),
+        ({}, {"bm25_weight": 0.3, "retriever": "bm25"}, "got 0.3 with bm25"),
+        ({"retriever": "hybrid"}, {"bm25_weight": 0.3, "retriever": "dense"}, "got 0.3 with dense"),
+        ({}, {"bm25_weight": 0.3, "retriever": "hybrid"}, None),
+        ({"retriever": "hybrid"}, {"bm25_weight": 0.3}, None),
+        ({"retriever": "hybrid", "bm25_weight": 0.3}, {"retriever": "dense"}, None),
+        ({"bm25_weight": 0.3}, {}, None),
+    ],
+)
+def test_a_weight_that_would_weigh_nothing_is_refused(
+    path: str, defaults: dict[str, Any], asked: dict[str, Any], problem: str | None
+) -> None:
+    under_test = service(parse({"answer": {"k": 2, **defaults}}))
+    found = request("POST", path, under_test, json={"question": "who?", **asked})
+    assert refused(found) == (problem is not None), found.text
+    if problem:
+        assert found.json()["detail"] == f"bm25_weight is for the retriever hybrid alone, {problem}"

@@ -64,7 +64,7 @@ class RetrieveRequest(Sent):
     ] = None
     bm25_weight: Annotated[
         float | None,
-        Field(description="Hybrid: the score is dense + so much of BM25's; left out, the ranks of both decide."),
+        Field(description="Hybrid alone: the score is dense + so much of BM25's; left out, the ranks of both decide."),
     ] = None
     without: Annotated[
         Annotated[tuple[Whole64, ...], Field(fail_fast=True)] | None,

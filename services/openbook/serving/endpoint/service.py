@@ -13,7 +13,7 @@ from typing import TypeVar
 from openbook.config import Settings
 from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, GenerationSettings, OwnPassage, ReplySettings, RetrievalSettings
+from openbook.core.types import Float32, GenerationSettings, OwnPassage, ReplySettings, RetrievalSettings, check_weight
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
 from openbook.logs import about, shows_questions
 from openbook.rag.answer import Answer, Event, Excerpt, Retrieval
@@ -92,7 +92,7 @@ class AnswerService:
         """As `answer`, and raises as `Pipeline.retrieve`."""
         with self._served("Retrieve", request.question, context) as context:
             context = self.due(request.timeout_s, context)
-            retrieval = _overridden(self._defaults.retrieval(), request)
+            retrieval = self._retrieval(request)
             with self._admission.admitted(context):
                 async with self._quotas.charged(context.caller):
                     return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
@@ -175,10 +175,15 @@ class AnswerService:
         told.args = (RESOLVED.sub("its address", message),)
         return told
 
+    def _retrieval(self, request: RetrieveRequest) -> RetrievalSettings:
+        retrieval = _overridden(self._defaults.retrieval(), request)
+        check_weight(request.bm25_weight, retrieval.retriever)  # a weight by default waits for who fuses
+        return retrieval
+
     def _asked_for(
         self, request: AnswerRequest
     ) -> tuple[RetrievalSettings, GenerationSettings, ReplySettings, list[OwnPassage]]:
-        retrieval = _overridden(self._defaults.retrieval(), request)
+        retrieval = self._retrieval(request)
         generation = _overridden(self._defaults.generation(), request)
         return retrieval, generation, _overridden(BARE, request), _own(request)
 
