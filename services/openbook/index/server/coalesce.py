@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
 
 from openbook.core.deadline import Clock
-from openbook.core.types import Hits
+from openbook.core.types import Float32, Hits
 from openbook.errors import DeadlineExceeded, ShardUnavailable
 from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, UnderWay, part_rows
 from openbook.index.shard import engine
@@ -110,8 +110,9 @@ class Coalescer:
             if batch:
                 with self._lock:
                     self._under_way = None
-            late = "deadline passed before it was this search's turn"
-            finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))  # a flood of them keeps nobody waiting
+            if dropped:  # a flood of them keeps nobody waiting
+                late = "deadline passed before it was this search's turn"
+                finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))
         return True
 
     def _search_beside(self) -> bool:
@@ -142,23 +143,25 @@ def finish(*later: Later) -> None:
 
 def search_together(batch: Sequence[PendingSearch]) -> int:
     """Search once for searches that go together, and tell each its part. Returns their rows."""
-    first = batch[0]
+    first, is_one = batch[0], len(batch) == 1  # which is the common case
     parts = [search.queries[search.begin : search.end] for search in batch]
-    queries = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    queries = parts[0] if is_one else np.concatenate(parts)
+    latest = first if is_one else max(batch, key=lambda search: search.context.deadline.due)
     try:
-        latest = max((search.context.deadline for search in batch), key=lambda deadline: deadline.due)
         with together("FAISS", [search.context for search in batch], rows=len(queries), k=first.k):
-            hits = first.shard.search_checked(queries, first.k, first.parameters, latest)
+            hits = first.shard.search_checked(queries, first.k, first.parameters, latest.context.deadline)
     except Exception as error:
         later = [search.fail(error) for search in batch]
     else:
-        row, later = 0, []
-        for search, part in zip(batch, parts, strict=True):
-            later.append(search.hear(_rows(hits, row, row + len(part)) if len(parts) > 1 else hits))
-            row += len(part)
+        later = [search.hear(its) for search, its in zip(batch, [hits] if is_one else _split(hits, parts), strict=True)]
     finish(*later)
     return len(queries)
 
 
-def _rows(hits: Hits, start: int, end: int) -> Hits:
-    return Hits(hits.ids[start:end], hits.scores[start:end], hits.snapshot_id)
+def _split(hits: Hits, parts: Sequence[Float32]) -> Iterator[Hits]:
+    """Those of each of the parts that were searched for together."""
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        yield Hits(hits.ids[start:end], hits.scores[start:end], hits.snapshot_id)
+        start = end

@@ -146,6 +146,9 @@ class SearchQueue:
     def __len__(self) -> int:
         return len(self._turns) + (self._lone is not None)
 
+    def __bool__(self) -> bool:
+        return self._lone is not None or self._turns.n_callers > 0
+
     @property
     def n_rows(self) -> int:
         """That wait."""
@@ -160,7 +163,6 @@ class SearchQueue:
         """
         if not self and len(search.queries) == 1:
             self._lone = search
-            self._note(search.ticket.caller, self._now, 1)
             return []
         self._line_up()
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
@@ -188,7 +190,7 @@ class SearchQueue:
         if lone is not None:  # the common case, and the rest says the same of it, for twice as much
             if lone.is_late(now):
                 return [], [lone]
-            self._is_shared(lone.ticket.caller, now)
+            self._is_shared(lone.ticket.caller, now, 1)
             self._turns.pass_by(lone.ticket.caller, lone.width)
             lone.end = 1
             return [lone], []
@@ -245,10 +247,11 @@ class SearchQueue:
     def _line_up(self) -> None:
         """Who waited alone takes turns with others from now on."""
         if self._lone is not None:
+            self._note(self._lone.ticket.caller, self._now, 1)
             self._turns.put(self._lone.ticket.caller, self._lone, 1)
             self._lone = None
 
-    def _is_shared(self, caller: Hashable, now: float) -> bool:
+    def _is_shared(self, caller: Hashable, now: float, n_asked: int = 0) -> bool:
         if caller != self._latest:
             if caller == self._former:
                 self._shared_until = now + SHARED_S
@@ -256,7 +259,8 @@ class SearchQueue:
         if self._turns.n_callers > 1:
             self._shared_until = now + SHARED_S
         is_shared = now < self._shared_until
-        _, n_asked = self._asked.get(caller, (now, self._turns.waiting(caller)))
+        if not n_asked:
+            _, n_asked = self._asked.get(caller, (now, self._turns.waiting(caller)))
         if not is_shared:
             self._asked.clear()
         self._note(caller, now, n_asked)
