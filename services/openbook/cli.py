@@ -622,9 +622,10 @@ def main() -> None:
     try:
         try:
             app()
-        finally:
+        except SystemExit:  # as commands end
             with suppress(BrokenPipeError):
                 print(end="", flush=True)  # here, and not at the interpreter's end: a full disk is told as one
+            raise
     except OpenbookError as error:
         print(f"openbook: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)

@@ -226,7 +226,7 @@ class Worker:
 
     def ready(self) -> None:
         """Wait until it is, or has ended. What libraries print as they are imported is passed over."""
-        while self._said() not in (READY, ""):
+        while (said := self._said()) and not said.endswith(READY):
             pass
 
     def write(self, step: range) -> None:

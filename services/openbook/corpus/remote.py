@@ -92,7 +92,7 @@ def _clear(folder: Path) -> None:
     """Remove all but the journal, which says that the folder is ours to whoever comes when we are killed."""
     for each in folder.iterdir():
         if each.name not in (LOCK, JOURNAL):
-            shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
+            shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
 
 
 def _found(url: str) -> tuple[Place, dict[str, Listed], str]:

@@ -164,21 +164,22 @@ class Run:
             checkpoints.prune(folder, self.settings.loop.n_checkpoints)
 
     def _save(self) -> None:
-        """A model that stands there is replaced once the new one is whole. What was put beside it since
-        (`confidence.json`) stays, where it is the same one.
+        """A model that stands there is replaced once the new one is whole; where it is the same one, its files are, and
+        what was put beside them since stays (`confidence.json`).
         """
         folder = self.settings.loop.out / MODEL
         partial = files.partial_of(folder)
         shutil.rmtree(partial, ignore_errors=True)
         self.job.save(partial)
         if _has_weights(folder, partial):
-            for path in [path for path in folder.rglob("*") if path.is_file()]:
-                kept = partial / path.relative_to(folder)
-                if not kept.exists():
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, kept)
-        shutil.rmtree(folder, ignore_errors=True)
-        files.put(partial, folder)
+            for path in [path for path in partial.rglob("*") if path.is_file()]:
+                place = folder / path.relative_to(partial)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
+            shutil.rmtree(partial)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            files.put(partial, folder)
 
 
 def _has_weights(folder: Path, model: Path) -> bool:

@@ -83,7 +83,7 @@ def test_what_libraries_print_is_no_word_of_a_worker(
 
 
 def test_a_worker_that_says_anything_else_has_encoded_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "print('banner', 'ready', 'onednn_verbose', sep=chr(10), flush=True); input()"
+    script = "print('banner', 'and more, ready', 'onednn_verbose', sep=chr(10), flush=True); input()"
     monkeypatch.setattr(encode, "start", lambda _, **options: start([sys.executable, "-c", script], **options))
 
     def asked(worker: encode.Worker) -> None:

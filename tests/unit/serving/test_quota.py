@@ -194,15 +194,28 @@ def test_what_redis_counted_is_given_back_there_with_the_next_question_if_it_is_
 def test_what_is_owed_is_kept_until_redis_has_taken_it() -> None:
     async def scenario() -> None:
         quotas, shared = five_a_day()
-        await give_back(quotas, shared, 5, was_up=True, is_up=False)
-        shared.is_up = True
-        caller = asyncio.create_task(quotas.charge("web"))
-        await asyncio.sleep(0)
-        caller.cancel()  # while it is given back: he may have gone
-        await asyncio.gather(caller, return_exceptions=True)
-        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=5)))  # by his other key
+        await quotas.charge("web", 3)
+        for _ in range(3):
+            await give_back(quotas, shared, 2, was_up=True, is_up=False)
+            shared.is_up = True
+            caller = asyncio.create_task(quotas.charge("web"))
+            await asyncio.sleep(0)
+            caller.cancel()  # while it is given back: he has gone
+            await asyncio.gather(caller, return_exceptions=True)
         await quotas.charge("web")
-        assert shared.counts == {"questions-day": (0, 0), "questions-minute": (16, 1)}
+        assert shared.counts == {"questions-day": (0, 4)}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_owed_under_a_callers_other_key_is_given_back_too() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        await give_back(quotas, shared, 5, was_up=True, is_up=False)
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=5)))
+        await give_back(quotas, shared, 1, was_up=True, is_up=True)
+        assert shared.counts == {"questions-day": (0, 0), "questions-minute": (16, 0)}
+        assert "questions-minute" in quotas.headers("web")["ratelimit"]
 
     asyncio.run(scenario())
 

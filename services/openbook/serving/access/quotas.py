@@ -1,5 +1,6 @@
 """Callers' accounts: what each may ask for, charged in Redis, and by each replica for itself while there is none."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -48,6 +49,7 @@ class Quotas:
         self._shared = shared
         self._clock = clock
         self._accounts: OrderedDict[str, _Account] = OrderedDict()  # the one longest unused first
+        self._giving: set[asyncio.Task[Taken | None]] = set()
 
     def open(self, identity: Identity) -> None:
         """This caller was let in, with these limits."""
@@ -108,23 +110,29 @@ class Quotas:
         now, shared = int(self._clock()), None
         if is_shared:
             account.owe(asked, now)
-            shared = await self._settle(caller, account)
+            due, shared = await self._settle(caller, account)
+            if [policy for policy, _ in due] != [policy for policy, _ in asked]:
+                shared = None  # also what he asked for by another key: it says nothing of these together
         taken = take(account.counts, [(policy, -cost) for policy, cost in asked], shared.now if shared else now)
         account.last = asked, shared or taken, self._clock()
 
-    async def _settle(self, caller: str, account: _Account) -> Taken | None:
-        """Give Redis back what is owed to it in these windows. None if it does not answer, or nothing is."""
+    async def _settle(self, caller: str, account: _Account) -> tuple[Asked, Taken | None]:
+        """Give Redis back what is owed to it in these windows; all that it says of it if it answers."""
         now = int(self._clock())
         due = [(policy, cost) for policy, window, cost in account.owed.values() if window == now // policy.window_s]
         account.owed = {}  # who asks meanwhile does not give it back again
         if not due or self._shared is None:
-            return None
-        taken = None
-        try:
-            taken = await self._shared.take(caller, [(policy, -cost) for policy, cost in due])
-        finally:  # also where whoever asks has gone
-            if taken is None:
-                account.owe(due, now)
+            return due, None
+        # Not on behalf of whoever asks, who may go: Redis would have it, and be given it again.
+        giving = asyncio.create_task(self._give(self._shared, caller, account, due, now))
+        self._giving.add(giving)
+        giving.add_done_callback(self._giving.discard)
+        return due, await asyncio.shield(giving)
+
+    async def _give(self, shared: Counters, caller: str, account: _Account, due: Asked, now: int) -> Taken | None:
+        taken = await shared.take(caller, [(policy, -cost) for policy, cost in due])
+        if taken is None:
+            account.owe(due, now)
         return taken
 
     def headers(self, caller: str) -> dict[str, str]:
