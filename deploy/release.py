@@ -106,6 +106,7 @@ def release(out: Path) -> None:
     described = json.loads(sbom.read_text(encoding="utf-8"))
     described["metadata"]["component"]["version"] = version  # which pyproject.toml does not say
     sbom.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.copy(CONSTRAINTS, out)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("".join(lines))
     print("".join(lines), end="")

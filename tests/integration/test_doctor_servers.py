@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 from certificates import tls_files
+from redis import Redis
 from small_snapshot import build
 
 from openbook.cache.server import RedisServer
@@ -37,6 +38,13 @@ def test_servers_that_make_a_whole_are_well(tmp_path: Path, redis_server: RedisS
     settings = parse({"cache": {"url": redis_server.url}})
     told = redis("the cache's Redis", "cache", settings)
     assert (told.level, "clock" in told.says) == (Level.WELL, True)
+
+
+def test_a_redis_is_well_whose_user_has_only_the_rights_that_a_cache_needs(redis_server: RedisServer) -> None:
+    with Redis(port=redis_server.port) as client:
+        client.execute_command("ACL", "SETUSER", "few", "on", ">rights", "~openbook:*", "+mget", "+set")
+    told = redis("it", "cache", parse({"cache": {"url": f"redis://few:rights@127.0.0.1:{redis_server.port}/0"}}))
+    assert (told.level, told.says) == (Level.WELL, "answers; its user has no right to ask for its clock (+time)")
 
 
 def test_a_certificate_that_cannot_be_read_is_named_and_not_the_port(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_wherever_it_is_killed_the_folder_is_known_as_ours(
     remove = shutil.rmtree
     with monkeypatch.context() as patch, fetched(url, tmp_path / "out", raise_it) as got:
         assert contents(got) == contents(corpus / "sub")
-        patch.setattr(shutil, "rmtree", lambda path, **_: (left.append(names(path)), remove(path)))
+        patch.setattr(shutil, "rmtree", lambda path: (left.append(names(path)), remove(path)))
     assert left[-1:] == [[".fetched.jsonl", ".lock"]], "documents go before what says whose they are"
 
 

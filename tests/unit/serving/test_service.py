@@ -346,7 +346,7 @@ def test_what_is_asked_and_on_whose_behalf_reaches_the_index_tier(caplog: pytest
     settings = RetrievalSettings(k=1, nprobe=7, ef_search=8, rerank_factor=9, min_coverage=0.5)
     context = Context(request_id="mine", caller="me", trace=TRACE)
     assert seen == [(settings, context), (settings, context), (RetrievalSettings(k=2), context)]
-    assert [line.rpartition(", ")[2] for line in caplog.messages] == ["request id mine"]
+    assert [line.partition(" s, ")[2] for line in caplog.messages] == ["request id mine, caller me"]
 
 
 def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:

@@ -162,7 +162,8 @@ class AnswerService:
             if shows_questions():
                 found["question"] = question
                 why += f"; asked {question!r}"
-            text = f"{method} {code} {seconds:.3f} s, request id {context.request_id}{why}"
+            asked_by = f", caller {context.caller}" if context.caller else ""
+            text = f"{method} {code} {seconds:.3f} s, request id {context.request_id}{asked_by}{why}"
             log.log(level, "%s", text, extra=about(recorded.context, **found))
 
     def _told(self, error: OpenbookError) -> OpenbookError:
