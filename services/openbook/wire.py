@@ -87,8 +87,11 @@ def parameters_from_wire(parameters: index_pb2.SearchParameters) -> SearchParame
 
 def context_to_wire(context: Context) -> index_pb2.Context | None:
     """Without the deadline, which every call has a field for. None says: nothing is known."""
-    texts = {name: getattr(context, name) for name in ("request_id", "caller", "trace", "tenant")}
-    return index_pb2.Context(**texts) if any(texts.values()) else None
+    if not (context.request_id or context.caller or context.trace or context.tenant):
+        return None
+    return index_pb2.Context(
+        request_id=context.request_id, caller=context.caller, trace=context.trace, tenant=context.tenant
+    )
 
 
 def context_of_call(call: index_pb2.Call) -> Context:
