@@ -28,6 +28,8 @@ from openbook.processes import threads
 
 log = logging.getLogger(__name__)
 
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability: Ampere. NVIDIA's T4 and V100 are older, AMD's cards that torch knows count from 9."""
 SPELLED = "É-a 42,000"
 """A tokenizer that gives this back tells how words are spelled."""
 
@@ -46,7 +48,7 @@ class GeneratorCheckpoint:
     def fingerprint(self) -> str:
         """Digest of weights, tokenizer and input format."""
         described = [type(self.input_format).__name__, asdict(self.input_format)]  # type: ignore[call-overload]
-        spelled = ["cleaned up"] if self.legacy_tokenizer else []  # unlike those whose answers former versions cached
+        spelled = [tokenizer_digest(self.legacy_tokenizer)] if self.legacy_tokenizer else []
         return json_digest([weights_digest(self.model), tokenizer_digest(self.tokenizer), described, *spelled])[:32]
 
     @property
@@ -218,7 +220,10 @@ def torch_device(name: str) -> torch.device:
 
 def _dtype(name: str, device: str) -> torch.dtype:
     # Where the processor cannot multiply bfloat16 by itself, it is many times slower than float32, not faster.
-    native = device.startswith("cuda") or torch.cpu.get_capabilities().get("avx512_bf16", False)
+    if device.startswith("cuda"):
+        native = torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
+    else:
+        native = torch.cpu.get_capabilities().get("avx512_bf16", False)
     if name == "auto":
         name = "bfloat16" if native else "float32"
     elif name == "bfloat16" and not native:

@@ -138,7 +138,7 @@ def _ran(thread: Thread) -> None:
 
 CUDA = {"is_available": True, "is_bf16_supported": True, "memory_allocated": 0, "max_memory_allocated": 1 << 20}
 CUDA |= {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None}
-CUDA |= {"get_device_properties": SimpleNamespace(name="Pretended", total_memory=1 << 30)}
+CUDA |= {"get_device_properties": SimpleNamespace(name="Pretended", total_memory=1 << 30, major=9, minor=0)}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 from openbook.config import Dtype, ModelSettings
 from openbook.core.types import Decoding, Formulation, GenerationSettings, Passage
 from openbook.models import marginal
+from openbook.models import checkpoint as checkpoint_module
 from openbook.models.checkpoint import place
 from openbook.models.decoding import Decoded, generate_several, score_answers, stream
 from openbook.models.encoder import EncoderCheckpoint, TextEncoder
@@ -132,6 +133,15 @@ def test_vectors_are_those_of_the_cpu(device: torch.device, mode: Any) -> None:
         encoder = TextEncoder(checkpoint, ModelSettings(device=name))
         vectors.append(np.concatenate([encoder.encode_passages(passages), encoder.encode_questions(["who", "when ?"])]))
     np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-7)  # in batches of another shape
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
+def test_on_a_gpu_auto_takes_bfloat16_since_it_is_multiplied_there(
+    capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert checkpoint_module._dtype("auto", "cuda:0") == dtype
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -225,6 +225,19 @@ def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_
     assert late not in desk.queue.take()[0]  # theirs who ask for more
 
 
+def test_who_asks_for_little_of_something_heavy_makes_nobody_late() -> None:
+    desk = Desk(max_batch=10)
+    for _ in range(4):
+        desk.enter(timeout_s=20, caller="much")
+    desk.queue.begin(desk.queue.take()[0])  # of one second
+    heavy = desk.enter(work=15, caller="little")
+    assert desk.queue.take(is_short=True)[0] == [heavy]  # (1 + 15) * 1.25 are twenty
+    heavier = desk.enter(work=16, caller="other")
+    assert desk.queue.take(is_short=True)[0] == []
+    desk.queue.end()
+    assert heavier in desk.queue.waiting()
+
+
 def test_who_had_to_wait_for_long_is_let_past_again() -> None:
     """He has more here than he asks for at a time."""
     desk = Desk(start_s=100, max_batch=16)

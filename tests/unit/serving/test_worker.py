@@ -82,6 +82,42 @@ def test_a_stream_goes_on_beside_a_long_batch() -> None:
     run(test)
 
 
+def test_a_stream_goes_on_beside_what_was_let_past_a_long_batch() -> None:
+    """Else who asks for one heavy thing would stop the streams of all others for as long."""
+    order: list[str] = []
+
+    async def main() -> None:
+        worker = Worker("worker", ManualClock())
+        begun, go, let_past, on = (threading.Event() for _ in range(4))
+
+        def long(check: Check) -> None:
+            begun.set()
+            go.wait()
+            check()
+            order.append("long")
+
+        def heavy(check: Check) -> None:
+            let_past.set()
+            on.wait()
+            check()
+            order.append("heavy")
+
+        tasks = [asyncio.create_task(worker.run(long))]
+        await asyncio.to_thread(begun.wait)
+        tasks.append(asyncio.create_task(worker.run_between(heavy)))
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.to_thread(let_past.wait)
+        tasks.append(asyncio.create_task(worker.run_between(lambda _: order.append("step"))))
+        await asyncio.sleep(0)
+        on.set()
+        await asyncio.gather(*tasks)
+        worker.shutdown()
+
+    asyncio.run(main())
+    assert order == ["step", "heavy", "long"]
+
+
 def test_another_question_of_the_long_kind_waits() -> None:
     async def test(model: Model, batcher: Batcher[int, int]) -> None:
         other = asyncio.create_task(batcher.submit(LONG + 1, NEVER))
@@ -115,7 +151,7 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones()
 
         task = asyncio.create_task(worker.run(long))
         await asyncio.to_thread(begun.wait)
-        shorts = [asyncio.create_task(worker.run_between(short)) for _ in range(4)]
+        shorts = [asyncio.create_task(worker.run_between(lambda _: short())) for _ in range(4)]
         await asyncio.sleep(0)
         all_there.set()
         assert await task == (None, 4.0)
@@ -137,7 +173,7 @@ def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None
             check()
             return "done"
 
-        def broken() -> None:
+        def broken(check: Check) -> None:
             raise RuntimeError("broken")
 
         task = asyncio.create_task(worker.run(long))

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from openbook.core.context import Context
-from openbook.core.deadline import Check, Clock, Deadline, go_on
+from openbook.core.deadline import Check, Clock, Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
 from openbook.logs import about
 from openbook.serving.workers.queue import Queue, Waiting
@@ -125,7 +125,7 @@ class Batcher(Generic[Item, Result]):
             with span(f"{self._name} streams", context):
                 while True:
                     async with in_time(self._name, context.deadline):
-                        part, seconds = await self._worker.run_between(step)
+                        part, seconds = await self._worker.run_between(lambda between: step())
                     took_s += seconds
                     if part is end:
                         is_whole = True
@@ -213,12 +213,11 @@ class Batcher(Generic[Item, Result]):
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:
             with computing:
-                if is_short:
-                    results, seconds = await self._worker.run_between(lambda: self._run(batch, go_on))
-                else:
+                if not is_short:
                     self._queue.begin(batch)
                     self._go_on()  # what is short beside it
-                    results, seconds = await self._worker.run(lambda between: self._run(batch, between))
+                run = self._worker.run_between if is_short else self._worker.run
+                results, seconds = await run(lambda between: self._run(batch, between))
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)

@@ -114,7 +114,8 @@ class Queue(Generic[W]):
         """A batch: whose turn it is, and those behind who fit; the others keep their places. And who came too late.
 
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
-        left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting.
+        left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting, as long as that
+        one is in time all the same.
         """
         batch: list[W] = []
         n_of = self._n_of_callers()
@@ -125,7 +126,7 @@ class Queue(Generic[W]):
             if each.is_stream:
                 continue
             asks_little = self._asks_little(each, n_of)
-            if is_short and (self._due is None or not (asks_little or self._is_short(each, seconds))):
+            if is_short and not self._lets_past(each, seconds, asks_little):
                 continue
             if batch:
                 # Who asks for little shares no batch with who makes it long.
@@ -234,10 +235,15 @@ class Queue(Generic[W]):
 
     def _runs_beside(self, newcomer: W) -> bool:
         """Whether it may begin while the batch under way is computed."""
-        if self._due is None or newcomer.is_stream:
-            return newcomer.is_stream
         own_s = self._pace.seconds(newcomer.kind, newcomer.work)
-        return self._is_short(newcomer, own_s) or self._asks_little(newcomer, self._n_of_callers())
+        return newcomer.is_stream or self._lets_past(newcomer, own_s, self._asks_little(newcomer, self._n_of_callers()))
+
+    def _lets_past(self, waiting: W, seconds: float, asks_little: bool) -> bool:
+        """Whether the batch under way lets somebody past for so long."""
+        if self._due is None:
+            return False
+        spared_s = min(each.remaining_s for each in self._running) - SPARE * self._left_s()
+        return (asks_little and SPARE * seconds <= spared_s) or self._is_short(waiting, seconds)
 
     def _n_of_callers(self) -> Counter[str]:
         """How many each has here, streams under way apart."""

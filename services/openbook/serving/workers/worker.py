@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, name: str, clock: Clock) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._clock = clock
-        self._short: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._short: deque[tuple[Future[Any], Callable[[Check], Any]]] = deque()
 
     async def run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
         """The result, and the seconds that it took by itself.
@@ -59,8 +59,8 @@ class Worker:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
-    async def run_between(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """As `run`, between two steps of what runs there."""
+    async def run_between(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
+        """As `run`, between two steps of what runs there. What of it takes long lets others past as that does."""
         future: Future[tuple[Result, float]] = Future()
         self._short.append((future, work))
         self._thread.submit(self._next_short)  # finds it, or nothing: then long work has let it pass
@@ -97,9 +97,9 @@ class Worker:
         begun = self._clock()
         if future.set_running_or_notify_cancel():
             try:
-                result = work()
+                result = self._run(work)
             except BaseException as error:
                 future.set_exception(error)
             else:
-                future.set_result((result, self._clock() - begun))
+                future.set_result(result)
         return self._clock() - begun
