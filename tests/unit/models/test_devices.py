@@ -15,8 +15,8 @@ from torch import Tensor
 
 from openbook.config import Dtype, ModelSettings
 from openbook.core.types import Decoding, Formulation, GenerationSettings, Passage
-from openbook.models import marginal
 from openbook.models import checkpoint as checkpoint_module
+from openbook.models import marginal
 from openbook.models.checkpoint import place
 from openbook.models.decoding import Decoded, generate_several, score_answers, stream
 from openbook.models.encoder import EncoderCheckpoint, TextEncoder
