@@ -828,6 +828,13 @@ def test_a_citation_stays_beside_its_word(opened: Open) -> None:
     assert apart == [], "of widths in pixels"
 
 
+def test_an_answer_is_copied_without_its_citations(opened: Open) -> None:
+    page = opened(QUESTION)
+    expect(page.locator("#words sup")).not_to_have_count(0)
+    page.evaluate("getSelection().selectAllChildren(document.getElementById('words'))")
+    assert page.evaluate("getSelection().toString()") == "Alexander Graham Bell"
+
+
 def test_a_long_question_is_seen_whole(opened: Open) -> None:
     page = opened(viewport={"width": 320, "height": 640})
     box = page.get_by_label("Your question")

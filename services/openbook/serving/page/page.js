@@ -180,7 +180,6 @@ function summary() {
 
 const say = (text) => ($("status").textContent = text);
 
-/** What is being done, if anything. */
 function busy(text) {
   document.body.classList.toggle("busy", Boolean(text));
   $("result").setAttribute("aria-busy", Boolean(text));
@@ -205,7 +204,7 @@ function fit() {
 /** The same request for a shell, without the API key. */
 function command(request) {
   const body = JSON.stringify(bodyOf(request)).replaceAll("'", "'\\''");
-  return `curl -s ${new URL("v1/answer", location.href.split("#")[0])} -H 'Content-Type: application/json' -d '${body}'`;
+  return `curl -s ${new URL("v1/answer", location)} -H 'Content-Type: application/json' -d '${body}'`;
 }
 
 // --- what goes wrong
@@ -375,7 +374,7 @@ on("examples", "click", ({ target }) => {
 });
 on("forget", "click", () => {
   keep("");
-  field("question").focus();
+  $("question").focus();
 });
 addEventListener("popstate", follow);
 addEventListener("resize", fit);
