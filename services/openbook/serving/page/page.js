@@ -359,7 +359,7 @@ function submit(event) {
 
 on("ask", "submit", submit);
 on("ask", "input", tellSettings);
-on("question", "keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && submit(event));
+on("question", "keydown", (event) => event.keyCode === 13 && !event.shiftKey && submit(event)); // 229: an input method's
 on("stop", "click", () => {
   running?.abort();
   busy();
