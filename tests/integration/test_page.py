@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 import scripted_page
-from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, Route, expect, sync_playwright
 from scripted_page import HOSTILE, KEY, PASSAGES, Endpoint
 
 from openbook.serving.endpoint.page import FOLDER
@@ -88,6 +88,12 @@ def ask(page: Page, question: str) -> None:
 
 def settled(page: Page) -> None:
     expect(page.locator("body")).not_to_have_class(re.compile("busy"))
+
+
+def add(page: Page, text: str) -> None:
+    page.get_by_text("Add one of your own").click()
+    page.get_by_label("Text").fill(text)
+    page.get_by_role("button", name="Add it, ask again").click()
 
 
 def named(page: Page, says: str, label: str) -> Locator:
@@ -428,9 +434,7 @@ def test_while_a_question_is_searched_a_switch_is_of_the_one_that_is_shown(opene
 
 def test_what_an_answer_says_is_found_in_its_passages_whatever_it_is_spelled_with(opened: Open) -> None:
     page = opened("who was it, “Jean-Paul, 1914-1918”?")
-    page.get_by_text("Add one of your own").click()
-    page.get_by_label("Text").fill("Some say\u2028it was Jean-Paul, 1914-1918.")  # a line, where JavaScript reads one
-    page.get_by_role("button", name="Add it, ask again").click()
+    add(page, "Some say\u2028it was Jean-Paul, 1914-1918.")  # a line, where JavaScript reads one
     settled(page)
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.locator(".card", has_text="Some say").locator("mark")).to_have_text("Jean-Paul, 1914-1918")
@@ -439,12 +443,45 @@ def test_what_an_answer_says_is_found_in_its_passages_whatever_it_is_spelled_wit
 def test_a_passage_that_is_refused_is_not_lost(opened: Open) -> None:
     page = opened(QUESTION)
     text = "telephone " * 1001
-    page.get_by_text("Add one of your own").click()
-    page.get_by_label("Text").fill(text)
-    page.get_by_role("button", name="Add it, ask again").click()
+    add(page, text)
     expect(page.get_by_role("alert")).to_contain_text("10000 characters")
     expect(page.get_by_label("Text")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value(text.strip())
+
+
+def test_a_passage_that_was_taken_is_not_written_again(opened: Open, endpoint: Endpoint) -> None:
+    page = opened()
+    page.get_by_label("Your question").fill(f"slowly: {QUESTION}")
+    page.keyboard.press("Enter")
+    for n_read, text in enumerate(("It was Reis.", "It was Meucci."), start=4):
+        expect(page.locator(".card")).to_have_count(n_read - 1)
+        add(page, text)
+        expect(page.locator("#status")).to_have_text(f"Reading {n_read} passages …")
+        expect(page.get_by_label("Text")).to_have_value("")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    expect(page.get_by_label("Text")).to_have_value("")
+    assert [each["text"] for each in endpoint.doors.requests[-1]["passages"]] == ["It was Reis.", "It was Meucci."]
+
+
+def test_a_passage_that_was_not_taken_is_written_again_unless_another_is(opened: Open) -> None:
+    page = opened(QUESTION)
+    held: list[Route] = []
+    page.route("**/v1/answer/stream", lambda route: held.append(route))
+    text = page.get_by_label("Text")
+    with page.expect_request("**/v1/answer/stream"):
+        add(page, "It was Reis.")
+    expect(text).to_have_value("")
+    page.get_by_role("button", name="Stop").click()
+    expect(text).to_have_value("It was Reis.")
+    with page.expect_request("**/v1/answer/stream"):
+        page.get_by_role("button", name="Add it, ask again").click()
+    page.get_by_text("Add one of your own").click()
+    text.fill("It was Meucci.")
+    held[-1].fulfill(status=429, body="{}")
+    expect(page.get_by_role("alert")).to_be_visible()
+    settled(page)
+    expect(text).to_have_value("It was Meucci.")
 
 
 def test_other_settings_are_compared_with_those_before(opened: Open, endpoint: Endpoint) -> None:
@@ -874,9 +911,7 @@ def test_a_link_asks_again_for_everything_that_was_asked(opened: Open, endpoint:
     first = page.url
     card(page, "Bell").get_by_role("switch").uncheck()
     settled(page)
-    page.get_by_text("Add one of your own").click()
-    page.get_by_label("Text").fill("“Quoted” & 100% ours; 電話 #1")
-    page.get_by_role("button", name="Add it, ask again").click()
+    add(page, "“Quoted” & 100% ours; 電話 #1")
     settled(page)
     asked = endpoint.doors.requests[-1]
     assert page.locator("#link").get_attribute("href") == page.url.removeprefix(endpoint.url)

@@ -63,7 +63,7 @@ export function settingsOf(asked) {
 export function changes(before, now, told) {
   const found = FIELDS.filter((name) => textOf(before[name]) !== textOf(now[name])).map((name) => `${NAMES[name]}: ${spelled(before[name])} → ${spelled(now[name])}`);
   const out = [before, now].map((asked) => (asked.without ?? []).map(String));
-  const own = [before, now].map((asked) => (asked.passages ?? []).map((each) => keyOf({ id: -1, ...each })));
+  const own = [before, now].map((asked) => (asked.passages ?? []).map(keyOf));
   const tell = (how, these, those) => found.push(...these.filter((key) => !those.includes(key)).map((key) => `${how} ${told(key)}`));
   tell("without", out[1], out[0]);
   tell("again with", out[0], out[1]);
@@ -73,7 +73,7 @@ export function changes(before, now, told) {
 }
 
 /** What a passage is known by from answer to answer: own ones have no id that stays. */
-export const keyOf = (passage) => (passage.id < 0 ? `own ${passage.title}\n${passage.text}` : `${passage.id}`);
+export const keyOf = ({ id, title, text }) => (id >= 0 ? `${id}` : `own ${title}\n${text}`);
 
 // --- answers
 

@@ -79,7 +79,6 @@ async function askFor(request, push = true) {
     }
     state.seen.set(link, result);
     say(summary());
-    return true;
   } catch (error) {
     if (mine.signal.aborted) return;
     say("");
@@ -287,7 +286,7 @@ function onswitch(key, used) {
   const { without = [], passages = [] } = asked();
   if (id >= 0) return askWith({ without: used ? without.filter((each) => each !== id) : [...without, id] });
   own.off = true;
-  return askWith({ passages: used ? [...passages, { title, text }] : passages.filter((each) => keyOf({ id, ...each }) !== key) });
+  return askWith({ passages: used ? [...passages, { title, text }] : passages.filter((each) => keyOf(each) !== key) });
 }
 
 on("own", "submit", async (event) => {
@@ -298,8 +297,9 @@ on("own", "submit", async (event) => {
   event.target.reset();
   $("add").open = false;
   $("add").firstElementChild.focus();
-  const others = (asked().passages ?? []).filter((each) => each.title !== own.title || each.text !== own.text);
-  if (await askWith({ passages: [...others, own] })) return;
+  const isOwn = (each) => keyOf(each) === keyOf(own);
+  await askWith({ passages: [...(asked().passages ?? []).filter((each) => !isOwn(each)), own] });
+  if (title.value || text.value || state.wanted?.passages?.some(isOwn)) return;
   [title.value, text.value] = [own.title, own.text]; // not lost
   $("add").open = true;
 });
