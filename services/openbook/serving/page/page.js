@@ -200,7 +200,7 @@ function fit() {
   box.style.height = `${box.scrollHeight + 3}px`; // two borders, and what was rounded
 }
 
-/** The same request for a shell, without the API key. */
+/** For a shell, without the API key. */
 function command(request) {
   const body = JSON.stringify(bodyOf(request)).replaceAll("'", "'\\''");
   return `curl -s ${new URL("v1/answer", location)} -H 'Content-Type: application/json' -d '${body}'`;
@@ -230,10 +230,11 @@ function problem(found, request) {
   const [title, hint] = kind === "key" && store[KEY] ? ["This API key is not accepted"] : TOLD[kind];
   const again = el("button.strong", { onclick: () => askFor(request, false) }, "Try again");
   $("alert").append(
-    el("div.problem", { role: "alert" },
-      el("h2", title),
-      message && el("p", { id: "why", dir: "auto" }, message),
-      hint && el("p.soft", hint),
+    el("div.problem",
+      el("div", { role: "alert" }, // read out anew with each change: no button in it
+        el("h2", title),
+        message && el("p", { id: "why", dir: "auto" }, message),
+        hint && el("p.soft", hint)),
       kind === "key" ? keyForm(request) : kind !== "invalid" && again,
       requestId && el("p.soft", "request id ", el("code", requestId))),
   );
