@@ -326,6 +326,25 @@ def test_a_link_with_a_passage_of_white_space_opens_at_once(opened: Open, endpoi
     assert "passages" not in endpoint.doors.requests[-1]
 
 
+def test_a_passage_of_a_link_goes_along_with_other_questions_only_where_it_is_shown(
+    opened: Open, endpoint: Endpoint
+) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&passage=Mine%0A{'it+was+Bell+' * 1000}")
+    settled(page)
+    expect(page.get_by_role("alert")).to_contain_text("10000 characters")
+    ask(page, QUESTION)
+    assert "passages" in endpoint.doors.requests[-1], "of the link's own question it is a part"
+    expect(page.get_by_role("alert")).to_contain_text("10000 characters")
+    ask(page, "telephone by Antonio Meucci?")
+    assert "passages" not in endpoint.doors.requests[-1]
+    expect(page.locator(".card")).to_have_count(3)
+    add(page, "It was Reis.")
+    settled(page)
+    ask(page, QUESTION)
+    assert len(endpoint.doors.requests[-1]["passages"]) == 1
+    expect(page.locator(".card")).to_have_count(4)
+
+
 def test_a_passage_of_ones_own_that_is_refused_again_stays_left_out(opened: Open) -> None:
     page = opened(QUESTION)
     page.get_by_text("Add one of your own").click()

@@ -44,8 +44,9 @@ function read() {
   const wrong = FIELDS.find((name) => field(name).validity.badInput);
   if (wrong) throw new Problem("invalid", { message: `${wrong} must be a number` });
   const { question, without, snapshot, passages } = state.wanted ?? {};
-  if (question === found.question && without) Object.assign(found, { without, snapshot });
-  if (passages) found.passages = passages;
+  const again = question === found.question;
+  if (again && without) Object.assign(found, { without, snapshot });
+  if (again || state.now) found.passages = passages; // unseen they stay with their question
   return found;
 }
 
@@ -255,12 +256,11 @@ function keyForm(request) {
   return el("form.row", { onsubmit }, el("label", "API key ", box), el("button.strong", "Use it"));
 }
 
-/** The field that the message names is marked and shown. */
 function blame(message) {
   const [name] = message.match(`\\b(question|${FIELDS.join("|")})\\b`) ?? [];
   if (!name) return;
   const box = field(name);
-  if (box.id !== "question") $("how").open = true;
+  if (name !== "question") $("how").open = true;
   box.setAttribute("aria-invalid", true);
   box.setAttribute("aria-describedby", "why");
   box.focus();
