@@ -853,6 +853,29 @@ def test_everything_can_be_done_with_a_keyboard(opened: Open) -> None:
     assert page.evaluate("document.activeElement.matches('.card.off [role=switch]')"), "the focus stays"
 
 
+def test_the_focus_stays_while_words_come(opened: Open, endpoint: Endpoint) -> None:
+    page = opened()
+    page.get_by_label("Your question").fill(f"slowly: {QUESTION}")
+    page.keyboard.press("Enter")
+    word, row = page.locator("#words [data-word]"), page.locator("#rests button")
+    for n in (1, 2):
+        endpoint.step()
+        expect(word).to_have_count(n)
+    tab_to(page, "[data-word='0']")
+    page.keyboard.press("ArrowRight")
+    endpoint.step()  # the third word, and with it the answer
+    settled(page)
+    expect(word.nth(1)).to_be_focused()
+    expect(word.nth(1)).to_have_attribute("tabindex", "0")
+    expect(page.locator("#rests-title")).to_contain_text("“Graham” rests on")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("#rests-title")).to_have_text("Found, and being read")
+    row.nth(1).focus()
+    endpoint.step()
+    expect(word).to_have_count(1)
+    expect(row.nth(1)).to_be_focused()
+
+
 @pytest.mark.parametrize("width", [320, 390])
 def test_nothing_is_wider_than_a_small_screen(opened: Open, width: int) -> None:
     page = opened(viewport={"width": width, "height": 640})

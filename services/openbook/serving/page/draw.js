@@ -61,7 +61,7 @@ export function viewOf(result, chosen, known) {
   };
 }
 
-/** All of it. `off`: passages that do not take part. `old`: the view to compare with, from which `changed` led here. */
+/** `off`: passages that do not take part. `old`: the view to compare with, from which `changed` led here. */
 export function drawResult(view, chosen, { off, old, changed, link, command, onchoose, onback, onswitch }) {
   const { result, text } = view;
   $("result").hidden = false;
@@ -178,9 +178,7 @@ function drawBefore(before, view, changed, onback) {
 
 const cards = new Map();
 
-/** The focus stays where it is. */
 function drawPassages(view, off, before, onswitch) {
-  const focused = document.activeElement;
   off = off.filter((each) => !view.passages.includes(each));
   const shown = [...view.passages, ...off].sort((a, b) => (a.id >= 0) - (b.id >= 0) || a.number - b.number);
   for (const passage of cards.keys()) if (!shown.includes(passage)) cards.delete(passage);
@@ -198,7 +196,6 @@ function drawPassages(view, off, before, onswitch) {
     return card;
   });
   $("passages").replaceChildren(...nodes);
-  if (focused?.isConnected) focused.focus({ preventScroll: true });
   $("found").textContent = `${view.passages.length} read${off.length ? `, ${off.length} left out` : ""}`;
 }
 
@@ -345,7 +342,6 @@ function drawMade(answer, link, command) {
   $("fingerprints").replaceChildren(...names.flatMap((name) => [el("dt", name.replace("_", " ")), el("dd", el("code", answer[name]))]));
 }
 
-/** The posterior of every passage for every word, as a table. */
 function drawTable({ result, words, passages, prior, posterior, formulation, log }) {
   $("numbers").hidden = !result.answer;
   if (!result.answer) return;

@@ -158,7 +158,7 @@ export function meaning(p) {
   return "The model gives these words no chance.";
 }
 
-/** How much likelier one answer is than another, in words. */
+/** How much likelier one answer is, in words. */
 export function ratio(now, before) {
   const times = now / before;
   if (!(times > 0) || !Number.isFinite(times)) return "";

@@ -140,7 +140,7 @@ function start() {
   $("hero").classList.remove("asked");
   $("start").hidden = false;
   $("result").hidden = true;
-  field("question").focus();
+  $("question").focus();
 }
 
 // --- showing
@@ -153,6 +153,8 @@ function redraw() {
   const before = state.before && toLink(state.before.asked) !== link ? state.before : null;
   const without = (now.asked.without ?? []).map((id) => passages.add({ id }));
   view = viewOf(now, chosen, passages);
+  const focused = document.activeElement;
+  const target = targetOf(focused);
   drawResult(view, chosen, {
     off: [...without, ...[...passages.values()].filter((each) => each.off)],
     old: before && viewOf(before, 0, passages),
@@ -168,6 +170,8 @@ function redraw() {
     onswitch,
   });
   point();
+  const kept = focused.isConnected ? focused : all("[data-word], [data-key]").find((each) => same(targetOf(each), target));
+  kept?.focus({ preventScroll: true });
 }
 
 /** One sentence for those who do not see the page. */
@@ -370,7 +374,7 @@ on("stop", "click", () => {
 });
 on("examples", "click", ({ target }) => {
   if (target.tagName !== "BUTTON") return;
-  field("question").value = target.textContent;
+  $("question").value = target.textContent;
   submit();
 });
 on("forget", "click", () => {
