@@ -112,7 +112,8 @@ def draw(spans: Sequence[Span]) -> str:
 
 
 def _ms(ms: float) -> str:
-    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.2g} ms"
+    # between these `g` writes no exponent
+    return f"{ms:,.0f} ms" if ms >= 99.5 else f"{round(ms, 4):.2g} ms"
 
 
 def _told(span: Span, took_ms: float) -> str:
