@@ -181,6 +181,17 @@ def test_what_is_searched_stays_in_memory_where_that_is_asked(tmp_path: Path, mo
         Shard(tmp_path / "s", 0, keep_in_memory=True)
 
 
+def test_what_goes_on_beside_a_longer_search(tmp_path: Path) -> None:
+    factories = ("Flat", "HNSW8", "IVF16,SQ8", "IVF16,Flat", "OPQ4,IVF16,Flat")
+    assert [build(tmp_path / each, each).goes_on_beside(4) for each in factories] == [False, True, True, True, False]
+    assert not Shard(tmp_path / "HNSW8", 0, n_threads=2).goes_on_beside(1)
+    passages = [Passage(i, "", "", "") for i in range(len(VECTORS))]
+    build_snapshot(passages, VECTORS, tmp_path / "scanned", 1, "Flat", "e", "f", scan="int8")
+    scanned = Shard(tmp_path / "scanned", 0)
+    n = scanned._tuning.scan_up_to
+    assert (scanned.goes_on_beside(n), scanned.goes_on_beside(n + 1)) == (True, False)
+
+
 def test_an_empty_shard_passes_its_test(tmp_path: Path) -> None:
     passages = [Passage(0, "d", "", "")]
     build_snapshot(passages, VECTORS[:1], tmp_path / "s", 2, "Flat", "e", "f")
