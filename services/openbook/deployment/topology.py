@@ -13,7 +13,7 @@ from openbook.serving.launch import ports
 from openbook.telemetry import N_METRICS_PORTS
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
-Port = Annotated[int, Field(ge=1, le=65535)]  # others are told of it: none that the system chooses
+FixedPort = Annotated[int, Field(ge=1, le=65535)]  # others are told of it: none that the system chooses
 Overrides = dict[str, dict[str, Any]]
 """Sections of `Settings`, as a Serve config's `args`."""
 LOADS_WITHIN_S = 3600
@@ -31,13 +31,13 @@ _OTHERS = [("Ray's dashboard", range(8265, 8266)), ("HAProxy", range(8404, 8405)
 class Ports(Section):
     """Where processes listen, on every kind of machine."""
 
-    index: Port = ports.ClusterPorts.index  # of shard 0 where one machine serves several; the others follow
-    ray: Port = ports.RAY_PORT  # of Ray's head
-    redis: Port = ports.ClusterPorts.redis  # of the cache
-    keys: Port = ports.ClusterPorts.keys  # of the Redis that has the keys
-    http: Port = ports.HTTP_PORT  # of the endpoint
-    grpc: Port = ports.GRPC_PORT  # of the endpoint
-    metrics: Port = ports.METRICS_PORT  # of each process: the first free one of 32 from here
+    index: FixedPort = ports.ClusterPorts.index  # of shard 0 where one machine serves several; the others follow
+    ray: FixedPort = ports.RAY_PORT  # of Ray's head
+    redis: FixedPort = ports.ClusterPorts.redis  # of the cache
+    keys: FixedPort = ports.ClusterPorts.keys  # of the Redis that has the keys
+    http: FixedPort = ports.HTTP_PORT  # of the endpoint
+    grpc: FixedPort = ports.GRPC_PORT  # of the endpoint
+    metrics: FixedPort = ports.METRICS_PORT  # of each process: the first free one of 32 from here
 
 
 class Index(Section):

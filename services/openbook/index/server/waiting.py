@@ -280,9 +280,7 @@ class SearchQueue:
 
 def part_rows(search: PendingSearch) -> int:
     """See PART_ROWS and PART_HITS."""
-    shard = search.shard
-    reads_all = shard.is_exact and not shard.manifest.shards[shard.number].has_scan
-    return max(1, min(FLAT_PART_ROWS if reads_all else PART_ROWS, PART_HITS // search.k))
+    return max(1, min(FLAT_PART_ROWS if search.shard.reads_all else PART_ROWS, PART_HITS // search.k))
 
 
 def _joined(parts: Sequence[Hits]) -> Hits:

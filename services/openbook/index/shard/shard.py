@@ -147,12 +147,15 @@ class Shard:
         """How many times as widely as without parameters a search with these looks, at least 1."""
         return self._width.times(parameters)
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether a search reads every vector, and so takes hardly longer for a dozen rows than for one."""
+        return self.is_exact and self._scan is None
+
     def goes_on_beside(self, n_rows: int) -> bool:
-        """Whether a search of so many rows may go on beside another one, and be done before that. A Flat index takes as
-        long for one row as for a dozen, unless it has a scan.
-        """
+        """Whether a search of so many rows may go on beside another one, and be done before that."""
         if self.is_exact:
-            return self._scan is not None and n_rows <= self._tuning.scan_up_to
+            return not self.reads_all and n_rows <= self._tuning.scan_up_to
         return self._index.may_join and self._tuning.n_threads == 1
 
     def wider(self, parameters: SearchParameters) -> SearchParameters | None:
