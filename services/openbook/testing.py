@@ -95,6 +95,9 @@ class EchoGenerator:
     fingerprint = generates_by = "echo"
     calibration = UNFITTED
 
+    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
+        """Nothing: it has no queue."""
+
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:

@@ -88,6 +88,11 @@ class Generations:
         self._in_flight: InFlight[Generated] = InFlight("generator")
         self._write_backs = _WriteBacks()
 
+    def check(self, settings: GenerationSettings, n_passages: int, context: Context) -> None:
+        """Whether the generator would refuse it, where it must be asked. Raises as `Generator.check`."""
+        if self._cache is None:
+            self._generator.check(settings, n_passages, context)
+
     async def find(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generated:

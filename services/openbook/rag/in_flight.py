@@ -16,7 +16,7 @@ T = TypeVar("T")
 @dataclass(eq=False, slots=True)
 class _Shared(Generic[T]):
     task: asyncio.Task[T]
-    due: float  # under which it was begun
+    under: Context  # which it was begun under
     latest: Context  # of those who came: the one whose deadline is the last
     n_waiting: int = 0
 
@@ -26,8 +26,9 @@ class InFlight(Generic[T]):
 
     A computation belongs to nobody: who is cancelled or late leaves the others theirs, and it is cancelled once nobody
     waits any more. So it runs in no caller's `contextvars`: with a caller who goes, Ray Serve cancels all calls that
-    were made in his. It knows the deadline of who came first. Where it fails for being late or refused, and another's
-    deadline is later, it is begun once more, under the latest.
+    were made in his. It knows the deadline of who came first, and waits as his. Where it fails for being late or
+    refused, and another's deadline is later, it is begun once more, under the latest; where it was refused because its
+    caller asks for much, once more for another caller.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,16 +50,19 @@ class InFlight(Generic[T]):
                 shared.latest = context
             await self._wait(key, shared, context)
             error = None if shared.task.cancelled() else shared.task.exception()
-            if not isinstance(error, DeadlineExceeded | Overloaded) or context.deadline.due <= shared.due:
+            if isinstance(error, Overloaded) and context.caller != shared.under.caller:
+                under = context
+            elif isinstance(error, DeadlineExceeded | Overloaded) and context.deadline.due > shared.under.deadline.due:
+                under = shared.latest
+            else:
                 return shared.task.result()
-            under = shared.latest
 
     def _begin(self, key: Hashable, compute: Callable[[Context], Awaitable[T]], context: Context) -> _Shared[T]:
         async def run() -> T:
             return await compute(context)
 
         task = asyncio.create_task(run(), context=contextvars.Context())
-        shared = self._shared[key] = _Shared(task, context.deadline.due, context)
+        shared = self._shared[key] = _Shared(task, context, context)
         shared.task.add_done_callback(lambda task: self._end(key, shared))
         return shared
 

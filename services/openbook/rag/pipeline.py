@@ -80,6 +80,7 @@ class Pipeline:
         if generation.follow:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
         else:
+            self._generations.check(generation, retrieval.k + len(own), context)
             retrieved = await self._finder.find(question, retrieval, passages, context, watch)
             with watch.stage("generate", context) as inner:
                 generated = await self._generations.find(question, retrieved, generation, inner)
@@ -107,6 +108,7 @@ class Pipeline:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
             yield self._to_retrieval(retrieved, context, watch)
         else:
+            self._generator.check(generation, retrieval.k + len(own), context, is_stream=True)
             retrieved = await self._finder.find(question, retrieval, passages, context, watch)
             yield self._to_retrieval(retrieved, context, watch)
             with watch.stage("generate", context) as inner:

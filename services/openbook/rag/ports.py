@@ -183,6 +183,15 @@ class Generator(Protocol):
         """How its answers are judged; empty where nothing was fitted to them."""
         ...
 
+    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
+        """Whether it would refuse at once to answer from so many passages, as far as that is known here: what a
+        question costs before that is then spared.
+
+        Raises:
+            DeadlineExceeded, Overloaded: as `generate`.
+        """
+        ...
+
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
-from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.marginal import answer_log_posterior, log_prior, next_log_marginal, token_log_posterior
 from openbook.core.types import (
@@ -35,7 +34,7 @@ from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.following import Found, followed
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import BegunByAnother
-from openbook.testing import ExactIndex, HashEncoder, ManualClock
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 WORDS = ["", "alpha", "beta", "gamma", "delta", "epsilon"]  # token 0 ends an answer
 PASSAGES = [
@@ -54,11 +53,10 @@ def log_p(passage: Passage, begun: Sequence[int]) -> Float64:
     return np.asarray(values - np.logaddexp.reduce(values))
 
 
-class TableGenerator:
+class TableGenerator(EchoGenerator):
     """Greedy RAG-Token over `log_p`, in parts if it is asked to."""
 
     fingerprint = generates_by = "table"
-    calibration = UNFITTED
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

@@ -32,8 +32,8 @@ class Work:
             raise
 
 
-def context(timeout_s: float = 60.0) -> Context:
-    return Context(Deadline.after(timeout_s))
+def context(timeout_s: float = 60.0, caller: str = "") -> Context:
+    return Context(Deadline.after(timeout_s), caller=caller)
 
 
 async def settled() -> None:
@@ -42,8 +42,10 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def ask(flights: InFlight[str], work: Work, key: str = "key", timeout_s: float = 60.0) -> asyncio.Task[str]:
-    return asyncio.create_task(flights.get(key, work, context(timeout_s)))
+def ask(
+    flights: InFlight[str], work: Work, key: str = "key", timeout_s: float = 60.0, caller: str = ""
+) -> asyncio.Task[str]:
+    return asyncio.create_task(flights.get(key, work, context(timeout_s, caller)))
 
 
 def test_a_thousand_who_want_the_same_get_one_computation() -> None:
@@ -134,6 +136,28 @@ def test_refused_under_the_first_deadline_it_is_tried_once_under_the_latest(make
         work.results[1].set_exception(make("no place at all"))
         assert all(isinstance(error, make) for error in await asyncio.gather(*crowd, return_exceptions=True))
         assert len(work.begun) == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_is_refused_to_who_asks_for_much_is_tried_again_for_whoever_else_wants_it() -> None:
+    async def scenario() -> None:
+        flights, work = InFlight[str]("work"), Work()
+        flood = [ask(flights, work, timeout_s=60 - i, caller="flood") for i in range(3)]
+        await settled()
+        callers = ("good", "good", "another")
+        others = [ask(flights, work, timeout_s=30 - i, caller=caller) for i, caller in enumerate(callers)]
+        await settled()
+        work.results[0].set_exception(Overloaded("the flood has too many"))
+        await settled()
+        assert [each.caller for each in work.begun] == ["flood", "good"]
+        assert all(isinstance(each.exception(), Overloaded) for each in flood)
+        work.results[1].set_exception(Overloaded("so has this one"))
+        await settled()
+        assert [each.caller for each in work.begun] == ["flood", "good", "another"]
+        work.results[2].set_result("done")
+        found = await asyncio.gather(*others, return_exceptions=True)
+        assert [str(each) for each in found] == ["so has this one", "so has this one", "done"]
 
     asyncio.run(scenario())
 

@@ -29,7 +29,7 @@ from openbook.core.types import (
     RetrieverKind,
     Token,
 )
-from openbook.errors import DeadlineExceeded, InvalidRequest, ShardUnavailable
+from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded, ShardUnavailable
 from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
@@ -136,6 +136,31 @@ def test_a_thousand_equal_questions_at_once_are_encoded_once_and_looked_up_once(
         found = await asyncio.gather(*(rag.retrieve("telephone", asked(1), Context()) for _ in range(1000)))
         assert (encoder.asked, cache.n_reads) == (["telephone"], 1)
         assert len({each.evidence for each in found}) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searched_for() -> None:
+    class Full(EchoGenerator):
+        def check(
+            self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+        ) -> None:
+            raise Overloaded(f"no room for {n_passages} passages, stream: {is_stream}")
+
+    async def scenario() -> None:
+        encoder = CountingEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Full(), MemoryCache(10), AnswerDefaults(), ManualClock())
+        asking = "telephone", asked(2), GREEDY_TOKEN, Context()
+        own = (OwnPassage("a telephone"),)
+        with pytest.raises(Overloaded, match="3 passages, stream: False"):
+            await rag.answer(*asking, own=own)
+        with pytest.raises(Overloaded, match="2 passages, stream: True"):
+            await anext(rag.stream(*asking))
+        assert encoder.asked == []
+        kept = MemoryCache[Generation](10)
+        rag = Pipeline(encoder, index, index, Full(), MemoryCache(10), AnswerDefaults(), ManualClock(), answers=kept)
+        assert (await rag.answer(*asking)).text  # an answer may be kept, and there is room for what is
 
     asyncio.run(scenario())
 

@@ -92,8 +92,7 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: the deadline is too near for it, passed while it waited, or before the model was done.
             Exception: what the handler raised for it.
         """
-        key = self._key(item)
-        asked = self._enter(context, item, key, self._kind(key), self._work_of(item))
+        asked = self._enter(context, item, self._key(item), self._work_of(item))
         result: Result = await self._turn_of(asked)
         return result
 
@@ -104,8 +103,7 @@ class Batcher(Generic[Item, Result]):
 
         Raises as `submit`. Closing the iterator stops the step under way at its next check, and closes that of `parts`.
         """
-        kind = "stream", self._kind(key)
-        asked = self._enter(context, None, kind, kind, work, is_stream=True)
+        asked = self._enter(context, None, key, work, is_stream=True)
         is_closed, is_whole, took_s, end = False, False, 0.0, object()
         iterator: Iterator[Part] | None = None
 
@@ -142,8 +140,12 @@ class Batcher(Generic[Item, Result]):
 
     def learn(self, items: Sequence[Item], seconds: float) -> None:
         """So long this batch took: for what is known before anybody asks."""
-        key = self._key(items[0])
-        self._queue.learn([Waiting(key, self._kind(key), self._work_of(item), Context()) for item in items], seconds)
+        alike = self._sort(self._key(items[0]))
+        self._queue.learn([Waiting(*alike, self._work_of(item), Context()) for item in items], seconds)
+
+    def check(self, context: Context, key: Hashable, work: int, is_stream: bool = False) -> None:
+        """Whether an item of this key, or a stream, would be let in now. Raises as `submit`."""
+        self._queue.check(Waiting(*self._sort(key, is_stream), work, context, is_stream))
 
     async def aclose(self) -> None:
         """Cancel those who wait, finish the batch under way, end the thread."""
@@ -152,12 +154,15 @@ class Batcher(Generic[Item, Result]):
         await asyncio.gather(*self._loops.values())
         await asyncio.to_thread(self._worker.shutdown)
 
-    def _enter(
-        self, context: Context, item: Item | None, key: Hashable, kind: Hashable, work: int, is_stream: bool = False
-    ) -> _Asked:
-        result = asyncio.get_running_loop().create_future()
-        waits = span(f"wait for {self._name}", context)
-        asked = _Asked(key, kind, work, context, is_stream, item=item, result=result, since=self._clock(), waits=waits)
+    def _sort(self, key: Hashable, is_stream: bool = False) -> tuple[Hashable, Hashable]:
+        """The key and the kind of what waits. A stream shares no batch."""
+        kind = self._kind(key)
+        return (("stream", kind), ("stream", kind)) if is_stream else (key, kind)
+
+    def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
+        result, since = asyncio.get_running_loop().create_future(), self._clock()
+        alike, waits = self._sort(key, is_stream), span(f"wait for {self._name}", context)
+        asked = _Asked(*alike, work, context, is_stream, item=item, result=result, since=since, waits=waits)
         try:
             self._refuse(self._queue.enter(asked))
         except OpenbookError as error:

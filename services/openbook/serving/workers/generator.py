@@ -78,12 +78,20 @@ class _Task:
 
     @property
     def work(self) -> int:
-        """As it was counted when the question came in, of the passages that were found; of a part as far as it goes."""
-        settings = self.settings
-        if isinstance(settings, PartSettings):
-            n_tokens = min(settings.max_new_tokens, len(settings.begun) + settings.n_more)
-            settings = replace(settings, max_new_tokens=n_tokens, min_new_tokens=0)
-        return max(1, settings.work(len(self.retrieved.passages)))
+        return _work(self.settings, len(self.retrieved.passages))
+
+
+def _work(settings: GenerationSettings, n_passages: int) -> int:
+    """As it was counted when the question came in, of the passages that were found; of a part as far as it goes."""
+    if isinstance(settings, PartSettings):
+        n_tokens = min(settings.max_new_tokens, len(settings.begun) + settings.n_more)
+        settings = replace(settings, max_new_tokens=n_tokens, min_new_tokens=0)
+    return max(1, settings.work(n_passages))
+
+
+def _goes_by_steps(settings: GenerationSettings) -> bool:
+    """Whether a stream of it has more than one step, which would hold up whatever it ran between."""
+    return settings.one_by_one and settings.n_answers == 1
 
 
 def _kind(settings: GenerationSettings) -> GenerationSettings:
@@ -110,6 +118,10 @@ class LocalGenerator:
             max_work=settings.max_tokens_in_flight,
         )
 
+    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
+        is_stream = is_stream and _goes_by_steps(settings)
+        self._batcher.check(context, settings, _work(settings, n_passages), is_stream)
+
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
@@ -119,7 +131,7 @@ class LocalGenerator:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         task = _Task(question, retrieved, settings)
-        if not settings.one_by_one or settings.n_answers > 1:  # one step: it would hold up whatever it ran between
+        if not _goes_by_steps(settings):
             yield await self._batcher.submit(task, context)
             return
         parts = self._batcher.stream(
@@ -246,6 +258,9 @@ class RemoteGenerator:
     @property
     def calibration(self) -> Calibration:
         return self._replicas.about.calibration
+
+    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
+        """Nothing: the replicas' queues are not known here."""
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from openbook import telemetry
 from openbook.core.context import Context
@@ -75,6 +75,22 @@ class Queue(Generic[W]):
             Overloaded: it would not be ready in time, or there is no room for it.
             DeadlineExceeded: it would not be if its turn were now.
         """
+        is_tried, put_out = self._place(newcomer)
+        if is_tried:
+            self._pace.tried(newcomer.kind, self._clock())
+        for each, full in put_out:
+            self._counted("room", full)
+            self._turns.remove(each)
+        return put_out
+
+    def check(self, newcomer: Waiting) -> None:
+        """Whether it would come in now: nothing changes. Raises as `enter`."""
+        newcomer = cast(W, newcomer)  # is out again before anybody takes it
+        self._place(newcomer)
+        self._turns.remove(newcomer)
+
+    def _place(self, newcomer: W) -> tuple[bool, list[tuple[W, OpenbookError]]]:
+        """Let it wait. Returns whether it is tried, and whom it is to put out. Raises as `enter`."""
         newcomer.context.deadline.check(self._name)
         own_s = self._pace.seconds(newcomer.kind, newcomer.work)
         if self._is_hopeless(newcomer):
@@ -83,9 +99,7 @@ class Queue(Generic[W]):
         is_next = self._due is None and not self._streams and not len(self)
         self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
         try:
-            if not is_next:
-                self._check_in_time(newcomer)
-            return self._make_room(newcomer)
+            return not is_next and self._check_in_time(newcomer), self._make_room(newcomer)
         except OpenbookError:
             self._turns.remove(newcomer)
             raise
@@ -164,11 +178,12 @@ class Queue(Generic[W]):
         if is_whole or seconds > self._pace.seconds(kind, work):
             self._pace.learn(kind, work, seconds, self._clock())
 
-    def _check_in_time(self, newcomer: W) -> None:
+    def _check_in_time(self, newcomer: W) -> bool:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
 
         What runs beside the batch under way does not wait for its end, but has only a share of the time until then. The
-        only one of a kind not seen lately counts as no time: refused, it would never be seen again.
+        only one of a kind not seen lately counts as no time: refused, it would never be seen again. Returns whether it
+        is one.
         """
         of_its_kind = [each for each in (*self.waiting(), *self._running, *self._streams) if each.kind == newcomer.kind]
         is_tried = of_its_kind == [newcomer] and self._pace.is_doubtful(newcomer.kind, self._clock())
@@ -191,8 +206,7 @@ class Queue(Generic[W]):
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
             raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
-        if is_tried:
-            self._pace.tried(newcomer.kind, self._clock())
+        return is_tried
 
     def _streams_s(self, newcomer: W, seconds: float) -> float:
         """How much longer what takes so many takes for the streams under way."""
@@ -205,19 +219,17 @@ class Queue(Generic[W]):
         return sum(min(each, own_s) for each in streams)  # step by step in turn
 
     def _make_room(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
-        """Whom it puts out: the newest of who has most waiting. Raises Overloaded if that is the newcomer."""
+        """Whom it is to put out: the newest of who has most waiting. Raises Overloaded if that is the newcomer."""
         waiting = self.waiting()
         n_others = len(waiting) - 1 + len(self._streams)
         if n_others < self._max_queue:
             return []
         full = Overloaded(f"{self._name}: the queue has room for {self._max_queue}, and {n_others} wait")
-        self._counted("room", full)
         n_of = Counter(each.context.caller for each in waiting)
         caller, most = n_of.most_common(1)[0]
         if n_of[newcomer.context.caller] == most:
-            raise full
+            raise self._counted("room", full)
         last = next(each for each in reversed(waiting) if each.context.caller == caller)
-        self._turns.remove(last)
         return [(last, full)]
 
     def _counted(self, want: str, error: E) -> E:
