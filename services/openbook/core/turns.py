@@ -59,8 +59,8 @@ class Turns(Generic[Item]):
         account = self._accounts.get(caller)
         if account is None:
             account = self._accounts[caller] = _Account(self._share)
-        elif account.given < self._share:
-            account.given = self._share
+        elif not account.waiting:
+            account.given = max(account.given, self._share)
         self.n_callers += not account.waiting
         account.waiting[item] = size
         account.size += size
@@ -83,6 +83,8 @@ class Turns(Generic[Item]):
         account = self._account_of[item]
         n_waiting = account.waiting[item]
         size = n_waiting if size is None else size
+        if self.n_callers == 1:  # who had to wait for others has no claim to the turns of those who come later
+            account.given = max(account.given, self._share)
         account.given += size * times
         self._share += size * times / self.n_callers
         if size == n_waiting:

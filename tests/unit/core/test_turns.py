@@ -106,6 +106,33 @@ def test_new_callers_one_after_the_other_leave_turns_to_who_waits() -> None:
     assert given.count("waits") >= 10
 
 
+def test_who_asks_for_more_while_he_waits_keeps_his_turn() -> None:
+    turns: Turns[str] = Turns(10_000)
+    for caller in "abc":
+        for n in range(400):
+            turns.put(caller, f"{caller} {n}", 1)
+    turns.put("waits", "large", 20)
+    given = list[str]()
+    while "large" not in given:
+        if len(given) % 20 == 10:
+            turns.put("waits", f"small {len(given)}", 1)
+        given.append(give_next(turns))
+    assert len(given) <= 61
+
+
+def test_who_had_to_wait_for_others_has_no_claim_to_the_turns_of_those_who_come_later() -> None:
+    turns: Turns[str] = Turns(10_000)
+    for n in range(300):
+        turns.put("much", f"much {n}", 1)
+    for n in range(30):
+        turns.put("little", f"little {n}", 1)
+        turns.give(f"little {n}")
+        for _ in range(5):  # while nobody else waits
+            give_next(turns)
+    turns.put("newcomer", "newcomer", 1)
+    assert "newcomer" in [give_next(turns) for _ in range(2)]
+
+
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns: Turns[str] = Turns(1000)
     turns.put("much", "much", 100)
