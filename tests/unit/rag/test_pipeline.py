@@ -153,9 +153,9 @@ def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searc
         rag = Pipeline(encoder, index, index, Full(), MemoryCache(10), AnswerDefaults(), ManualClock())
         asking = "telephone", asked(2), GREEDY_TOKEN, Context()
         own = (OwnPassage("a telephone"),)
-        with pytest.raises(Overloaded, match="3 passages, stream: False"):
+        with pytest.raises(Overloaded, match="1 passages, stream: False"):
             await rag.answer(*asking, own=own)
-        with pytest.raises(Overloaded, match="2 passages, stream: True"):
+        with pytest.raises(Overloaded, match="1 passages, stream: True"):
             await anext(rag.stream(*asking))
         assert encoder.asked == []
         kept = MemoryCache[Generation](10)
@@ -163,6 +163,33 @@ def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searc
         assert (await rag.answer(*asking)).text  # an answer may be kept, and there is room for what is
 
     asyncio.run(scenario())
+
+
+def test_the_generator_is_asked_before_about_no_more_passages_than_there_will_be() -> None:
+    told: list[int] = []
+
+    class Told(EchoGenerator):
+        def check(
+            self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+        ) -> None:
+            told.append(n_passages)
+
+    async def scenario() -> None:
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Told(), MemoryCache(10), AnswerDefaults(), ManualClock())
+        for retrieval in (
+            asked(2),
+            asked(100),
+            asked(100),
+            RetrievalSettings(k=1),
+            RetrievalSettings(k=2, without=(1,)),
+            RetrievalSettings(k=2, retriever=RetrieverKind.BM25),
+        ):
+            await rag.answer("telephone", retrieval, GREEDY_TOKEN, Context())
+
+    asyncio.run(scenario())
+    assert told == [1, 2, 3, 1, 1, 1]
 
 
 def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
