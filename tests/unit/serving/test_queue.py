@@ -170,6 +170,20 @@ def test_who_is_overtaken_and_late_by_it_is_told_so_without_being_computed() -> 
     assert all(isinstance(error, Overloaded | DeadlineExceeded) for _, error in late)
 
 
+def test_of_kinds_never_seen_one_is_tried_at_a_time_however_slow_others_are() -> None:
+    desk = Desk()
+    for _ in range(3):
+        desk.enter(work=100, key="slow")
+    with pytest.raises(Overloaded):
+        desk.enter(timeout_s=200, work=1, key="slow")
+    desk.enter(timeout_s=700, work=200, key="new")
+    for key in ("new", "newer"):
+        with pytest.raises(Overloaded):
+            desk.enter(timeout_s=700, work=200, key=key)
+    desk.clock.advance(BELIEVED_S)
+    desk.enter(timeout_s=700, work=200, key="newer")
+
+
 def test_of_a_full_queue_the_newest_of_who_has_most_goes() -> None:
     desk = Desk(max_queue=4)
     much = [desk.enter(caller="much") for _ in range(4)]
@@ -268,6 +282,71 @@ def test_who_asks_for_little_of_something_heavy_makes_nobody_late() -> None:
     assert desk.queue.take(is_short=True)[0] == []
     desk.queue.end()
     assert heavier in desk.queue.waiting()
+
+
+def test_who_asks_for_little_goes_before_a_batch_that_has_no_time_to_spare() -> None:
+    desk = Desk(start_s=10, max_batch=10)
+    for _ in range(4):
+        desk.enter(timeout_s=18, caller="much")  # 14 * 1.25 are 17.5
+    desk.queue.begin(desk.queue.take()[0])
+    little = desk.enter(work=4, caller="little")  # no heavier than what it stops
+    assert desk.queue.take(is_short=True)[0] == [little]
+
+
+def test_what_is_let_past_puts_off_the_batch_under_way_and_is_spared_no_second_time() -> None:
+    desk = Desk(each_s=0.1, max_batch=10)
+    for _ in range(2):
+        desk.enter(timeout_s=5, work=10, caller="much")
+    desk.queue.begin(desk.queue.take()[0])  # 2 s of work, due in 5
+    past = desk.enter(work=20, caller="little")
+    assert desk.queue.take(is_short=True)[0] == [past]
+    desk.queue.begin([past], is_short=True)
+    desk.clock.advance(2)
+    desk.queue.end(is_short=True)  # and now due in 3, with 2 s of work still to do
+    desk.enter(work=22, caller="little")
+    assert desk.queue.take(is_short=True)[0] == []
+
+
+def test_what_was_let_past_and_outlives_the_batch_keeps_the_next_one_waiting() -> None:
+    desk = Desk(max_batch=1)
+    desk.enter(work=4, caller="much")
+    desk.enter(work=4, caller="much")
+    desk.queue.begin(desk.queue.take()[0])
+    desk.enter(work=4, caller="little")
+    desk.queue.begin(desk.queue.take(is_short=True)[0], is_short=True)
+    desk.queue.end()  # its callers have gone
+    with pytest.raises(Overloaded, match=r"would be done in 6.2 s"):  # (4 + 1) * 1.25
+        desk.enter(timeout_s=6, caller="other")
+    desk.queue.end(is_short=True)
+    desk.enter(timeout_s=6, caller="other")
+
+
+def test_time_that_goes_to_who_asks_for_little_is_time_that_others_wait() -> None:
+    def admitted(n_little: int) -> int:
+        desk = Desk(max_batch=1)
+        for _ in range(20):
+            desk.enter(caller="much")
+        for _ in range(10):
+            desk.queue.begin(desk.queue.take()[0])
+            for n in range(n_little):
+                desk.enter(caller=f"little {n}")
+                desk.queue.begin(desk.queue.take(is_short=True)[0], is_short=True)
+                desk.clock.advance(1)
+                desk.queue.end(is_short=True)
+            desk.clock.advance(1)
+            desk.queue.end()
+        while desk.queue.take()[0]:
+            pass
+        n = 0
+        with suppress(Overloaded):
+            while True:
+                desk.enter(timeout_s=50, caller="much")
+                n += 1
+        return n
+
+    assert admitted(0) == 40  # of a second each, times SPARE
+    assert admitted(1) == pytest.approx(20, abs=2)
+    assert admitted(3) == pytest.approx(20, abs=2)  # never less than half
 
 
 def test_who_had_to_wait_for_long_is_let_past_again() -> None:

@@ -118,6 +118,32 @@ def test_a_stream_goes_on_beside_what_was_let_past_a_long_batch() -> None:
     assert order == ["step", "heavy", "long"]
 
 
+def test_a_stream_goes_on_beside_the_long_first_step_of_another() -> None:
+    order: list[str] = []
+
+    async def test(model: Model, batcher: Batcher[int, int]) -> None:
+        begun, go = threading.Event(), threading.Event()
+
+        def long(check: Check) -> Iterator[str]:
+            begun.set()
+            go.wait()
+            check()
+            yield "long"
+
+        async def listen(parts: Callable[[Check], Iterator[str]]) -> None:
+            order.extend([part async for part in batcher.stream(parts, NEVER)])
+
+        first = asyncio.create_task(listen(long))
+        await asyncio.to_thread(begun.wait)
+        other = asyncio.create_task(listen(lambda check: iter(["other"])))
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(first, other)
+
+    run(test)
+    assert order == ["other", "long"]
+
+
 def test_another_question_of_the_long_kind_waits() -> None:
     async def test(model: Model, batcher: Batcher[int, int]) -> None:
         other = asyncio.create_task(batcher.submit(LONG + 1, NEVER))

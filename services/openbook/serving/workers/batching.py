@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from openbook.core.context import Context
-from openbook.core.deadline import Check, Clock, Deadline
+from openbook.core.deadline import Check, Clock, Deadline, go_on
 from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
 from openbook.logs import about
 from openbook.serving.workers.queue import Queue, Waiting
@@ -106,13 +106,16 @@ class Batcher(Generic[Item, Result]):
         asked = self._enter(context, None, key, work, is_stream=True)
         is_closed, is_whole, took_s, end = False, False, 0.0, object()
         iterator: Iterator[Part] | None = None
+        let_past = go_on
 
         def check() -> None:
             if is_closed or not asked.remaining_s:
                 raise Stopped
+            let_past()
 
-        def step() -> Part | object:
-            nonlocal iterator
+        def step(between: Check) -> Part | object:
+            nonlocal iterator, let_past
+            let_past = between
             if iterator is None:
                 iterator = parts(check)
             return next(iterator, end)
@@ -123,7 +126,7 @@ class Batcher(Generic[Item, Result]):
             with span(f"{self._name} streams", context):
                 while True:
                     async with in_time(self._name, context.deadline):
-                        part, seconds = await self._worker.run_between(lambda between: step())
+                        part, seconds = await self._worker.run_between(step)
                     took_s += seconds
                     if part is end:
                         is_whole = True
@@ -218,8 +221,8 @@ class Batcher(Generic[Item, Result]):
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:
             with computing:
+                self._queue.begin(batch, is_short)
                 if not is_short:
-                    self._queue.begin(batch)
                     self._go_on()  # what is short beside it
                 run = self._worker.run_between if is_short else self._worker.run
                 results, seconds = await run(lambda between: self._run(batch, between))
@@ -241,8 +244,7 @@ class Batcher(Generic[Item, Result]):
                 if not asked.result.done():
                     asked.result.set_result(result)
         finally:
-            if not is_short:
-                self._queue.end()
+            self._queue.end(is_short)
 
     def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result]:
         def check() -> None:

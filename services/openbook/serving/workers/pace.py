@@ -67,6 +67,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._all = _Line()
+        self._unseen_tried_at = -math.inf
         self._of_key: OrderedDict[Hashable, _Line] = OrderedDict()
 
     def learn(self, key: Hashable, work: float, seconds: float, now: float) -> None:
@@ -90,13 +91,19 @@ class Pace:
         return self._of_key.get(key, self._all).worthwhile()
 
     def is_doubtful(self, key: Hashable, now: float) -> bool:
-        """Whether batches of this very key were seen, and none lately, nor `tried`."""
+        """Whether no batch of this very key was seen lately, nor `tried`. Of keys never seen, which callers invent, one
+        is doubtful at a time.
+        """
         line = self._of_key.get(key)
-        return line is not None and now >= max(line.learned_at, line.tried_at) + BELIEVED_S
+        seen_at = self._unseen_tried_at if line is None else max(line.learned_at, line.tried_at)
+        return now >= seen_at + BELIEVED_S
 
     def tried(self, key: Hashable, now: float) -> None:
         """One of a doubtful key was let in, whatever becomes of it."""
-        self._of_key[key].tried_at = now
+        if (line := self._of_key.get(key)) is None:
+            self._unseen_tried_at = now
+        else:
+            line.tried_at = now
 
     def is_sure(self, key: Hashable, now: float) -> bool:
         """Whether batches of this very key were seen lately."""

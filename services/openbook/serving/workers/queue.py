@@ -21,6 +21,10 @@ FEW = 2
 to wait has more here than he asks for, would therefore wait on, and never be let past."""
 KEPT = 8
 """One part in so many of the streams' places is for others than who holds the rest."""
+MEMORY_S = 30.0
+"""Of busy time, within which what came before others loses most of its weight."""
+MOST_PAST = 0.5
+"""Of the time to come, what at most is expected to go to who comes later and will be let past."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +67,10 @@ class Queue(Generic[W]):
         self._turns: Turns[W] = Turns()
         self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
         self._running: Sequence[W] = ()  # the batch under way
+        self._begun = 0.0
         self._due: float | None = None  # when that is predicted to be done
+        self._past_due: float | None = None  # when what it lets past is
+        self._busy_s = self._past_s = 0.0  # of batches, and of what came before others; older seconds weigh less
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -96,7 +103,7 @@ class Queue(Generic[W]):
         if self._is_hopeless(newcomer):
             why = f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s"
             raise self._counted("time", DeadlineExceeded(why))
-        is_next = self._due is None and not self._streams and not len(self)
+        is_next = self._due is self._past_due is None and not self._streams and not len(self)
         self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
         try:
             return not is_next and self._check_in_time(newcomer), self._make_room(newcomer)
@@ -128,8 +135,8 @@ class Queue(Generic[W]):
         """A batch: whose turn it is, and those behind who fit; the others keep their places. And who came too late.
 
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
-        left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting, as long as that
-        one is in time all the same.
+        left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting: also where that one
+        is late for it, unless it is heavier than the batch.
         """
         batch: list[W] = []
         n_of = self._n_of_callers()
@@ -159,15 +166,28 @@ class Queue(Generic[W]):
             self._turns.remove(each)
         for each in batch:
             self._turns.give(each)
+        if batch and (is_short or self._asks_little(batch[0], n_of)):
+            self._past_s += self._seconds(batch)
         return batch, refused
 
-    def begin(self, batch: Sequence[W]) -> None:
-        """The worker computes this; short ones beside it are not told."""
-        self._running = batch
-        self._due = self._clock() + self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
+    def begin(self, batch: Sequence[W], is_short: bool = False) -> None:
+        """The worker computes this, beside the batch under way if it is short: that one gets no further meanwhile."""
+        now, seconds = self._clock(), self._seconds(batch)
+        if is_short:
+            self._past_due = now + seconds
+            self._due = None if self._due is None else self._due + seconds
+        else:
+            self._running, self._begun = batch, now
+            self._due = now + self._left_s() + seconds
 
-    def end(self) -> None:
+    def end(self, is_short: bool = False) -> None:
         """It does no more."""
+        if is_short:
+            self._past_due = None
+            return
+        seconds = self._clock() - self._begun
+        kept = math.exp(-seconds / MEMORY_S)
+        self._busy_s, self._past_s = self._busy_s * kept + seconds, self._past_s * kept
         self._running, self._due = (), None
 
     def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool = True) -> None:
@@ -182,8 +202,8 @@ class Queue(Generic[W]):
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
 
         What runs beside the batch under way does not wait for its end, but has only a share of the time until then. The
-        only one of a kind not seen lately counts as no time: refused, it would never be seen again. Returns whether it
-        is one.
+        only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
+        whether it is one.
         """
         of_its_kind = [each for each in (*self.waiting(), *self._running, *self._streams) if each.kind == newcomer.kind]
         is_tried = of_its_kind == [newcomer] and self._pace.is_doubtful(newcomer.kind, self._clock())
@@ -200,8 +220,8 @@ class Queue(Generic[W]):
             n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
             seconds += self._pace.seconds(kind, work, n_batches)
         seconds += self._streams_s(newcomer, seconds)
-        beside_s = seconds / SHARE_BETWEEN if self._runs_beside(newcomer) else math.inf
-        seconds = min(seconds + self._left_s(), beside_s)
+        waits_s = (seconds + self._left_s()) / (1 - self._share_past)
+        seconds = min(waits_s, seconds / SHARE_BETWEEN) if self._runs_beside(newcomer) else waits_s
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
@@ -254,8 +274,15 @@ class Queue(Generic[W]):
         """Whether the batch under way lets somebody past for so long."""
         if self._due is None:
             return False
-        spared_s = min(each.remaining_s for each in self._running) - SPARE * self._left_s()
-        return (asks_little and SPARE * seconds <= spared_s) or self._is_short(waiting, seconds)
+        if asks_little:
+            spared_s = min(each.remaining_s for each in self._running) - SPARE * self._left_s()
+            return seconds <= max(spared_s / SPARE, self._seconds(self._running))
+        return self._is_short(waiting, seconds)
+
+    @property
+    def _share_past(self) -> float:
+        """Of the time to come, what will go to those who ask for little, as it did: all others wait as much longer."""
+        return min(MOST_PAST, self._past_s / self._busy_s) if self._busy_s else 0.0
 
     def _n_of_callers(self) -> Counter[str]:
         """How many each has here, streams under way apart."""
@@ -273,16 +300,21 @@ class Queue(Generic[W]):
         """Whether its caller has few of those here, beside another who has many."""
         return n_of[waiting.context.caller] * FEW <= max(n_of.values())
 
+    def _seconds(self, batch: Sequence[W]) -> float:
+        return self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
+
     def _left_s(self) -> float:
-        """Of the batch under way, as predicted."""
-        return 0.0 if self._due is None else max(0.0, self._due - self._clock())
+        """Of the batch under way, as predicted, or of what it let past and left behind."""
+        due = self._past_due if self._due is None else self._due
+        return 0.0 if due is None else max(0.0, due - self._clock())
 
     def _fits(self, batch: Sequence[W], seconds: float) -> bool:
         """Whether they may be a batch that pays and keeps all their deadlines."""
         work = sum(each.work for each in batch)
         if batch[-1].key != batch[0].key or len(batch) > self._most_at_once(batch[0].kind, work / len(batch)):
             return False
-        return all(SPARE * seconds <= each.remaining_s for each in batch)
+        needed_s = SPARE * seconds / (1 - self._share_past)
+        return all(needed_s <= each.remaining_s for each in batch)
 
     def _most_at_once(self, kind: Hashable, work: float) -> float:
         """How many items of so much work each are a batch at most."""
