@@ -12,6 +12,7 @@ from openbook.core.deadline import SPARE, Clock
 from openbook.core.turns import Turns
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.pace import Pace
+from openbook.serving.workers.under_way import UnderWay
 from openbook.serving.workers.worker import SHARE_BETWEEN
 
 SHORT = 8
@@ -21,10 +22,6 @@ FEW = 2
 to wait has more here than he asks for, would therefore wait on, and never be let past."""
 KEPT = 8
 """One part in so many of the streams' places is for others than who holds the rest."""
-MEMORY_S = 30.0
-"""Of busy time, within which what came before others loses most of its weight."""
-MOST_PAST = 0.5
-"""Of the time to come, what at most is expected to go to who comes later and will be let past."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,11 +63,7 @@ class Queue(Generic[W]):
         self._pace = Pace()
         self._turns: Turns[W] = Turns()
         self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
-        self._running: Sequence[W] = ()  # the batch under way
-        self._begun = 0.0
-        self._due: float | None = None  # when that is predicted to be done
-        self._past_due: float | None = None  # when what it lets past is
-        self._busy_s = self._past_s = 0.0  # of batches, and of what came before others; older seconds weigh less
+        self._under_way: UnderWay[W] = UnderWay(clock)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -103,7 +96,7 @@ class Queue(Generic[W]):
         if self._is_hopeless(newcomer):
             why = f"deadline would pass before {self._name} was done: it takes some {own_s:.1f} s"
             raise self._counted("time", DeadlineExceeded(why))
-        is_next = self._due is self._past_due is None and not self._streams and not len(self)
+        is_next = not self._under_way and not self._streams and not len(self)
         self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
         try:
             return not is_next and self._check_in_time(newcomer), self._make_room(newcomer)
@@ -167,28 +160,22 @@ class Queue(Generic[W]):
         for each in batch:
             self._turns.give(each)
         if batch and (is_short or self._asks_little(batch[0], n_of)):
-            self._past_s += self._seconds(batch)
+            self._under_way.came_before(self._seconds(batch))
         return batch, refused
 
     def begin(self, batch: Sequence[W], is_short: bool = False) -> None:
-        """The worker computes this, beside the batch under way if it is short: that one gets no further meanwhile."""
-        now, seconds = self._clock(), self._seconds(batch)
+        """The worker computes this, beside the batch under way if it is short."""
         if is_short:
-            self._past_due = now + seconds
-            self._due = None if self._due is None else self._due + seconds
+            self._under_way.let_past(self._seconds(batch))
         else:
-            self._running, self._begun = batch, now
-            self._due = now + self._left_s() + seconds
+            self._under_way.begin(batch, self._seconds(batch))
 
     def end(self, is_short: bool = False) -> None:
         """It does no more."""
         if is_short:
-            self._past_due = None
-            return
-        seconds = self._clock() - self._begun
-        kept = math.exp(-seconds / MEMORY_S)
-        self._busy_s, self._past_s = self._busy_s * kept + seconds, self._past_s * kept
-        self._running, self._due = (), None
+            self._under_way.went_past()
+        else:
+            self._under_way.end()
 
     def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool = True) -> None:
         """So long a batch, or a stream, took by itself; or had taken when it was stopped, of which it is learned that
@@ -205,7 +192,9 @@ class Queue(Generic[W]):
         only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
         whether it is one.
         """
-        of_its_kind = [each for each in (*self.waiting(), *self._running, *self._streams) if each.kind == newcomer.kind]
+        of_its_kind = [
+            each for each in (*self.waiting(), *self._under_way.batch, *self._streams) if each.kind == newcomer.kind
+        ]
         is_tried = of_its_kind == [newcomer] and self._pace.is_doubtful(newcomer.kind, self._clock())
         before: dict[Hashable, list[W]] = {}
         for each in self.waiting():
@@ -220,7 +209,7 @@ class Queue(Generic[W]):
             n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
             seconds += self._pace.seconds(kind, work, n_batches)
         seconds += self._streams_s(newcomer, seconds)
-        waits_s = (seconds + self._left_s()) / (1 - self._share_past)
+        waits_s = (seconds + self._under_way.left_s) * self._under_way.stretch
         seconds = min(waits_s, seconds / SHARE_BETWEEN) if self._runs_beside(newcomer) else waits_s
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
@@ -263,7 +252,7 @@ class Queue(Generic[W]):
         return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.kind, self._clock())
 
     def _is_short(self, waiting: W, seconds: float) -> bool:
-        return waiting.key != self._running[0].key and 0 < seconds <= self._left_s() / SHORT
+        return waiting.key != self._under_way.batch[0].key and 0 < seconds <= self._under_way.left_s / SHORT
 
     def _runs_beside(self, newcomer: W) -> bool:
         """Whether it may begin while the batch under way is computed."""
@@ -272,21 +261,16 @@ class Queue(Generic[W]):
 
     def _lets_past(self, waiting: W, seconds: float, asks_little: bool) -> bool:
         """Whether the batch under way lets somebody past for so long."""
-        if self._due is None:
+        if not self._under_way.batch:
             return False
         if asks_little:
-            spared_s = min(each.remaining_s for each in self._running) - SPARE * self._left_s()
-            return seconds <= max(spared_s / SPARE, self._seconds(self._running))
+            spared_s = min(each.remaining_s for each in self._under_way.batch) - SPARE * self._under_way.left_s
+            return seconds <= max(spared_s / SPARE, self._seconds(self._under_way.batch))
         return self._is_short(waiting, seconds)
-
-    @property
-    def _share_past(self) -> float:
-        """Of the time to come, what will go to those who ask for little, as it did: all others wait as much longer."""
-        return min(MOST_PAST, self._past_s / self._busy_s) if self._busy_s else 0.0
 
     def _n_of_callers(self) -> Counter[str]:
         """How many each has here, streams under way apart."""
-        return Counter(each.context.caller for each in (*self.waiting(), *self._running))
+        return Counter(each.context.caller for each in (*self.waiting(), *self._under_way.batch))
 
     def _has_place(self, caller: str) -> bool:
         """Whether a stream of this caller may begin. Who has a name leaves places for others, though none is here yet:
@@ -303,17 +287,12 @@ class Queue(Generic[W]):
     def _seconds(self, batch: Sequence[W]) -> float:
         return self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
 
-    def _left_s(self) -> float:
-        """Of the batch under way, as predicted, or of what it let past and left behind."""
-        due = self._past_due if self._due is None else self._due
-        return 0.0 if due is None else max(0.0, due - self._clock())
-
     def _fits(self, batch: Sequence[W], seconds: float) -> bool:
         """Whether they may be a batch that pays and keeps all their deadlines."""
         work = sum(each.work for each in batch)
         if batch[-1].key != batch[0].key or len(batch) > self._most_at_once(batch[0].kind, work / len(batch)):
             return False
-        needed_s = SPARE * seconds / (1 - self._share_past)
+        needed_s = SPARE * seconds * self._under_way.stretch
         return all(needed_s <= each.remaining_s for each in batch)
 
     def _most_at_once(self, kind: Hashable, work: float) -> float:

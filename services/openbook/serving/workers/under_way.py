@@ -1,0 +1,65 @@
+"""What a worker computes, until when, and how much of its time goes to who comes before others. Pure."""
+
+import math
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from openbook.core.deadline import Clock
+
+MEMORY_S = 30.0
+"""Of busy time, within which what came before others loses most of its weight."""
+MOST_BEFORE = 0.5
+"""Of the time to come, what at most is expected to go to who comes later and before others."""
+
+W = TypeVar("W")
+
+
+class UnderWay(Generic[W]):
+    """A batch, and what it lets past, which stops it meanwhile. Seconds are as predicted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.batch: Sequence[W] = ()
+        self._begun = 0.0
+        self._due: float | None = None  # the batch
+        self._past_due: float | None = None  # what it lets past
+        self._busy_s = self._before_s = 0.0  # with older seconds weighing less
+
+    def __bool__(self) -> bool:
+        return self._due is not None or self._past_due is not None
+
+    def begin(self, batch: Sequence[W], seconds: float) -> None:
+        """The worker computes this."""
+        now = self._clock()
+        self.batch, self._begun, self._due = batch, now, now + self.left_s + seconds
+
+    def end(self) -> None:
+        """It does no more."""
+        seconds = self._clock() - self._begun
+        kept = math.exp(-seconds / MEMORY_S)
+        self._busy_s, self._before_s = self._busy_s * kept + seconds, self._before_s * kept
+        self.batch, self._due = (), None
+
+    def let_past(self, seconds: float) -> None:
+        """The batch stops for something else."""
+        self._past_due = self._clock() + seconds
+        self._due = None if self._due is None else self._due + seconds
+
+    def went_past(self) -> None:
+        """And goes on."""
+        self._past_due = None
+
+    def came_before(self, seconds: float) -> None:
+        """So much is for somebody who came before others, whether past the batch or behind it."""
+        self._before_s += seconds
+
+    @property
+    def left_s(self) -> float:
+        """Of the batch, or of what it let past and left behind."""
+        due = self._past_due if self._due is None else self._due
+        return 0.0 if due is None else max(0.0, due - self._clock())
+
+    @property
+    def stretch(self) -> float:
+        """So many times as long as without them do others wait, if as much goes on to come before them."""
+        return 1 / (1 - min(MOST_BEFORE, self._before_s / self._busy_s)) if self._busy_s else 1.0
