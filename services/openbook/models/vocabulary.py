@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from openbook.core.deadline import Check, go_on
 
 _MAX_LOGITS = 1 << 24  # logits held at once in the loss: 64 MiB in float32
+_MAX_KEPT = 1 << 25  # logits whose memory is kept: 128 MiB; 32 beams over 100 passages have five times as many
 _TILE = (1024, 1024)  # states x vocabulary entries at once on a CPU: 4 MiB in float32
 
 
@@ -52,7 +53,7 @@ class Vocabulary:
         for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
             check()
             _into(part, states, weight, bias)
-        self._scratch = filled
+        self._scratch = filled if len(filled) <= _MAX_KEPT else torch.empty(0)
         return torch.log_softmax(logits, -1, out=logits)
 
     def token_log_probs(self, states: Tensor, targets: Tensor, check: Check = go_on) -> Tensor:

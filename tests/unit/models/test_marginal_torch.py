@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, RagSequenceForGeneration, RagTokenFor
 from openbook.core import marginal as paper
 from openbook.core.types import Formulation
 from openbook.errors import InvalidRequest
-from openbook.models import marginal
+from openbook.models import marginal, vocabulary
 from openbook.models.checkpoint import load_generator
 from openbook.models.seq2seq import Seq2Seq, SpecialTokens
 from openbook.models.vocabulary import Vocabulary
@@ -347,6 +347,17 @@ def test_gradients_added_in_place_are_those_of_autograd(build: Any) -> None:
         results.append([gradient - (begins or 0.0) for gradient in dense])
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
+
+
+def test_the_memory_of_a_very_wide_search_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_MAX_KEPT", 100)
+    output = torch.nn.Linear(4, 50)
+    words = Vocabulary(output, None, 50, torch.float32)
+    with torch.no_grad():
+        for n, n_kept in ((1, 50), (3, 0), (2, 100)):
+            states = torch.randn(n, 4)
+            torch.testing.assert_close(words.log_probs(states), output(states).log_softmax(-1))
+            assert len(words._scratch) == n_kept
 
 
 def test_recomputing_the_encoder_changes_no_gradient() -> None:
