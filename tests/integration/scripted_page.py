@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import parse
-from openbook.core.confidence import UNFITTED
 from openbook.core.context import Context
 from openbook.core.marginal import answer_log_posterior, log_prior, next_log_marginal, sequence_next_log_marginal
 from openbook.core.types import (
@@ -74,11 +73,10 @@ class Encoder(HashEncoder):
         return await super().encode(questions, context)
 
 
-class Reader:
+class Reader(EchoGenerator):
     """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`."""
 
     fingerprint = generates_by = "scripted"
-    calibration = UNFITTED
 
     def __init__(self) -> None:
         self.steps: asyncio.Queue[None] = asyncio.Queue()
@@ -89,7 +87,7 @@ class Reader:
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
         if settings.labels:
-            return await EchoGenerator().generate(question, retrieved, settings, context)
+            return await super().generate(question, retrieved, settings, context)
         prior = log_prior(retrieved.scores)
         if isinstance(settings, PartSettings):
             return _begun(_generation(ANSWERS[0], retrieved, settings, prior), len(settings.begun) + settings.n_more)
