@@ -65,7 +65,7 @@ class EmbeddingCodec:
 class GenerationCodec:
     """Generations as JSON, whose numbers come back as they were."""
 
-    prefix: Final = "openbook:answer:2:"
+    prefix: Final = "openbook:answer:3:"
     tier: Final = "answers-redis"
 
     def pack(self, value: Generation) -> bytes:
@@ -117,6 +117,7 @@ def _generation(read: Any, n: int) -> Generation:
         tuple(_token(token, n) for token in read["tokens"]),
         None if labels is None else _classification(labels, n),
         tuple(_generation(other, n) for other in read["others"]),
+        bool(read["ended"]),
     )
 
 

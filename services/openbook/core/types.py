@@ -379,6 +379,7 @@ class Generation:
     tokens: tuple[Token, ...] = ()  # t
     classification: Classification | None = None  # of the labels, where it is one of them
     others: tuple["Generation", ...] = ()  # further answers, if several were asked for, the best first
+    ended: bool = False  # no token can follow: after an end of sequence, or at the decoder's last position
 
     @property
     def several(self) -> tuple["Generation", ...]:

@@ -221,6 +221,7 @@ class RagGenerator:
             decoded.log_prior[:n_hits],
             decoded.log_posterior[:n_hits],
             tuple(Token(*row, *place) for row, place in zip(rows, places, strict=True)),
+            ended=ids[-1] in self._model.special.eos or len(ids) == self._checkpoint.max_answer_tokens,
         )
 
 

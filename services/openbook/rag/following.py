@@ -73,9 +73,8 @@ async def followed(
         of_part = part.tokens[len(begun) :]
         ids = [passage.id for passage in read.passages]
         decided += [(token, dict(zip(ids, token.log_posterior, strict=True))) for token in of_part]
-        if of_part or whole is None:  # otherwise it had ended, and nothing rests on what was found since
-            whole = read, part
-        if len(of_part) < settings.follow or len(part.token_ids) >= settings.max_new_tokens:
+        whole = read, part
+        if part.ended or len(of_part) < settings.follow or len(part.token_ids) >= settings.max_new_tokens:
             one_part = len(decided) <= settings.follow
             return whole if one_part else (whole[0], _as_decided(*whole, decided))
         found = await _look_again(question, part.text, look)

@@ -285,8 +285,18 @@ def test_an_answer_ends_where_the_decoder_has_no_more_positions(formulation: For
     *_, streamed = _babbler().stream(*BIRTH, endless)
     assert isinstance(streamed, Generation)
     assert len(answer.tokens) == len(streamed.tokens) == tiny.bart().config.max_position_embeddings == 128
+    assert answer.ended
     of_t5 = RagGenerator(GeneratorCheckpoint(tiny.t5(), tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
-    assert len(of_t5.generate([BIRTH[0]], [BIRTH[1]], endless)[0].tokens) == 140  # its positions are relative
+    (answer,) = of_t5.generate([BIRTH[0]], [BIRTH[1]], endless)
+    assert (len(answer.tokens), answer.ended) == (140, False)  # its positions are relative
+
+
+def test_an_answer_has_ended_with_its_end_of_sequence() -> None:
+    (whole,) = _reader().generate([BIRTH[0]], [BIRTH[1]], GREEDY_TOKEN)
+    n = len(whole.tokens)
+    for n_tokens in (n, n - 1):
+        (found,) = _reader().generate([BIRTH[0]], [BIRTH[1]], replace(GREEDY_TOKEN, max_new_tokens=n_tokens))
+        assert (len(found.tokens), found.ended) == (n_tokens, n_tokens == n)
 
 
 def test_a_label_longer_than_an_answer_may_be_is_refused() -> None:
