@@ -57,9 +57,12 @@ async def followed(
 
     Tokens keep the probability and the posterior that they were decided with; before a passage was found its
     posterior is 0. All passages are of one snapshot, all queries and all tokens of one model each: when another one is
-    published or comes meanwhile, the answer begins anew. Raises as `look` and `generate`.
+    published or comes meanwhile, the answer begins anew. Raises as `look` and `generate`, and InvalidRequest: there is
+    no passage.
     """
     found = await look(question)
+    if not found.passages:
+        raise InvalidRequest("there must be a passage to answer from: none is found but those that without leaves out")
     union = found
     decided: list[tuple[Token, dict[int, float]]] = []
     whole: tuple[Retrieved, Generation] | None = None

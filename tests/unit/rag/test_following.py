@@ -164,6 +164,13 @@ def test_a_caller_s_own_passages_are_read_from_the_first_token_on() -> None:
     assert all(np.isfinite(token.log_posterior[place]) for token in answer.tokens)
 
 
+def test_where_all_that_could_be_found_is_left_out_a_caller_s_own_are_read() -> None:
+    retrieval = RetrievalSettings(k=1, without=tuple(range(len(PASSAGES))))
+    own = [OwnPassage("alpha beta", "Alpha")]
+    answer = asyncio.run(pipeline().answer("who", retrieval, replace(ONCE, follow=1), Context(), TOKENS, own))
+    assert [evidence.passage.id for evidence in answer.evidence] == [-1]
+
+
 def test_a_stream_tells_the_passages_when_they_are_all_known() -> None:
     async def scenario() -> list[object]:
         settings = replace(ONCE, follow=2)
@@ -315,5 +322,7 @@ def test_what_has_no_query_or_takes_too_much_is_refused() -> None:
         ask(replace(ONCE, follow=1), retriever=RetrieverKind.BM25)
     with pytest.raises(InvalidRequest, match=r"must be at most max_work = 100000, got 320 x \(300 \+ 1 x 64\)"):
         ask(replace(ONCE, follow=1, max_new_tokens=64))
+    with pytest.raises(InvalidRequest, match="a passage to answer from: none is found but those that without"):
+        ask(replace(ONCE, follow=1), without=tuple(range(len(PASSAGES))))
     with pytest.raises(InvalidRequest, match="labels and answers with follow have none"):
         ask(replace(ONCE, follow=1), ReplySettings(min_confidence=0.5))
