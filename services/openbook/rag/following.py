@@ -112,8 +112,10 @@ def _scored(union: Found, found: Found) -> Retrieved:
 def _union(union: Found, found: Found) -> Found:
     known = {passage.id for passage in union.passages}
     new = [i for i, passage in enumerate(found.passages) if passage.id not in known]
-    least = min(union.coverage, found.coverage, key=lambda coverage: coverage.share)
-    return replace(union.beside([found.passages[i] for i in new], found.vectors[new]), coverage=least)
+    looks = union.coverage, found.coverage
+    missing = {shard for look in looks for shard in look.missing_shards}
+    coverage = replace(min(looks, key=lambda look: look.share), missing_shards=tuple(sorted(missing)))
+    return replace(union.beside([found.passages[i] for i in new], found.vectors[new]), coverage=coverage)
 
 
 def _as_decided(read: Retrieved, generation: Generation, decided: list[tuple[Token, dict[int, float]]]) -> Generation:

@@ -95,8 +95,8 @@ def asked(question: str, settings: GenerationSettings, k: int = 2, own: Sequence
     return asyncio.run(pipeline().answer(question, retrieval, settings, Context(request_id="id"), TOKENS, own))
 
 
-def test_an_answer_that_began_without_a_shard_is_not_called_complete() -> None:
-    seen = iter([Coverage(50, 100, (1,)), *[Coverage(100, 100)] * 9])
+def test_an_answer_lacks_each_shard_that_any_of_its_looks_lacked() -> None:
+    seen = iter([Coverage(50, 100, (1,)), Coverage(70, 100, (0, 2)), *[Coverage(100, 100)] * 9])
 
     async def look(text: str) -> Found:
         return Found(ENCODER.encode_questions([text])[0], tuple(PASSAGES[:2]), VECTORS[:2], "s", next(seen))
@@ -106,7 +106,7 @@ def test_an_answer_that_began_without_a_shard_is_not_called_complete() -> None:
 
     read, generation = asyncio.run(followed("who", replace(ONCE, follow=1), look, generate))
     assert len(generation.tokens) > 1
-    assert read.coverage == Coverage(50, 100, (1,))
+    assert read.coverage == Coverage(50, 100, (0, 1, 2))
 
 
 def by_formula(question: str, k: int, follow: int, n: int) -> tuple[list[int], list[float], list[dict[int, float]]]:
