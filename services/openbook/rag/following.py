@@ -88,15 +88,15 @@ async def followed(
 
 async def _look_again(question: str, answer: str, look: Look) -> Found:
     """What is found for both, without the beginning of an answer with which they are too long to be read."""
-    words = answer.split()
     while True:
         try:
             return await look(f"{question} {answer}".strip())
         except InvalidRequest:
-            if not words:  # the question alone, which was read before: it is for another reason
+            if not answer:  # the question alone, which was read before: it is for another reason
                 raise
-            words = words[(len(words) + 1) // 2 :]
-            answer = " ".join(words)
+            words = answer.split()  # some scripts put no spaces between words
+            half = (len(words) + 1) // 2
+            answer = " ".join(words[half:]) if len(words) > 1 else answer[(len(answer) + 1) // 2 :]
 
 
 def _part(settings: GenerationSettings, begun: tuple[int, ...]) -> PartSettings:

@@ -213,6 +213,22 @@ def test_of_an_answer_too_long_to_be_read_the_last_words_are() -> None:
     assert read == [" ".join([question, *each]) for each in looks]
 
 
+def test_of_a_long_answer_without_spaces_the_last_characters_are_read() -> None:
+    answer, looks = "東京は日本の首都である", list[str]()
+
+    async def look(text: str) -> Found:
+        looks.append(text)
+        if len(text) > len("who 首都である"):
+            raise InvalidRequest("question is too long for the encoder")
+        return Found(ENCODER.encode_questions([text])[0], tuple(PASSAGES[:2]), VECTORS[:2], "s", Coverage(2, 2))
+
+    async def generate(retrieved: Retrieved, settings: GenerationSettings) -> Generation:
+        return replace(await TableGenerator().generate("who", retrieved, settings, Context()), text=answer)
+
+    asyncio.run(followed("who", replace(ONCE, follow=1, max_new_tokens=2), look, generate))
+    assert looks == ["who", f"who {answer}", "who 首都である"]
+
+
 def test_an_answer_is_from_one_snapshot_whatever_is_published_meanwhile() -> None:
     class Published(ExactIndex):
         n_searches = 0
