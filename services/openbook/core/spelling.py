@@ -24,8 +24,8 @@ def letters_of(text: str) -> Letters:
 def as_spelled(text: str, passages: Iterable[Passage], letters: Callable[[str], Letters] = letters_of) -> str:
     """What the first passage that has this text, as whole words, has for it; the text itself where none has.
 
-    Letters are compared without capitals, accents and spaces. A passage's text counts before its title. `letters` may
-    remember those of passages that many texts are looked for in.
+    Letters are compared without capitals, accents and spaces; of white space in the passage one space is told. Its text
+    counts before its title. `letters` may remember those of passages that many texts are looked for in.
     """
     wanted, _ = letters_of(text)
     for passage in passages if wanted else ():
@@ -64,7 +64,7 @@ def _find(wanted: str, given: str, of_given: Letters) -> str:
         first, end = places[start], _behind(given, places[last])
         splits = first in places[max(0, start - 1) : start] or places[last] in places[last + 1 : last + 2]  # a syllable
         if not (splits or is_inside_a_word(given, first) or is_inside_a_word(given, end)):
-            return given[first:end]
+            return " ".join(given[first:end].split())  # a caller's own passage may break lines there
         start = letters.find(wanted, start + 1)
     return ""
 

@@ -32,7 +32,7 @@ def plain(text: str) -> str:
         ("man", "a German, a Man", "Man"),
         ("man", "many Germans", "man"),
         ("us / canada", "(US/Canada)", "US/Canada"),
-        ("new york", "New\nYork", "New\nYork"),
+        ("new york", "New\n    York", "New York"),
         ("서가", "그 서각, 그 서가", "서가"),
         ("서가", "그 서각", "서가"),
         ("सत", "सत्य है", "सत"),
@@ -60,7 +60,7 @@ def test_only_the_spelling_changes(before: str, text: str, after: str) -> None:
     spelled = as_spelled(plain(text), [passage(f"{before} {text} {after}")])
     assert plain(spelled) == plain(text)
     if plain(text):
-        assert spelled in f"{before} {text} {after}"
+        assert spelled in " ".join(f"{before} {text} {after}".split())
 
 
 @pytest.mark.parametrize(
