@@ -235,6 +235,18 @@ def test_without_its_provider_known_keys_count_for_a_day_and_nobody_is_let_in_un
     run(scenario)
 
 
+def test_whoever_comes_first_after_a_day_is_let_in(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        tokens = Tokens(settings(provider), Limits(), clock)
+        await tokens.identify(provider.token())
+        clock.advance(KNOWN_FOR_S + 1)
+        await asyncio.gather(*(tokens.identify(provider.token()) for _ in range(3)))
+        assert provider.n_asked == 2
+
+    run(scenario)
+
+
 def test_while_its_provider_fails_a_token_by_a_new_key_is_neither_let_in_nor_called_wrong(provider: Provider) -> None:
     async def scenario() -> None:
         clock = ManualClock()

@@ -111,19 +111,25 @@ class Tokens:
 
     async def _key(self, kid: str | None) -> _Key:
         key = self._known(kid)
-        self._refresh(is_old=key is None or self._clock() - self._fetched_at > REFRESH_S)
+        self._refresh(is_old=key is None or self._age_s > REFRESH_S)
         if key is None and self._fetching:  # who is known waits for nobody
             await asyncio.wait({self._fetching})
             key = self._known(kid)
-        has_failed = self._asked_at > self._fetched_at  # since then: it may have keys that we do not know
-        if self._clock() - self._fetched_at > KNOWN_FOR_S or (key is None and has_failed):
+        if key is None and self._asked_at > self._fetched_at:  # it may have keys that we do not know
             raise KeysUnavailable("the provider of tokens does not say which keys are its own: try again later")
         if key is None:
             raise Unauthenticated("the token is signed by a key that its provider does not have")
         return key
 
+    @property
+    def _age_s(self) -> float:
+        """Of the keys."""
+        return self._clock() - self._fetched_at
+
     def _known(self, kid: str | None) -> _Key | None:
         """A token that names no key is of the only one there is."""
+        if self._age_s > KNOWN_FOR_S:
+            return None
         return next(iter(self._keys.values())) if kid is None and len(self._keys) == 1 else self._keys.get(kid)
 
     def _refresh(self, is_old: bool) -> None:
