@@ -264,6 +264,18 @@ def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
     asyncio.run(scenario())
 
 
+def test_who_comes_with_a_key_without_limits_is_told_of_none() -> None:
+    async def scenario() -> None:
+        quotas, _ = five_a_day()
+        await quotas.charge("web", 2)
+        quotas.open(Identity("web", "", frozenset(), Limits()))
+        assert quotas.headers("web") == {}
+        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=5)))
+        assert "r=3;" in quotas.headers("web")["ratelimit"]
+
+    asyncio.run(scenario())
+
+
 def test_no_more_is_given_back_than_this_window_has() -> None:
     counts = {"questions-minute": (0, 3), "questions-day": (0, 3)}
     taken = take(counts, ((MINUTE, -2), (DAY, -2)), 60)

@@ -141,6 +141,8 @@ class Quotas:
         if account is None or account.last is None:
             return {}
         asked, taken, at = account.last
+        if account.policies != tuple(policy for policy, _ in asked):  # of another key of his, or of a former limit
+            return {}
         return headers(standings(asked, taken, max(0, int(self._clock()) - int(at))))
 
     async def aclose(self) -> None:
