@@ -193,6 +193,8 @@ def test_an_answer_less_probable_than_asked_is_a_refusal() -> None:
         ({"n_beans": 3}, "n_beans", "unknown_parameter", "unknown parameter 'n_beans'"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens must be 1..512, got 0"),
         ({"max_completion_tokens": 1000}, "max_completion_tokens", "invalid_value", "must be 1..512, got 1000"),
+        ({"max_tokens": 5, "max_completion_tokens": 1000}, "max_completion_tokens", "invalid_value", "got 1000"),
+        ({"max_tokens": 5, "max_new_tokens": 0}, "max_new_tokens", "invalid_request", "max_new_tokens must be 1..512"),
         ({"max_new_tokens": 0}, "max_new_tokens", "invalid_request", "max_new_tokens must be 1..512, got 0"),
         ({"n": 0}, "n", "invalid_value", "n must be 1..4, got 0"),
         ({"temperature": -1}, "temperature", "invalid_value", "temperature must be 0.0..10.0, got -1"),

@@ -132,9 +132,10 @@ class ChatRequest(BaseModel):
         try:
             yield
         except InvalidRequest as error:
-            message = str(error)
-            for theirs, ours in OURS.items():
-                if getattr(self, theirs) is not None and message.startswith(f"{ours} "):
+            message, own = str(error), self.model_extra or {}
+            for theirs, ours in reversed(OURS.items()):  # the later one counts, and a field of ours before both
+                given = getattr(self, theirs) is not None and own.get(ours) is None
+                if given and message.startswith(f"{ours} "):
                     raise Refused(theirs + message.removeprefix(ours), theirs, "invalid_value") from None
             raise
 
