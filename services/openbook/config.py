@@ -157,7 +157,8 @@ class CacheSettings(Section):
     n_memory: Positive = 10_000  # embeddings kept in process, in front of Redis
     # of embeddings in Redis; float16 takes half the memory, and then cached and fresh ones differ in their bits
     dtype: Literal["float32", "float16"] = "float32"
-    # answers kept in process, and as long as `ttl_s` in Redis; 0 keeps none. The search is done for every question
+    # answers kept in process, and as long as `ttl_s` in Redis, none of more than 100 kB; 0 keeps none. The search is
+    # done for every question
     answers: Annotated[int, Field(ge=0)] = 0
     # with one, the same in every replica, nobody who does not know it can put entries into Redis that are believed
     secret: Annotated[SecretText, Field(min_length=16)] | None = None

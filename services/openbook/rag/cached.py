@@ -12,6 +12,9 @@ from openbook.rag.in_flight import InFlight
 from openbook.rag.ports import AnswerCache, EmbeddingCache, Encoder, Generator, Maker
 from openbook.rag.stopwatch import Stopwatch
 
+MAX_BYTES = 100_000
+"""Of what is kept for one question. More is made anew: the event loop would stand still while it is packed."""
+
 
 class _WriteBacks:
     """What is on its way into a cache: nobody's answer waits for it."""
@@ -110,7 +113,7 @@ class Generations:
                 return Generated(found, made_by)
             generation = await self._generator.generate(question, retrieved, settings, shared)
             of_call = Maker.of(self._generator)
-            if of_call.generates_by == made_by.generates_by:
+            if of_call.generates_by == made_by.generates_by and size_bytes(generation) <= MAX_BYTES:
                 self._write_backs.start(cache.put_many([(key, generation)]))
             return Generated(generation, of_call)
 
@@ -120,6 +123,17 @@ class Generations:
     async def aclose(self) -> None:
         """Wait for what is still on its way into the cache."""
         await self._write_backs.done()
+
+
+def size_bytes(generation: Generation) -> int:
+    """About what it takes in memory, and more than as JSON.
+
+    A token has a posterior, whose k numbers take 32 bytes each, and besides that as much as 12 more. What is an
+    answer's own is as much as two tokens; a label is less than one, but for its text: a character may take 6 as JSON.
+    """
+    labels = generation.classification.labels if generation.classification else ()
+    n_rows = sum(len(each.tokens) + 2 for each in generation.several) + len(labels)
+    return 32 * n_rows * (len(generation.log_prior) + 12) + 6 * sum(map(len, labels))
 
 
 def generation_key(generates_by: str, question: str, retrieved: Retrieved, settings: GenerationSettings) -> str:

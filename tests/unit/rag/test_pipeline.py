@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from openbook.cache.codec import GenerationCodec
 from openbook.cache.memory import MemoryCache
 from openbook.config import AnswerDefaults
 from openbook.core.confidence import SIGNALS, Calibration, Curve
@@ -16,6 +18,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.fingerprint import text_digest
 from openbook.core.types import (
+    Classification,
     Coverage,
     Float32,
     Formulation,
@@ -31,6 +34,7 @@ from openbook.core.types import (
 )
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded, ShardUnavailable
 from openbook.rag.answer import Answer, Retrieval
+from openbook.rag.cached import size_bytes
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
@@ -236,6 +240,47 @@ def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
         assert generator.asked == seen + 2
 
     asyncio.run(scenario())
+
+
+def test_an_answer_of_more_than_its_share_of_memory_is_not_kept() -> None:
+    async def scenario() -> None:
+        encoder, kept = HashEncoder(), MemoryCache[Generation](10)
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(1), AnswerDefaults(), ManualClock(), kept)
+        n_kept = []
+        for n_answers in (1, 32):
+            several = replace(GREEDY_TOKEN, temperature=1.0, n_answers=n_answers)
+            assert (await rag.answer("telephone", asked(3), several, Context())).text
+            await rag.aclose()
+            n_kept.append(len(kept._entries))
+        assert n_kept == [1, 1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("k", "n_tokens", "n_answers", "n_labels"),
+    [(1, 1, 1, 0), (1, 200, 1, 0), (5, 32, 1, 0), (100, 16, 1, 0), (1, 1, 32, 0), (5, 64, 8, 0), (5, 8, 1, 256)],
+)
+def test_what_an_answer_takes_is_known_without_packing_it(k: int, n_tokens: int, n_answers: int, n_labels: int) -> None:
+    def log_p(*shape: int) -> Any:
+        return -np.random.default_rng(0).random(shape)
+
+    def token(t: int) -> Token:
+        return Token(" words", -1 / (t + 1), tuple(log_p(k).tolist()), 300 + 6 * t, 306 + 6 * t)
+
+    tokens, ids = tuple(map(token, range(n_tokens))), tuple(range(1000, 1000 + n_tokens))
+    labels = tuple(f"{label:80}" for label in range(n_labels))
+    chosen = Classification(labels, log_p(n_labels), log_p(n_labels), log_p(k), log_p(n_labels, k))
+    one = Generation(" words" * n_tokens, ids, -1.0, log_p(k), log_p(k), tokens, chosen if labels else None)
+    generation = replace(one, others=(replace(one, classification=None),) * (n_answers - 1))
+
+    packed = GenerationCodec().pack(generation)
+    tracemalloc.start()
+    unpacked = GenerationCodec().unpack(packed)
+    size_in_memory, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(size_in_memory, len(packed)) <= size_bytes(unpacked) <= 5 * size_in_memory
 
 
 def test_a_generation_of_other_passages_is_none() -> None:
