@@ -96,6 +96,25 @@ def test_a_media_type_says_what_a_fragment_is_and_its_charset() -> None:
     assert texts(response(fragment, ("Content-Type", "text/html; charset=ISO-8859-1"))) == ["Ein Käse für alle Leute"]
 
 
+@pytest.mark.parametrize(
+    ("of_server", "of_page", "written"),
+    [
+        ("UTF-8", "iso-8859-1", "utf-8"),
+        ("iso-8859-1", "utf-8", "latin-1"),
+        ("utf-16le", "", "utf-16le"),
+        ("windows-1251", "windows-1251", "utf-16"),  # with its mark, which says more than both
+        ("x-klingon", "iso-8859-1", "latin-1"),
+        ("x-klingon", "", "utf-8"),
+        ("hex", "", "utf-8"),  # Python's, and no text's
+    ],
+)
+def test_a_server_knows_better_than_a_page_in_which_charset_it_is(of_server: str, of_page: str, written: str) -> None:
+    """As for browsers, if it is one that exists."""
+    meta = f"<meta charset={of_page}>" if of_page else ""
+    page = f"<html><head>{meta}<title>T</title></head><body><p>Café</p></body></html>"
+    assert texts(response(page.encode(written), ("Content-Type", f"text/html; charset={of_server}"))) == ["Café"]
+
+
 CHUNKED = b"5\r\n" + PAGE[:5] + b"\r\n%x\r\n" % (len(PAGE) - 5) + PAGE[5:] + b"\r\n0\r\n\r\n"
 PACKED = gzip.compress(PAGE)
 

@@ -122,25 +122,26 @@ def _meta(tree: Any) -> dict[str, str]:
 
 
 def _decoded(content: bytes, charset: str) -> str:
+    """By its byte order mark, or else as its server says, or else as it says itself, as in browsers. Raises Failed."""
+    if content.startswith(_MARKS):
+        return decoded(content)
     said = _CHARSET.search(content[:4096])
-    name = (said[1] or said[2]).decode() if said else charset
-    if (
-        name
-        and content[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        and not content.startswith(codecs.BOM_UTF8)
-    ):
+    own = (said[1] or said[2]).decode() if said else ""
+    for name in (charset, own):
         try:
             known = codecs.lookup(_AS_BROWSERS.get(name.lower(), name)).name
             encoding = _AS_BROWSERS.get(known, known)
             if encoding == "cp1252":
                 return content.decode("latin-1").translate(_OF_WINDOWS)
-            if said and encoding.startswith("utf-16"):  # it says so in ASCII, so it is not
+            if own and encoding.startswith("utf-16"):  # it says so in ASCII, so it is not
                 encoding = "utf-8"
             return content.decode(encoding)
-        except LookupError:
-            raise Failed(f"in an encoding that nobody knows: {name}") from None
-        except (UnicodeDecodeError, ValueError) as error:
+        except LookupError:  # also of no name: the next one may be known
+            continue
+        except ValueError as error:
             raise Failed(f"says it were {name}, and is not: {error}") from None
+    if own:
+        raise Failed(f"in an encoding that nobody knows: {own}")
     return decoded(content)
 
 
