@@ -223,6 +223,29 @@ def test_a_page_is_read_in_the_encoding_that_browsers_take_it_for(says: str, wri
     assert parse_one(page, "a").text == text
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<script charset='windows-1251' src='a.js'></script><meta charset='utf-8'>",
+        "<meta name='description' content='what charset=windows-1251 was'><meta charset=utf-8>",
+        "<meta name='charset=windows-1251'><META Data-x CHARSET = 'UTF-8'>",
+        "<!-- <meta charset='windows-1251'> --><meta charset='utf-8'>",
+        "<!-- once: <?xml version='1.0' encoding='windows-1251'?> -->",
+        "<meta content='text/html; charset=utf-8' http-equiv=Content-Type><meta charset='windows-1251'>",
+        "<meta http-equiv='Content-Type' content='text/html;charset=utf-8'/>",
+        "<form accept-charset='windows-1251'></form>",
+    ],
+)
+def test_what_else_has_a_charset_says_nothing_of_the_page(said: str) -> None:
+    page = f"<html><head>{said}<title>T</title></head><body><p>Мир и café</p></body></html>"
+    assert "Мир и café" in parse_one(page.encode(), "a").text
+
+
+def test_a_page_of_xml_says_its_charset_in_its_first_line() -> None:
+    page = "<?xml version='1.0' encoding='windows-1251'?><html><body><p>Мир</p></body></html>"
+    assert parse_one(page.encode("cp1251"), "a.xhtml").text == "Мир"
+
+
 def test_a_short_page_comes_without_its_frame() -> None:
     text = "Modane is a commune in the Savoie department."
     assert parse_one(formats.html("Modane", text), "a").text == text

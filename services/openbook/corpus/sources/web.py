@@ -13,7 +13,14 @@ from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
-_CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*encoding=[\"']([\w.:-]+)", re.IGNORECASE)
+_CHARSET = re.compile(
+    rb"<!--.*?-->"
+    rb"|\A\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)"
+    rb"|<meta(?=[^>]*\shttp-equiv\s*=)[^>]*?[\s;\"']charset\s*=\s*[\"']?\s*([\w.:-]+)"
+    rb"|<meta(?:\s+[^\s=>]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'>]+))?)*?\s+charset\s*=\s*[\"']?\s*([\w.:-]+)",
+    re.DOTALL | re.IGNORECASE,
+)
+"""Where a page says its own: scripts and forms have others, and texts speak of them."""
 _AS_BROWSERS = {
     **dict.fromkeys(("ascii", "iso8859-1"), "cp1252"),
     **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
@@ -125,8 +132,7 @@ def _decoded(content: bytes, charset: str) -> str:
     """By its byte order mark, or else as its server says, or else as it says itself, as in browsers. Raises Failed."""
     if content.startswith(_MARKS):
         return decoded(content)
-    said = _CHARSET.search(content[:4096])
-    own = (said[1] or said[2]).decode() if said else ""
+    own = next((name.decode() for said in _CHARSET.findall(content[:4096]) for name in said if name), "")
     for name in (charset, own):
         try:
             known = codecs.lookup(_AS_BROWSERS.get(name.lower(), name)).name
