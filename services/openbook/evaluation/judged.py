@@ -45,25 +45,29 @@ class Judged:
 
 
 def read_judged(path: Path, settings: RankingSettings) -> tuple[dict[str, Any], list[Judged]]:
-    """The kind and digests of what is read, and all its questions in its order.
+    """The kind and digests of what is read, and its questions that are asked, in its order.
 
     Raises:
-        InvalidDocuments: something cannot be read, or nothing in it is judged; names file, line and field.
+        InvalidDocuments: something cannot be read, or nothing that is asked is judged; names file, line and field.
     """
+    about: dict[str, Any] = {}
     if path.is_dir():
-        kind, judged = "documents", list(_beir(path, settings.split))
+        kind, judged = "documents", settings.draw(list(_beir(path, settings.split)))
         files = {"queries": path / "queries.jsonl", "qrels": _qrels(path, settings.split)}
     else:
-        questions = list(read(path, settings.pages))
+        questions = settings.draw(list(read(path, settings.pages)))
         if any(isinstance(each, WithPages) for each in questions):
             # Those without provenance are left out: of them it is not known what should be found.
             kind, judged = "pages", [_of_pages(each, settings.pages) for each in questions if provenance_of(each)]
+            if settings.limit:
+                about["drawn of"] = "all questions"  # rankings of former versions are of others
         else:
             kind, judged = "answers", [_of_answers(each) for each in questions]
         files = {"questions": path}
     if not judged:
-        raise InvalidDocuments(f"{path}: holds no question of which it is known what should be found")
-    return {"judged by": kind, **{name: file_digest(file) for name, file in files.items()}}, judged
+        drawn = f" among the {settings.limit} that are drawn" if settings.limit else ""
+        raise InvalidDocuments(f"{path}: holds no question of which it is known what should be found{drawn}")
+    return {"judged by": kind, **about, **{name: file_digest(file) for name, file in files.items()}}, judged
 
 
 def _beir(folder: Path, split: str) -> Iterator[Judged]:

@@ -35,7 +35,7 @@ def evaluate_retrieval(
     batches: list[Batch[Judged]] = []
     for path, name in zip(settings.questions, settings.names, strict=True):
         questions[name], judged = read_judged(path, settings)
-        batches += batches_of(settings.draw(judged), name, settings.batch)
+        batches += batches_of(judged, name, settings.batch)
     plan, rankings = asyncio.run(_search(settings, questions, batches, on_progress))
     results = summarise(rankings, plan)
     for name in settings.names:

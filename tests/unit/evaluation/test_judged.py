@@ -9,7 +9,8 @@ from openbook.config import section
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.evaluation.judged import read_judged
 from openbook.evaluation.rankings import Ranking, as_trec
-from openbook.evaluation.settings import RankingSettings
+from openbook.evaluation.run import to_ask
+from openbook.evaluation.settings import EvaluationSettings, RankingSettings
 
 
 def settings(**values: Any) -> RankingSettings:
@@ -59,6 +60,20 @@ def test_a_file_that_is_not_kilts_is_named(tmp_path: Path, output: object, probl
     path.write_text(f'{{"id": "1", "input": "what?", "output": {output!r}}}\n'.replace("'", '"'))
     with pytest.raises(InvalidDocuments, match=problem):
         read_judged(path, settings())
+
+
+def test_the_questions_drawn_are_those_of_evaluations_that_answer(tmp_path: Path) -> None:
+    """Of which those without provenance are left out: of them it is not known what should be found."""
+    pages = '{"provenance": [{"wikipedia_id": "p"}]}'
+    outputs = [f'[{{"answer": "a"}}, {pages}]' if number % 3 else '[{"answer": "a"}]' for number in range(30)]
+    path = tmp_path / "kilt.jsonl"
+    path.write_text("".join(f'{{"id": "{i}", "input": "?", "output": {each}}}\n' for i, each in enumerate(outputs)))
+    told, judged = read_judged(path, settings(limit=9))
+    asked = to_ask(path, section(EvaluationSettings, "test", questions=["q"], out="o", snapshot="s", limit=9))
+    assert len(asked) == 9
+    assert [each.id for each in judged] == [each.id for each in asked if int(each.id) % 3]
+    assert 0 < len(judged) < 9
+    assert told["drawn of"] == "all questions", "or a former version's rankings would be gone on with, of others"
 
 
 def test_what_is_asked_of_nothing_is_refused() -> None:
