@@ -53,6 +53,12 @@ def drawn(items: Sequence[T], limit: int | None, seed: int) -> list[T]:
     return [items[i] for i in sorted(np.random.default_rng(seed).choice(len(items), limit, replace=False))]
 
 
+def id_of(record: dict[str, Any], number: int) -> str:
+    """That of a question, or where there is none, or null, its line's number."""
+    id = record.get("id")
+    return str(number if id is None else id)
+
+
 def _question(record: Any, number: int) -> Question:
     if not isinstance(record, dict):
         raise ValueError("must be an object with question and answers")
@@ -73,7 +79,7 @@ def _question(record: Any, number: int) -> Question:
         except re.error as error:
             raise ValueError(f"answer_regex {regex!r}: {error}") from None
     title, context = _text(record, "title"), _text(record, "context")
-    name = str(record.get("id", number))
+    name = id_of(record, number)
     name.encode()
     return Question(name, text, tuple(answers), regex, title, context)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openbook.core.types import Passage
-from openbook.corpus.questions import Question, read_questions
+from openbook.corpus.questions import Question, id_of, read_questions
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
 
@@ -45,7 +45,7 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
             raise InvalidDocuments(f"{where}: output must be {wanted}, got {outputs!r:.200}") from None
         _check_whole("".join(answers), "output", where)
         provenance = tuple(frozenset(each) for each in sets if each)
-        name, text = str(record.get("id", number)), text_of(record, "input", where)
+        name, text = id_of(record, number), text_of(record, "input", where)
         _check_whole(name, "id", where)
         yield WithPages(name, text, tuple(dict.fromkeys(answers)), provenance=provenance)
 

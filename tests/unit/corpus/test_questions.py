@@ -20,7 +20,7 @@ def test_every_kind_of_answer(tmp_path: Path) -> None:
     path = written(
         tmp_path / "questions.jsonl",
         {"id": 7, "question": "Who?", "answers": ["I", "", "me"], "title": "T", "context": "C", "more": [1]},
-        {"question": "How tall?", "answer_regex": "1,?454"},
+        {"question": "How tall?", "answer_regex": "1,?454", "id": None},
         {"claim": "Rome is in Italy.", "label": "SUPPORTS", "id": "c"},
     )
     questions = list(read_questions(path))

@@ -44,6 +44,12 @@ def test_answers_are_read_once_each_and_pages_where_they_are_asked_for(tmp_path:
         list(read(path, "id"))
 
 
+@pytest.mark.parametrize("id", ["", ', "id": null'])
+def test_a_question_without_an_id_is_called_by_its_line(id: str, tmp_path: Path) -> None:
+    line = f'{{"input": "Who?", "output": []{id}}}\n'
+    assert [each.id for each in read(written(tmp_path, line * 2), "id")] == ["1", "2"]
+
+
 def test_other_files_are_read_as_ever(tmp_path: Path) -> None:
     (question,) = read(written(tmp_path, '{"question": "Who?", "answers": ["Ann"]}\n'), "id")
     assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("Ann",), ())
