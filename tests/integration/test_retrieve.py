@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ir_measures import AP, RR, R, nDCG
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.config import EncoderSettings, section
+from openbook.config import EncoderSettings, IndexServerSettings, section
 from openbook.core.splitting import Splitting
 from openbook.core.types import RetrieverKind
 from openbook.corpus.build import build_corpus
@@ -19,6 +20,7 @@ from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
 from openbook.evaluation.rankings import RANKINGS, Ranking
 from openbook.evaluation.retrieve import evaluate_retrieval
 from openbook.evaluation.settings import RankingSettings
+from openbook.index.server.server import IndexServer
 from openbook.testing import served
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -188,6 +190,22 @@ def test_the_command_searches_servers_and_prints_the_table(data: Path, tmp_path:
     assert len(rankings(tmp_path / "out")) == 2
     refused = CliRunner().invoke(app, ["evaluate", "q.jsonl", "--retrieve", "--gold", "--out", str(tmp_path / "none")])
     assert isinstance(refused.exception, InvalidRequest)
+
+
+@pytest.mark.parametrize("retriever", RetrieverKind)
+def test_servers_that_take_few_questions_at_once_find_what_others_find(
+    data: Path, tmp_path: Path, retriever: RetrieverKind
+) -> None:
+    def found(at: list[IndexServer], out: Path) -> list[tuple[Any, ...]]:
+        index = {"addresses": [server.address for server in at], "timeout_s": 60.0}
+        asked = {"snapshot": None, "index": index, "retriever": retriever, "batch": 64}
+        evaluate_retrieval(settings(data, out, "beir", **asked))
+        return [(ranking.found, ranking.scores, ranking.worth) for ranking in rankings(out)]
+
+    few = (IndexServerSettings(snapshot=data / "snapshot", shard=i, max_rows=2, max_streams=8) for i in range(2))
+    with served(data / "snapshot") as many, ExitStack() as stack:
+        of_few = found([stack.enter_context(IndexServer(each)) for each in few], tmp_path / "few")
+        assert of_few == found(many, tmp_path / "many")
 
 
 @pytest.mark.parametrize(

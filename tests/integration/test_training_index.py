@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import tiny_training as tiny
 import torch
 
-from openbook.config import IndexClientSettings
+from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.types import RetrievalSettings
 from openbook.corpus.questions import Question
@@ -76,6 +76,12 @@ def test_more_passages_than_a_server_gives_at_once(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"k must be 1\.\.1000, got 1001"):
             index.find(asked, queries, 1001)
     same(found, MemoryIndex(tmp_path / "s", torch.device("cpu")).find(asked, queries, 100))
+
+
+def test_servers_that_take_few_queries_at_once_find_what_others_find(snapshot: Path) -> None:
+    few = (IndexServerSettings(snapshot=snapshot, shard=shard, max_rows=2, max_streams=8) for shard in range(3))
+    with ExitStack() as stack, live([stack.enter_context(IndexServer(each)) for each in few]) as index:
+        same(index.find(ASKED, QUERIES, 7), MemoryIndex(snapshot, torch.device("cpu")).find(ASKED, QUERIES, 7))
 
 
 def test_a_tier_of_another_space_is_refused(snapshot: Path) -> None:

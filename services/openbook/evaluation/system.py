@@ -71,7 +71,8 @@ class Library:
             InvalidRequest: a question is too long, as for `check`.
         """
         texts = [question.text for question in questions]
-        if len(texts) > 1 and any(map(needs_words, searches)) and sum(map(len, texts)) > MAX_WORDS_CHARS:  # of one call
+        is_long = any(map(needs_words, searches)) and sum(map(len, texts)) > MAX_WORDS_CHARS
+        if len(texts) > 1 and (is_long or len(texts) > self.index.max_rows):  # for one call
             half = len(texts) // 2
             return [*await self.find(questions[:half], *searches), *await self.find(questions[half:], *searches)]
         needed = any(map(needs_queries, searches))

@@ -202,20 +202,20 @@ class LiveIndex:
         from openbook.core.types import RetrievalSettings
 
         context = Context(Deadline.after(STEP_TIMEOUT_S))
-        hits = await self._index.search(queries, RetrievalSettings(k=k), context)
-        if hits.snapshot_id != self.identity["snapshot"]:
-            raise SnapshotMismatch(
-                f"the run began with snapshot {self.identity['snapshot']}, the index tier now serves {hits.snapshot_id}"
-            )
-        real = hits.ids != NO_HIT
-        ids, where = np.unique(hits.ids[real], return_inverse=True)
-        found, stored = await self._index.fetch_with_vectors(ids.tolist(), hits.snapshot_id, context)
+        n_rows = self._index.max_rows
+        parts = [queries[start : start + n_rows] for start in range(0, len(queries), n_rows)]
+        hits = [await self._index.search(part, RetrievalSettings(k=k), context) for part in parts]
+        begun = self.identity["snapshot"]
+        if others := {each.snapshot_id for each in hits} - {begun}:
+            raise SnapshotMismatch(f"the run began with snapshot {begun}, the index tier now serves {others.pop()}")
+        all_ids, scores = np.concatenate([each.ids for each in hits]), np.concatenate([each.scores for each in hits])
+        real = all_ids != NO_HIT
+        ids, where = np.unique(all_ids[real], return_inverse=True)
+        found, stored = await self._index.fetch_with_vectors(ids.tolist(), begun, context)
         passages = dict(zip(ids.tolist(), found, strict=True))
-        vectors = np.zeros((*hits.ids.shape, queries.shape[1]), np.float32)
+        vectors = np.zeros((*all_ids.shape, queries.shape[1]), np.float32)
         vectors[real] = stored[where]
-        return Found(
-            hits.ids, hits.scores, [[passages.get(i, EMPTY) for i in row] for row in hits.ids.tolist()], vectors
-        )
+        return Found(all_ids, scores, [[passages.get(i, EMPTY) for i in row] for row in all_ids.tolist()], vectors)
 
     def _retried(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential

@@ -152,6 +152,11 @@ class ShardedIndex:
         """Fingerprint of the passage encoder."""
         return self._known().encoder_fingerprint
 
+    @property
+    def max_rows(self) -> int:
+        """Of queries or questions, that every server takes at once."""
+        return self._known().max_rows
+
     async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
         """As `openbook.rag.ports.Retriever.search`."""
 
