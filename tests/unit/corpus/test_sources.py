@@ -101,8 +101,11 @@ def test_a_text_that_speaks_of_pdf_is_none() -> None:
     assert recognise(json.dumps({"text": said}).encode(), "a") == "JSON lines"
     assert recognise(b'{"text":\n%PDF-', "a.json") == "JSON lines"
     assert recognise(f"<html><body><pre>\n%PDF-1.7</pre>{said}".encode(), "a") == "HTML"
-    for before in (b"", b"\xef\xbb\xbf", b" \n", b"HTTP/1.1 200 OK\r\n\r\n", bytes(128)):
-        assert recognise(before + formats.pdf("T", "words"), "a") == "PDF"
+    for name, format in (("a.txt", "text"), ("a.md", "Markdown"), ("A.TXT", "text")):
+        assert recognise(b"So it begins:\n%PDF-1.7\n", name) == format
+    for before in (b"", b"\xef\xbb\xbf", b" \n", b"HTTP/1.1 200 OK\r\n\r\n", b"Subject: words\n\n", bytes(128)):
+        for name in ("a", "a.pdf", "a.bin"):
+            assert recognise(before + formats.pdf("T", "words"), name) == "PDF"
 
 
 def test_a_document_knows_where_it_came_from(tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ _MAGIC = {
     Format.ZIP: rb"PK(\x03\x04|\x05\x06)",
     Format.WARC: rb"WARC/[01]\.",
     Format.TAR: rb".{257}ustar(\x00|  \x00)",
-    # Behind what mail and servers put before it, but not where a text speaks of it.
-    Format.PDF: rb"(?!\s*[{<])(.{,1018}[\r\n\0]|\xef\xbb\xbf|\s*)%PDF-",
+    Format.PDF: rb"(\xef\xbb\xbf|\s*)%PDF-",
     Format.PARQUET: rb"PAR1",
     Format.ARROW_FILE: rb"ARROW1\x00\x00",
     Format.ARROW_STREAM: rb"\xff\xff\xff\xff.{3}\x00",
@@ -60,6 +59,8 @@ _BY_NAME = {
     ".markdown": Format.MARKDOWN,
     ".txt": Format.TEXT,
 }
+_PDF_BEHIND = re.compile(rb"(?!\s*[{<]).{,1018}[\r\n\0]%PDF-", re.DOTALL)
+"""Behind what mail and servers put before it, but not where a text speaks of it."""
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
 _ONE_JSON = re.compile(rb'\[\s*\{|\{\s*\n\s*"')
 """How an array of objects begins, and an object over several lines."""
@@ -107,13 +108,16 @@ def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
     for format, magic in _MAGIC.items():
         if re.match(magic, head, re.DOTALL):
             return format
+    by_name = _BY_NAME.get(os.path.splitext(name)[1].lower())
+    if not by_name and _PDF_BEHIND.match(head):
+        return Format.PDF
     if is_utf_16 := head[:2] in UTF_16:
         head = head.decode("utf-16", "ignore").encode(errors="ignore")
     begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     _check_no_codes(begin)
     if begin.startswith(b"<") and (found := _markup(begin, name)):
         return found
-    if by_name := _BY_NAME.get(os.path.splitext(name)[1].lower()):
+    if by_name:
         if by_name is Format.JSON_LINES and _ONE_JSON.match(begin):
             each = ".[]" if begin.startswith(b"[") else "."
             said = "one JSON text over the file; JSON lines have an object a line"
