@@ -18,7 +18,7 @@ from openbook.core import metrics
 from openbook.core.confidence import SIGNALS, Curve
 from openbook.core.types import Float64, Formulation
 from openbook.errors import InvalidConfig
-from openbook.evaluation.record import Log, Record, read_plan
+from openbook.evaluation.record import PREDICTIONS, Record, read_plan, read_records
 from openbook.evaluation.score import mean
 from openbook.models.checkpoint import load_generator
 from openbook.models.confidence import CONFIDENCE, Confidence
@@ -140,7 +140,7 @@ def _records(folders: Iterable[Path], fingerprint: str) -> list[Record]:
             raise InvalidConfig(
                 f"{folder}: has answers of generator {plan['generator_fingerprint']}, not {fingerprint}"
             )
-        records = Log(folder, plan).read()
+        records = read_records(folder / PREDICTIONS, Record)
         if bare := [record.id for record in records if len(record.signals) != len(SIGNALS)]:
             raise InvalidConfig(
                 f"{folder}: question {bare[0]} has no signals: labels and answers with --follow have none; "

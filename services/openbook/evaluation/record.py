@@ -101,15 +101,8 @@ class RecordLog(Generic[R]):
             file.write("".join(f"{record.model_dump_json()}\n" for record in records))
 
     def read(self) -> list[R]:
-        """All of them. Raises InvalidConfig for lines that are none; names file and line."""
-        with self._path.open(encoding="utf-8") as file:
-            return [self._record(number, line) for number, line in enumerate(file, start=1)]
-
-    def _record(self, number: int, line: str) -> R:
-        try:
-            return self._kind.model_validate_json(line)
-        except ValidationError as error:
-            raise InvalidConfig(f"{self._path}:{number}: is not a record of this evaluation: {error}") from None
+        """All of them. Raises InvalidConfig as `read_records`."""
+        return read_records(self._path, self._kind)
 
 
 class Log(RecordLog[Record]):
@@ -117,6 +110,22 @@ class Log(RecordLog[Record]):
 
     def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
         super().__init__(folder, plan, Record, PREDICTIONS)
+
+
+def read_records(path: Path, kind: type[R]) -> list[R]:
+    """All of a file. Raises InvalidConfig: it cannot be read, or a line is none; names file and line."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [_record(line, kind, f"{path}:{number}") for number, line in enumerate(file, start=1)]
+    except OSError as error:
+        raise InvalidConfig(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _record(line: str, kind: type[R], where: str) -> R:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        raise InvalidConfig(f"{where}: is not a record of this evaluation: {error}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -127,6 +127,18 @@ def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None
     assert not (tmp_path / CONFIDENCE).exists()
 
 
+def test_evaluations_are_read_and_not_written_to(write: Write, tmp_path: Path) -> None:
+    """They may be another's, and a file of predictions without any would take whatever plan comes next."""
+    some, others = write("some", 0), write("others", 1)
+    before = {path: path.stat().st_mtime_ns for folder in (some, others) for path in (folder, *folder.iterdir())}
+    calibrate(tmp_path, [some], [others])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    (others / PREDICTIONS).unlink()
+    with pytest.raises(InvalidConfig, match=r"others/predictions\.jsonl: cannot be read: No such file"):
+        calibrate(tmp_path, [some], [others])
+    assert not (others / PREDICTIONS).exists()
+
+
 def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_path: Path) -> None:
     some, more, others, picture = write("some", 0), write("more", 1), write("others", 2), tmp_path / "picture.png"
     command = ["calibrate", tmp_path, some, more, "--on", others, "--picture", picture]
