@@ -171,6 +171,9 @@ class TrainingSettings(Section):
             raise ValueError(f"label_smoothing is of a generator's tokens, got {self.optimizer.label_smoothing}")
         if self.biencoder is not None and self.models.saved_dtype != "float32":
             raise ValueError(f"saved_dtype must be float32 for a bi-encoder, got {self.models.saved_dtype}")
+        if self.biencoder is not None and not (self.biencoder.passage_encoder or self.models.train_query_encoder):
+            needed = "true for the one tower that there is without biencoder.passage_encoder"
+            raise ValueError(f"models.train_query_encoder must be {needed}, got false")
         return self
 
     @property

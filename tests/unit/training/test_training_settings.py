@@ -30,6 +30,10 @@ CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
             {"models": {"saved_dtype": "float16"}, "retrieval": {"kind": "bm25"}, "biencoder": {}},
             "saved_dtype must be float32 for a bi-encoder, got float16",
         ),
+        (
+            {"models": {"train_query_encoder": False}, "retrieval": {"kind": "bm25"}, "biencoder": {}},
+            r"models\.train_query_encoder must be true for the one tower .*, got false",
+        ),
         ({"loop": {"seed": -1}}, "greater than or equal to 0"),
         ({"loop": {"n_stepz": 1}}, "n_stepz"),
         ({"task": {"train": []}}, "task.train"),
@@ -50,6 +54,11 @@ def test_what_does_not_go_together_is_refused(sections: dict[str, Any], problem:
 )
 def test_only_a_dense_prior_trains_the_query_encoder(sections: dict[str, Any], trains: bool) -> None:
     assert tiny.settings(**sections).trains_query_encoder == trains
+
+
+def test_a_bi_encoder_of_two_towers_may_train_that_of_passages_alone() -> None:
+    given = {"models": {"train_query_encoder": False}, "retrieval": {"kind": "bm25"}}
+    assert tiny.settings(**given, biencoder={"passage_encoder": "other"}).biencoder is not None
 
 
 def test_a_bi_encoder_has_no_generator_to_train() -> None:
