@@ -33,6 +33,19 @@ mwparserfromhell.parse = sleep_over_two
 csv.field_size_limit = lambda limit: time.sleep(600)  # which only tables are read with
 """
 
+DEADLY = """
+from openbook.corpus.sources import records
+
+document = records.document
+
+def dies_of_some(opened, record, *more, **others):
+    if record.get("text") == "deadly":
+        raise MemoryError
+    return document(opened, record, *more, **others)
+
+records.document = dies_of_some
+"""
+
 
 def test_hostile_files_cost_a_line_each_and_the_good_ones_are_read(tmp_path: Path) -> None:
     from hostile import (  # to pack them takes two seconds, which not everyone who collects tests shall wait
@@ -109,6 +122,30 @@ def test_a_page_that_kills_its_parser_takes_no_others_of_its_file_with_it(tmp_pa
     assert killed.path == f"{tmp_path}/a.jsonl#10"
     assert len(failures) == 1 + 10 + 1
     assert failures[-1] == Failure(f"{tmp_path}/a.jsonl", "and 6 more that are no documents", 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("a.csv", ["text,n", *["x"] * 15, "deadly,1", "never,1"]),
+        ("a.jsonl", ["{}"] * 15 + ['{"text": "deadly"}']),
+    ],
+)
+def test_failures_before_a_death_are_counted_also_where_the_file_is_given_up(
+    name: str, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table the first death is the end; of records only where too many kill."""
+    monkeypatch.setattr(parsers, "MOST_DEATHS", 1)
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "sitecustomize.py").write_text(DEADLY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'python'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / name).write_text("\n".join(lines))
+    documents, failures = read(tmp_path / name)
+    assert documents == []
+    counted = [each for each in failures if not re.search(r"memory|killed", each.reason)]
+    assert sum(each.n for each in counted) == 15
+    assert counted[-1].reason == "and 5 more that are no documents"
+    assert any("memory" in each.reason for each in failures)
 
 
 @pytest.fixture

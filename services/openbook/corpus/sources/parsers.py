@@ -110,15 +110,23 @@ class _Parser:
         """
         skip = n_passed = n_failures = 0
         deadly: Failure | None = None  # a record, which is to blame once a parser has passed over it and lives
+        begun = ""  # the leaf whose failures are counted, by however many parsers
+
+        def unnamed() -> Iterator[Failure]:
+            nonlocal n_failures
+            if (n_more := n_failures - self._limits.n_named) > 0:
+                yield Failure(begun, f"and {n_more} more that are no documents", n_more)
+            n_failures = 0
+
         for n_deaths in count(1):
             done, n_records, leaf, has_records = skip, 0, None, False
             try:
                 while (event := self._event())[0] != END:
                     if event[0] == LEAF:
-                        if leaf is not None and (n_more := n_failures - self._limits.n_named) > 0:
-                            yield Failure(leaf, f"and {n_more} more that are no documents", n_more)
+                        if leaf is not None:
+                            yield from unnamed()
                         done, leaf, has_records = event[1:]
-                        n_records, n_failures = 0, n_failures if deadly else 0
+                        n_records, begun = 0, leaf or begun
                     elif leaf is not None:
                         n_records += 1
                     if deadly and (n_records == n_passed or (event[0] == LEAF and leaf is None)):
@@ -137,6 +145,7 @@ class _Parser:
                     skip, n_passed = done - 1, n_records + 1
                     deadly = Failure(f"{leaf}#{n_passed}", str(why))
                 else:
+                    yield from unnamed()
                     if done <= skip or leaf is not None:
                         yield Failure(leaf or file.name, str(why))
                     if done <= skip:
@@ -145,6 +154,7 @@ class _Parser:
                 if n_deaths == MOST_DEATHS:
                     if deadly:
                         yield deadly
+                    yield from unnamed()
                     yield Failure(file.name, f"killed its parser {n_deaths} times; what else is in it is left out")
                     return
                 self.ask(file, skip, n_passed)
