@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
-from typing import TypeVar
 
 from openbook.errors import InvalidRequest
 from openbook.planning.constants import Constants
@@ -57,9 +57,6 @@ class EndpointTier:
         return self.machines * self.machine.gpus
 
 
-Tier = TypeVar("Tier", IndexTier, EndpointTier)
-
-
 @dataclass(frozen=True, slots=True)
 class Breaks:
     """What gives way first as passages and questions grow together, and at how many times today's."""
@@ -90,9 +87,8 @@ def plan(demand: Demand, offered: Machines, c: Constants) -> Plan:
     Raises:
         InvalidRequest: no index has that recall, or no machine is large enough; says what would be.
     """
-    chosen = _cheapest(_index_tiers(demand, offered.machines, c), demand, "index")
-    endpoint = _cheapest(_endpoint_tiers(demand, offered.machines, c), demand, "endpoint")
-    p99 = chosen.times.alone * c["index_tail"].value + endpoint.answer_s * c["endpoint_tail"].value
+    chosen, endpoint = _chosen(demand, offered.machines, c)
+    p99 = _p99_s(chosen, endpoint, c)
     recall, source = recall_of(chosen.shape.index)
     return Plan(
         demand,
@@ -121,14 +117,23 @@ def everything_held(index: IndexTier) -> float:
     return index.memory.wanted + index.sizes.texts + index.sizes.words
 
 
-def _cheapest(tiers: Iterator[Tier], demand: Demand, what: str) -> Tier:
-    best = min(tiers, key=lambda tier: (tier.price, tier.machines), default=None)
-    if best is None:
+def _chosen(demand: Demand, machines: Sequence[Machine], c: Constants) -> tuple[IndexTier, EndpointTier]:
+    """The cheapest two that are in time together; where none are, the fastest endpoint, and the cheapest index."""
+    indices, endpoints = [*_index_tiers(demand, machines, c)], [*_endpoint_tiers(demand, machines, c)]
+    if not indices:
         raise InvalidRequest(
-            f"no {what} machine suffices for {demand.passages} passages of {demand.dimension} numbers, recall "
+            f"no index machine suffices for {demand.passages} passages of {demand.dimension} numbers, recall "
             f"{demand.recall}, {demand.questions_per_s} questions a second: offer larger ones, or ask for less recall"
         )
-    return best
+    both = [each for each in product(indices, endpoints) if _p99_s(*each, c) <= demand.p99_s]
+    if not both:
+        fastest_s = min(tier.answer_s for tier in endpoints)
+        both = [each for each in product(indices, endpoints) if each[1].answer_s == fastest_s]
+    return min(both, key=lambda each: (each[0].price + each[1].price, each[0].machines + each[1].machines))
+
+
+def _p99_s(index: IndexTier, endpoint: EndpointTier, c: Constants) -> float:
+    return index.times.alone * c["index_tail"].value + endpoint.answer_s * c["endpoint_tail"].value
 
 
 def _index_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -> Iterator[IndexTier]:
@@ -185,7 +190,6 @@ def _endpoint_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -
     generate_s = c["generate_s"].value * demand.generator_parameters / c["embedded_parameters"].value
     other_s = c["encode_s"].value + c["endpoint_s"].value
     wanted = demand.questions_per_s * demand.grown
-    found = []
     for machine in machines:
         if machine.gpus:
             alone = generate_s / machine.gpu_times_core
@@ -195,16 +199,13 @@ def _endpoint_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -
             rate_of_one = machine.cores / (generate_s + other_s)
         rate_of_one *= c["busy"].value
         n = ceil(wanted / rate_of_one)
-        tier = EndpointTier(
+        yield EndpointTier(
             machine,
             n + demand.failures,
             alone + other_s,
             n * rate_of_one,
             (n + demand.failures) * machine.price,
         )
-        found.append(tier)
-    in_time = [tier for tier in found if tier.answer_s * c["endpoint_tail"].value <= demand.p99_s]
-    yield from in_time or [min(found, key=lambda tier: tier.answer_s)]
 
 
 def _breaks(demand: Demand, index: IndexTier, endpoint: EndpointTier, c: Constants) -> tuple[Breaks, ...]:

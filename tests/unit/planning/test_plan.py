@@ -159,6 +159,18 @@ def test_what_cannot_be_met_is_said() -> None:
     assert any("none of these machines generates fast enough" in each for each in slow.warnings)
 
 
+def test_search_and_answer_together_are_in_time_where_machines_on_offer_are_fast_enough() -> None:
+    """A tier of each kind that takes half of the time, or all of it, would be in time by itself."""
+    for p99_s in (0.3, 0.5, 0.82, 0.9, 1.2):
+        found = plan(Demand(passages=5_000_000, p99_s=p99_s), OFFERED, DEFAULTS)
+        assert found.p99_s <= p99_s, found.endpoint.machine.name
+        assert not any("fast enough" in each for each in found.warnings)
+    cheap, dear = (Machine(name=name, cores=4, memory_gb=16, disk_gb=200, price=p) for name, p in (("c", 1), ("d", 2)))
+    for offered in ((cheap, dear), (dear, cheap)):  # none is in time, and both are as fast
+        slow = plan(Demand(passages=1000, p99_s=0.1), Machines(machines=offered), DEFAULTS)
+        assert (slow.endpoint.machine, any("fast enough" in each for each in slow.warnings)) == (cheap, True)
+
+
 def test_wikipedia_on_one_machine_of_24_gb() -> None:
     one = Machine(name="one", cores=8, memory_gb=24, disk_gb=300, price=0.3)
     shape = Shape(21_000_000, 768, "IVF,SQ8")
