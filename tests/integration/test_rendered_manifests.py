@@ -240,6 +240,9 @@ def test_planned_pods_fit_on_the_planned_machines(passages: int, dimension: int)
         asked = pod["spec"]["containers"][0]["resources"]["requests"]
         assert 0.5 * tier.machine.cores < n * quantity(asked["cpu"]) <= 0.9 * tier.machine.cores
         assert 0.5e9 * tier.machine.memory_gb < n * quantity(asked["memory"]) <= 0.9e9 * tier.machine.memory_gb
+    limit = round(quantity(index["spec"]["containers"][0]["resources"]["limits"]["memory"]))
+    assert yaml.safe_load(files["deploy/compose.yaml"])["services"]["index-0"]["mem_limit"] == limit
+    assert f"\nMemoryHigh={limit}\n" in files["deploy/systemd/openbook-index@.service"]
 
 
 def quantity(text: str) -> float:

@@ -39,7 +39,7 @@ def compose(topology: Topology, images: Kubernetes) -> str:
             },
             "volumes": ["${OPENBOOK_SNAPSHOT:?the folder of a snapshot}:/snapshot:ro", secrets],
             "networks": {"inside": {"aliases": ["openbook-index"]}},
-            "mem_limit": index.memory_gb * 10**9,
+            "mem_limit": index.memory_bytes,
             "cpu_shares": AHEAD,
             "stop_grace_period": "60s",
             "healthcheck": _check(["openbook", "index", "check", f"localhost:{ports.index}"]),

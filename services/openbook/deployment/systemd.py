@@ -43,7 +43,7 @@ ExecStart=/bin/sh -c 'exec /opt/openbook/bin/openbook index serve /srv/openbook/
 Environment="OPENBOOK_INDEX_SERVER__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}"
 Environment=OMP_WAIT_POLICY=PASSIVE
 TimeoutStopSec=60
-MemoryHigh={index.memory_gb * 10**9}
+MemoryHigh={index.memory_bytes}
 # For index_server.keep_in_memory.
 LimitMEMLOCK=infinity
 # Should the endpoint be on this machine too: who hardly works is not to wait behind its models.

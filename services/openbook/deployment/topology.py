@@ -46,10 +46,16 @@ class Index(Section):
     shards: Positive  # of the snapshot
     replicas: Positive = 2  # of each shard, each on a machine of its own
     threads: Positive = 2  # of FAISS, of each server
-    memory_gb: Positive = 8  # of each server, page cache included; of 10^9 bytes
+    # of each server, page cache included; of 10^9 bytes
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
     disk_gb: Positive = 100  # of each machine
     snapshot: str = "~/openbook/snapshot"  # its folder on the machines
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of each server."""
+        return round(self.memory_gb * 1e9)
 
 
 class Endpoint(Section):

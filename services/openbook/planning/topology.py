@@ -1,6 +1,6 @@
 """A plan as the topology file that `openbook deploy render` reads, but for where the machines are."""
 
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import yaml
@@ -32,7 +32,7 @@ def topology(found: Plan) -> Topology:
             "shards": shards,
             "replicas": index.replicas,
             "threads": cores,
-            "memory_gb": max(1, int(index.machine.memory_gb * USABLE / index.shards_each)),
+            "memory_gb": floor(1000 * index.machine.memory_gb * USABLE / index.shards_each) / 1000,
             "disk_gb": ceil(index.machine.disk_gb),
         },
         "endpoint": {

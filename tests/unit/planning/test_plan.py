@@ -23,6 +23,7 @@ from openbook.planning.measure import WORDS, Served, build, served
 from openbook.planning.model import Shape, memory, sizes, times
 from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
 from openbook.planning.topology import text
+from openbook.planning.topology import topology as planned_topology
 from openbook.serving.access.exposure import check_exposure
 
 OFFERED = machines()
@@ -146,6 +147,16 @@ def test_a_plan_is_a_topology_that_can_be_rendered(demand: Demand) -> None:
     topology = render.section(render.Topology, "plan", **values)
     assert render.render(topology)
     check_exposure("what `openbook deploy serve` deploys", parse(topology.settings(has_gpus=False)).access)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(DEMANDS)
+@example(Demand(passages=21_000_000, dimension=768, index="Flat", p99_s=1))  # 4.74 GB of 4.8
+def test_a_server_gets_the_memory_that_it_needs(demand: Demand) -> None:
+    found = plan(demand, HUGE, DEFAULTS)
+    given = planned_topology(found).index.memory_gb * GB
+    assert given * 1.001 > found.index.memory.needed / found.index.shape.n_shards
+    assert given * found.index.shards_each <= 0.9 * found.index.machine.memory_gb * GB
 
 
 def test_what_cannot_be_met_is_said() -> None:
