@@ -13,6 +13,7 @@ import yaml
 from openbook import config
 from openbook.cli import app
 from openbook.deployment import ray_machines, render
+from openbook.deployment.topology import LOADS_WITHIN_S
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import cluster, environment
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
@@ -236,6 +237,7 @@ def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any
     asked_ports = ClusterPorts(asked["index_port"], asked["redis_port"], asked["keys_port"])
     assert asked_ports == ClusterPorts(topology.ports.index, topology.ports.redis, topology.ports.keys)
     assert asked["snapshot"] == topology.index.snapshot
+    assert asked["timeout"] >= LOADS_WITHIN_S + 1800, "machines begin and install before their servers read"
     if prepared["provider"]["type"] == "local":
         assert asked["index_nodes"] == len(prepared["provider"]["worker_ips"])
         assert "--resources='{\"index\": 1}'" in prepared["worker_start_ray_commands"][0]

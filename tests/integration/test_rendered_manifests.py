@@ -347,6 +347,9 @@ def test_the_endpoint_waits_as_long_as_index_servers_may_read() -> None:
         "systemd": next(map(int, re.findall(r"^Environment=OPENBOOK_INDEX__WAIT_S=(\d+)$", unit, re.MULTILINE)), None),
     }
     assert waits == dict.fromkeys(waits, LOADS_WITHIN_S)
+    (compose,) = documents("deploy/compose.yaml")
+    for shard in range(TOPOLOGY.index.shards):  # who is unhealthy before has the endpoint never begin
+        assert compose["services"][f"index-{shard}"]["healthcheck"]["start_period"] == f"{LOADS_WITHIN_S}s"
 
 
 def test_the_endpoint_stops_no_sooner_than_it_has_answered() -> None:

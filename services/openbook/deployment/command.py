@@ -19,7 +19,8 @@ def deploy_serve(
     index_port: Annotated[int, typer.Option(help="Of shard 0; the others follow.")] = 7000,
     redis_port: Annotated[int, typer.Option(help="Of the cache.")] = 6380,
     keys_port: Annotated[int, typer.Option(help="Of the Redis that has the keys.")] = 6381,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for index servers, then for Serve.")] = 1800.0,
+    # An hour for servers to read their files (`LOADS_WITHIN_S`), half of one for machines to begin and install.
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for index servers, then for Serve.")] = 5400.0,
 ) -> None:
     """Deploy on a Ray cluster once its index servers answer. Run it on the head node, as ray_cluster.yaml does."""
     from openbook.logs import setup_logging

@@ -155,4 +155,5 @@ def _metrics(images: Kubernetes) -> dict[str, Any]:
 
 
 def _check(command: list[str]) -> dict[str, Any]:
-    return {"test": ["CMD", *command], "interval": "15s", "timeout": "8s", "start_period": "30m", "retries": 3}
+    start = f"{LOADS_WITHIN_S}s"
+    return {"test": ["CMD", *command], "interval": "15s", "timeout": "8s", "start_period": start, "retries": 3}
