@@ -397,6 +397,16 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("shards: 4", "shards: 0", r"index\.shards"),
         ("replicas: 2\n", "replica: 2\n", r"index\.replica: .*not permitted"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
+        (
+            "  cpu:\n",
+            "  cpu:\n    serving: {tls: {certificate: c.pem, key: k.pem, client_ca: ca.pem}}\n",
+            r"endpoint: serving\.tls cannot be set .*docs/keys\.md#tls",
+        ),
+        (
+            "    serving: {",
+            "    index: {tls: {ca: ca.pem, certificate: c.pem, key: k.pem}}\n    serving: {",
+            r"endpoint: index\.tls cannot be set ",
+        ),
         ("workers: [10.0.0.2, 10.0.0.3]", "workers: []", r"on_premise\.workers"),
         ("name: openbook", "name: open book", r"name = 'open book'"),
         ("name: openbook", "name: openbook\nalertmanagers: [alerts]", r"alertmanagers.* = 'alerts'"),

@@ -189,9 +189,13 @@ class Topology(Section):
                 raise ValueError(f"ports: {_shown(one)} ({name}) and {_shown(another)} ({other}) must not overlap")
         for has_gpus in (True, False):
             try:
-                parse(self.settings(has_gpus), "endpoint")
+                told = parse(self.settings(has_gpus), "endpoint")
             except InvalidConfig as error:
                 raise ValueError(str(error)) from None
+            for name, tls in (("index", told.index.tls), ("serving", told.serving.tls)):
+                if tls:  # of which nothing would be left, not even who may connect
+                    why = "what is rendered has the files of `secrets`. Certificates of clients: docs/keys.md#tls"
+                    raise ValueError(f"endpoint: {name}.tls cannot be set here: {why}")
         return self
 
     @property
