@@ -22,7 +22,9 @@ def topology(found: Plan) -> Topology:
     """As values, checked."""
     index, endpoint = found.index, found.endpoint
     shards = index.shape.n_shards
-    cores = max(1, index.machine.cores // index.shards_each)
+    threads = max(1, index.machine.cores // index.shards_each)
+    cores = endpoint.machine.cores
+    small = min(1.0, cores / 8)  # of encoder and ingress, beside which a generator has all the rest: there is no second
     answer = {"timeout_s": found.demand.p99_s}
     if found.demand.p99_s > AnswerDefaults().max_timeout_s:
         answer["max_timeout_s"] = found.demand.p99_s
@@ -31,21 +33,25 @@ def topology(found: Plan) -> Topology:
         "index": {
             "shards": shards,
             "replicas": index.replicas,
-            "threads": cores,
+            "threads": threads,
             "memory_gb": floor(1000 * index.machine.memory_gb * USABLE / index.shards_each) / 1000,
             "disk_gb": ceil(index.machine.disk_gb),
         },
         "endpoint": {
             "settings": {
-                "serving": {"topology": "split", "n_replicas": endpoint.machines},
-                "encoder": {"n_replicas": endpoint.machines},
-                "generator": {"n_replicas": max(endpoint.machines, endpoint.gpus), "n_threads": endpoint.machine.cores},
+                "serving": {"topology": "split", "n_replicas": endpoint.machines, "num_cpus": small},
+                "encoder": {"n_replicas": endpoint.machines, "num_cpus": small},
+                "generator": {
+                    "n_replicas": max(endpoint.machines, endpoint.gpus),
+                    "n_threads": cores,
+                    "num_cpus": cores - 2 * small,
+                },
                 "answer": answer,
                 "access": {"keys": "redis"},  # without keys nothing is deployed that others reach
             },
             "min_workers": endpoint.machines,
             "max_workers": 2 * endpoint.machines,
-            "cpus": endpoint.machine.cores,
+            "cpus": cores,
             "memory_gb": max(1, int(endpoint.machine.memory_gb * USABLE)),
         },
     }

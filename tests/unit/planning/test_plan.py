@@ -159,6 +159,17 @@ def test_a_server_gets_the_memory_that_it_needs(demand: Demand) -> None:
     assert given * found.index.shards_each <= 0.9 * found.index.machine.memory_gb * GB
 
 
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 32])
+def test_a_generator_that_takes_all_cores_has_a_machine_of_its_own(cores: int) -> None:
+    """Where one is lost, Serve would put its generator beside another one, and both would be half as fast."""
+    machine = Machine(name="m", cores=cores, memory_gb=64, disk_gb=500, price=1)
+    served = planned_topology(plan(Demand(passages=1000), Machines(machines=(machine,)), DEFAULTS)).served
+    reserved = served.generator.num_cpus
+    assert served.generator.n_threads == cores
+    assert 2 * reserved > cores
+    assert reserved + served.encoder.num_cpus + served.serving.num_cpus <= cores, "beside encoder and ingress"
+
+
 def test_what_cannot_be_met_is_said() -> None:
     with pytest.raises(InvalidRequest, match="no index machine suffices for 21000000 passages of 768 numbers"):
         plan(Demand(passages=21_000_000, dimension=768, recall=1.0, index="IVF,SQ8"), OFFERED, DEFAULTS)
