@@ -252,6 +252,21 @@ def quantity(text: str) -> float:
     return float(number) * units[text[len(number) :]]
 
 
+def test_ray_listens_where_the_topology_says() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text()) | {"ports": {"ray": 6400}}
+    files = render.render(config.section(render.Topology, "t.yaml", **values))
+    (ray,) = yaml.safe_load_all(files["deploy/kubernetes/base/rayservice.yaml"])
+    head = ray["spec"]["rayClusterConfig"]["headGroupSpec"]
+    ports = {each["name"]: each["containerPort"] for each in head["template"]["spec"]["containers"][0]["ports"]}
+    assert head["rayStartParams"]["port"] == str(ports["gcs-server"]) == "6400"
+
+
+def test_who_has_no_kubernetes_may_take_the_port_of_its_metrics() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text()) | {"ports": {"http": 8080}}
+    del values["kubernetes"]
+    assert render.render(config.section(render.Topology, "t.yaml", **values))
+
+
 def test_policies_allow_what_is_there_and_nothing_else() -> None:
     policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
     assert policies["openbook-nothing-else"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
@@ -413,6 +428,8 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("shards: 4", "shards: 3000", r"ports: 8265 \(Ray's dashboard\) and 7000\.\.9999 \(index\) must not overlap"),
         ("kubernetes:", "ports: {grpc: 8000}\n\nkubernetes:", r"ports: 8000 \(http\) and 8000 \(grpc\) must not"),
         ("kubernetes:", "ports: {keys: 9115}\n\nkubernetes:", r"ports: 9115 \(keys\) and 9110\.\.9141 \(metrics\)"),
+        ("kubernetes:", "ports: {http: 8080}\n\nkubernetes:", r"8080 \(Ray's metrics, by KubeRay\) and 8080 \(http\)"),
+        ("kubernetes:", "ports: {index: 17000}\n\nkubernetes:", r"10001\.\.19999 \(Ray's .*\) and 17000 \(index\)"),
         ("kubernetes:", "ports: {http: 0}\n\nkubernetes:", r"ports\.http = 0: .*greater than or equal to 1$"),
         (
             "kubernetes:",

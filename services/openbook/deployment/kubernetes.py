@@ -91,7 +91,7 @@ def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
                 "authOptions": {"mode": "token"},  # KubeRay makes the token
                 "enableInTreeAutoscaling": True,
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0"},
+                    "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0", "port": str(topology.ports.ray)},
                     "template": _ray_pod(topology, cluster, "ray-head", 2, 8, is_head=True),
                 },
                 "workerGroupSpecs": [

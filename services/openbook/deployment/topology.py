@@ -24,8 +24,17 @@ _CPUS = re.compile(
     rf"|{_FAMILY}-(?:standard|highmem|highcpu)-(?P<n>[1-9][0-9]*)(?:-[a-z]+)?"
 )
 """In names of GCP's machines."""
-_OTHERS = [("Ray's dashboard", range(8265, 8266)), ("HAProxy", range(8404, 8405)), ("HAProxy", range(9101, 9102))]
-"""What listens besides."""
+_OTHERS = [
+    ("Ray's dashboard", range(8265, 8266)),
+    ("HAProxy", range(8404, 8405)),
+    ("HAProxy", range(9101, 9102)),
+    ("Ray's clients and workers", range(10001, 20_000)),
+    ("Serve's replicas", range(30_000, 31_001)),
+    ("Serve's replicas", range(40_000, 41_001)),
+    ("Ray's agents", range(52_365, 52_366)),
+]
+"""What listens besides, of Ray all that has fixed ports or a range of its own."""
+_OF_KUBERAY = ("Ray's metrics, by KubeRay", range(8080, 8081))
 
 
 class Ports(Section):
@@ -180,7 +189,8 @@ class Topology(Section):
     @model_validator(mode="after")
     def _can_be_served(self) -> "Topology":
         listen = [(each, range(port, port + 1)) for each, port in self.ports.model_dump().items()]
-        listen = [*_OTHERS, *listen, ("index", self.index_ports), ("metrics", self.metrics_ports)]
+        others = [*_OTHERS, *([_OF_KUBERAY] if self.kubernetes else [])]
+        listen = [*others, *listen, ("index", self.index_ports), ("metrics", self.metrics_ports)]
         for name, taken in listen:
             if taken.stop > 1 << 16:
                 raise ValueError(f"ports: {name} must be at most 65535, got {_shown(taken)}")
