@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from openbook.config import IndexClientSettings
+from openbook.config import INDEX_SERVER, IndexClientSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
+from openbook.core.together import all_of
 from openbook.core.types import Float32, Passage, RetrievalSettings
+from openbook.errors import StartupError
 from openbook.index.building.build import add_bm25, build_snapshot
 from openbook.index.client.sharded import ShardedIndex
 from openbook.processes import end, start
@@ -95,12 +98,16 @@ def disk_bytes(folder: Path) -> int:
 
 
 def served(snapshot: Path, dimension: int, seconds: float) -> Served:
-    """Serve a snapshot, a process of one thread a shard, and ask it as long as that, for each of two figures."""
+    """Serve a snapshot, a process of one thread a shard, and ask it as long as that, for each of two figures.
+
+    Raises:
+        StartupError: a server did not start; carries the last that it said.
+    """
     manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
     queries = generated(N_QUERIES, dimension, seed=2)
     with ExitStack() as stack:
         servers = [stack.enter_context(_server(snapshot, shard)) for shard in range(len(manifest["shards"]))]
-        addresses = tuple(process.stdout.readline().strip() for process in servers)  # type: ignore[union-attr]
+        addresses = tuple(_address(process, shard) for shard, process in enumerate(servers))
         pids = [process.pid for process in servers]
         asked = asyncio.run(_ask(addresses, queries, pids, seconds))
         memory = sum(_resident_bytes(pid, snapshot.resolve()) for pid in pids)
@@ -110,11 +117,23 @@ def served(snapshot: Path, dimension: int, seconds: float) -> Served:
 @contextmanager
 def _server(snapshot: Path, shard: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
-    process = start([*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    of_others = f"openbook_{INDEX_SERVER}__"  # servers of this shell's: with TLS, or a port, ours could not be asked
+    env = {name: text for name, text in os.environ.items() if not name.lower().startswith(of_others)}
+    process = start([*command, "--threads", "1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
         end(process)
+
+
+def _address(process: subprocess.Popen[str], shard: int) -> str:
+    assert process.stdout
+    assert process.stderr  # of which nobody reads more: a few lines fit into the pipe
+    address = process.stdout.readline().strip()
+    if not address:
+        said = process.stderr.read().strip().rpartition("\n")[2]
+        raise StartupError(f"the index server of shard {shard} did not start: {said}")
+    return address
 
 
 async def _ask(addresses: tuple[str, ...], queries: Float32, pids: list[int], seconds: float) -> Asked:
@@ -132,9 +151,7 @@ async def _ask(addresses: tuple[str, ...], queries: Float32, pids: list[int], se
         taken: list[float] = []
         before, ours = [*map(_cpu_s, pids)], process_time()
         until = monotonic() + seconds / ROUNDS
-        async with asyncio.TaskGroup() as group:
-            for _ in range(n_callers):
-                group.create_task(caller(until, taken))
+        await all_of(caller(until, taken) for _ in range(n_callers))
         n = len(taken)
         of_servers = [(now - then) / n for now, then in zip(map(_cpu_s, pids), before, strict=True)]
         return taken, of_servers, (process_time() - ours) / n

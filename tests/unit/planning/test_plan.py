@@ -1,5 +1,6 @@
 """Plans: never less for more, enough for what is asked, and sizes that a real tier has."""
 
+import asyncio
 import json
 from dataclasses import replace
 from itertools import product
@@ -15,11 +16,11 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import parse
 from openbook.deployment import render
-from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.errors import InvalidConfig, InvalidRequest, ShardUnavailable, StartupError
 from openbook.planning import calibrate
 from openbook.planning.constants import DEFAULTS, Calibration, calibrated, constants
 from openbook.planning.demand import Demand, Machine, Machines, machines
-from openbook.planning.measure import WORDS, Served, build, served
+from openbook.planning.measure import WORDS, Served, _ask, build, generated, served
 from openbook.planning.model import Shape, memory, sizes, times
 from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
 from openbook.planning.topology import text
@@ -286,7 +287,8 @@ def test_where_a_calibration_goes_is_tried_before_it_is_measured(
     assert constants(tmp_path / "c.yaml")["call_s"].value == 0.5
 
 
-def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path) -> None:
+def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBOOK_INDEX_SERVER__TLS", "{certificate: none, key: none}")  # of others: we ask without
     shape = Shape(6000, 64, "IVF32,SQ8", 2, WORDS, has_origins=False, has_words=False)
     snapshot = build(tmp_path / "s", shape.n_passages, shape.dimension, shape.index, shape.n_shards)
     own = dict(DEFAULTS) | {"bytes_per_word": replace(DEFAULTS["bytes_per_word"], value=6.0)}  # of generated texts
@@ -296,3 +298,11 @@ def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path) -> None:
     assert found.memory_bytes == pytest.approx(memory(shape, own).wanted, rel=0.1)
     assert found.p50_s > 0
     assert found.rate > 0
+    (snapshot / "shard-0001" / "vectors.npy").unlink()
+    with pytest.raises(StartupError, match=r"index server of shard 1 did not start: openbook: .*vectors\.npy"):
+        served(snapshot, shape.dimension, 0.1)
+
+
+def test_a_server_that_is_lost_while_it_is_measured_is_named() -> None:
+    with pytest.raises(ShardUnavailable, match=r"127\.0\.0\.1:1"):
+        asyncio.run(_ask(("127.0.0.1:1",), generated(1, 16), [], 0.1))
