@@ -267,6 +267,23 @@ def test_who_has_no_kubernetes_may_take_the_port_of_its_metrics() -> None:
     assert render.render(config.section(render.Topology, "t.yaml", **values))
 
 
+@pytest.mark.parametrize("port", [443, 8443])
+def test_who_may_do_nothing_else_may_listen_on_a_port_of_roots_where_that_is_wanted(port: int) -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "topology.yaml").read_text()) | {"ports": {"http": port}}
+    values = {key: value for key, value in values.items() if key not in ("aws", "gcp")}
+    values["on_premise"]["ssh_user"] = "root"
+    files = render.render(config.section(render.Topology, "t.yaml", **values))
+    for unit in ("openbook", "openbook-index@"):
+        text = files[f"deploy/systemd/{unit}.service"]
+        assert ("\nAmbientCapabilities=CAP_NET_BIND_SERVICE\n" in text) == (port < 1024)
+    (ray,) = yaml.safe_load_all(files["deploy/kubernetes/base/rayservice.yaml"])
+    (workers,) = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    pod = {"metadata": {"name": "ray"}, "spec": workers["template"]["spec"]}
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pod}, "1.31", strict=True)
+    low = {"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}
+    assert (low in pod["spec"]["securityContext"].get("sysctls", [])) == (port < 1024)
+
+
 def test_policies_allow_what_is_there_and_nothing_else() -> None:
     policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
     assert policies["openbook-nothing-else"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
@@ -430,6 +447,7 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("kubernetes:", "ports: {keys: 9115}\n\nkubernetes:", r"ports: 9115 \(keys\) and 9110\.\.9141 \(metrics\)"),
         ("kubernetes:", "ports: {http: 8080}\n\nkubernetes:", r"8080 \(Ray's metrics, by KubeRay\) and 8080 \(http\)"),
         ("kubernetes:", "ports: {index: 17000}\n\nkubernetes:", r"10001\.\.19999 \(Ray's .*\) and 17000 \(index\)"),
+        ("kubernetes:", "ports: {http: 443}\n\nkubernetes:", r"443 is below 1024, where ssh_user = ubuntu may not"),
         ("kubernetes:", "ports: {http: 0}\n\nkubernetes:", r"ports\.http = 0: .*greater than or equal to 1$"),
         (
             "kubernetes:",

@@ -148,7 +148,7 @@ def _ray_pod(
     return {
         "metadata": {"labels": labels_of("endpoint")},
         "spec": {
-            "securityContext": pod_security(),
+            "securityContext": pod_security(topology),
             "containers": [container],
             "volumes": [
                 {"name": "tls", "secret": {"secretName": "openbook-tls"}},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from openbook.deployment.topology import Kubernetes
+from openbook.deployment.topology import Kubernetes, Topology
 
 TLS, UID = "/etc/openbook/tls", 10001
 PART = "app.kubernetes.io/component"
@@ -36,14 +36,16 @@ def guarded(read_only: bool = True) -> dict[str, Any]:
     }
 
 
-def pod_security() -> dict[str, Any]:
+def pod_security(topology: Topology) -> dict[str, Any]:
     """Of every pod: nobody in particular."""
+    may_listen = {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]}
     return {
         "runAsNonRoot": True,
         "runAsUser": UID,
         "runAsGroup": UID,
         "fsGroup": UID,
         "seccompProfile": {"type": "RuntimeDefault"},
+        **(may_listen if topology.low_port else {}),
     }
 
 

@@ -72,7 +72,7 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
     pod = {
         "automountServiceAccountToken": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(topology),
         "terminationGracePeriodSeconds": 60,
         # A lost node never takes both replicas of a shard.
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
@@ -127,7 +127,7 @@ def redis_and_service(topology: Topology, cluster: Kubernetes, name: str) -> lis
     }
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(topology),
         "containers": [container],
     }
     claim = {

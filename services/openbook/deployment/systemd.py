@@ -48,7 +48,7 @@ MemoryHigh={index.memory_bytes}
 LimitMEMLOCK=infinity
 # Should the endpoint be on this machine too: who hardly works is not to wait behind its models.
 CPUWeight=1600
-{GUARDED.format(private_devices="yes")}
+{_guarded(topology, private_devices="yes")}
 
 [Install]
 WantedBy=multi-user.target
@@ -78,9 +78,14 @@ StateDirectory=openbook
 TimeoutStartSec=infinity
 TimeoutStopSec={longest_s(topology.served.answer)}
 KillMode=mixed
-{GUARDED.format(private_devices="no")}
+{_guarded(topology, private_devices="no")}
 
 [Install]
 WantedBy=multi-user.target
 """,
     }
+
+
+def _guarded(topology: Topology, private_devices: str) -> str:
+    may_listen = "\nAmbientCapabilities=CAP_NET_BIND_SERVICE" if topology.low_port else ""
+    return GUARDED.format(private_devices=private_devices) + may_listen

@@ -34,6 +34,8 @@ _OTHERS = [
     ("Ray's agents", range(52_365, 52_366)),
 ]
 """What listens besides, of Ray all that has fixed ports or a range of its own."""
+_OF_ALL = 1024
+"""From this port on everybody may listen."""
 _OF_KUBERAY = ("Ray's metrics, by KubeRay", range(8080, 8081))
 
 
@@ -197,6 +199,10 @@ class Topology(Section):
         for (name, one), (other, another) in combinations(listen, 2):
             if name != other and one.start < another.stop and another.start < one.stop:
                 raise ValueError(f"ports: {_shown(one)} ({name}) and {_shown(another)} ({other}) must not overlap")
+        for each in (self.aws, self.gcp, self.on_premise):
+            if each and each.ssh_user != "root" and self.low_port:
+                who = f"ssh_user = {each.ssh_user}"
+                raise ValueError(f"ports: {self.low_port} is below {_OF_ALL}, where {who} may not listen")
         for has_gpus in (True, False):
             try:
                 told = parse(self.settings(has_gpus), "endpoint")
@@ -207,6 +213,11 @@ class Topology(Section):
                     why = "what is rendered has the files of `secrets`. Certificates of clients: docs/keys.md#tls"
                     raise ValueError(f"endpoint: {name}.tls cannot be set here: {why}")
         return self
+
+    @property
+    def low_port(self) -> int | None:
+        """One where root alone may listen, unless somebody is allowed to."""
+        return next((port for port in self.ports.model_dump().values() if port < _OF_ALL), None)
 
     @property
     def index_ports(self) -> range:
