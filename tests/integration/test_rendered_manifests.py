@@ -448,6 +448,7 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
         ("kubernetes:", "ports: {http: 8080}\n\nkubernetes:", r"8080 \(Ray's metrics, by KubeRay\) and 8080 \(http\)"),
         ("kubernetes:", "ports: {index: 17000}\n\nkubernetes:", r"10001\.\.19999 \(Ray's .*\) and 17000 \(index\)"),
         ("kubernetes:", "ports: {http: 443}\n\nkubernetes:", r"443 is below 1024, where ssh_user = ubuntu may not"),
+        ("min_workers: 1", "min_workers: 5", r"endpoint: .*min_workers must be at most max_workers = 4, got 5"),
         ("kubernetes:", "ports: {http: 0}\n\nkubernetes:", r"ports\.http = 0: .*greater than or equal to 1$"),
         (
             "kubernetes:",

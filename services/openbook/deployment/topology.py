@@ -80,6 +80,12 @@ class Endpoint(Section):
     cpus: Positive = 4  # of each pod with models, on Kubernetes: of which it asks for nine tenths
     memory_gb: Positive = 16  # of each pod with models, on Kubernetes; of 10^9 bytes
 
+    @model_validator(mode="after")
+    def _begins_within_its_limit(self) -> "Endpoint":
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers must be at most max_workers = {self.max_workers}, got {self.min_workers}")
+        return self
+
 
 class Secrets(Section):
     """Files that `deploy/secrets.sh` makes: Ray's token, a CA, a certificate and its key."""
