@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -285,6 +286,26 @@ def test_where_a_calibration_goes_is_tried_before_it_is_measured(
     assert not measured
     assert CliRunner().invoke(app, ["plan", "--calibrate", str(tmp_path / "c.yaml")]).exit_code == 0
     assert constants(tmp_path / "c.yaml")["call_s"].value == 0.5
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_calibration_reads_a_disk(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp is memory on many machines."""
+    folders: list[Path] = []
+
+    def stop(folder: Path, *of_a_tier: Any) -> Path:
+        folders.append(folder)
+        raise InterruptedError
+
+    monkeypatch.setattr(calibrate, "build", stop)
+    if named:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+    else:
+        monkeypatch.delenv("TMPDIR", raising=False)
+    with pytest.raises(InterruptedError):
+        calibrate.calibrate(models=False)
+    assert folders[0].is_relative_to(tmp_path if named else "/var/tmp")
+    assert not folders[0].parent.exists()
 
 
 def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
