@@ -247,6 +247,17 @@ def test_the_head_deploys_what_index_nodes_are_there_for(prepared: dict[str, Any
         assert index["resources"][INDEX_RESOURCE]
 
 
+@pytest.mark.parametrize("folder", ["~/the snapshot", "/srv/it's here"])
+def test_a_folder_is_named_to_the_shell_as_it_is(folder: str) -> None:
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values["index"]["snapshot"] = folder
+    rendered = render.render(config.section(render.Topology, "t.yaml", **values))
+    (deploy,) = re.findall(r"--snapshot .*?(?= >~)", rendered["deploy/ray/on-premise.yaml"])
+    shell = ["sh", "-c", f'printf "%s\\n" {deploy}']
+    shown = subprocess.run(shell, env={"HOME": "/home/me"}, check=True, capture_output=True, text=True).stdout
+    assert shown.splitlines() == ["--snapshot", folder.replace("~", "/home/me")]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray leaves its file open
 def test_a_machine_that_is_added_is_one_that_rays_autoscaler_may_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
