@@ -141,7 +141,7 @@ async def _ask(addresses: tuple[str, ...], queries: Float32, pids: list[int], se
     wanted = RetrievalSettings(k=K)
 
     async def caller(until: float, taken: list[float]) -> None:
-        while (began := monotonic()) < until:
+        while (began := monotonic()) < until or not taken:  # this process may have stalled for so long
             query = queries[len(taken) % N_QUERIES][None]
             await tier.search(query, wanted, Context(Deadline.after(60)))
             taken.append(monotonic() - began)

@@ -324,6 +324,10 @@ def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path, monkeypatch: pytest
         served(snapshot, shape.dimension, 0.1)
 
 
+def test_who_stalls_has_asked_something_all_the_same(tmp_path: Path) -> None:
+    assert served(build(tmp_path / "s", 100, 8, "Flat"), 8, 0.0).rate > 0
+
+
 def test_a_server_that_is_lost_while_it_is_measured_is_named() -> None:
     with pytest.raises(ShardUnavailable, match=r"127\.0\.0\.1:1"):
         asyncio.run(_ask(("127.0.0.1:1",), generated(1, 16), [], 0.1))
