@@ -29,6 +29,7 @@ ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
 MAX_K = 65_535  # less than shard.MAX_CANDIDATES: of as many it is not seen whether any was left out
 GPU_MAX_K = 2048  # of FAISS
+MAX_ROWS = 131_067  # of the longest queries, in the 2 GiB of one message
 MAX_WORDS_CHARS = 1 << 16  # all questions of a call by words together: more would leave others no place to wait in
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -77,7 +78,7 @@ class IndexServerSettings(Section):
     # Linux may push the index out of memory for vectors that are read; true: it stays, where `ulimit -l` allows as much
     keep_in_memory: bool = False
     max_k: Annotated[int, Field(ge=1, le=MAX_K)] = 1000  # hits in one request
-    max_rows: Positive = 1024  # queries in one request
+    max_rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 1024  # queries in one request
     # How many times as widely as its index was built a search may look: `nprobe`, `ef_search`, `rerank_factor`
     max_width: Positive = 64
     max_queued_rows: Positive = 4096  # queries waiting; beyond it the newest of who has most waiting is refused

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
-from openbook.config import IndexServerSettings
+from openbook.config import MAX_ROWS, IndexServerSettings
 from openbook.errors import InvalidSnapshot, PortInUse, StartupError
 from openbook.index.server.server import IndexServer
 from openbook.testing import served
@@ -57,6 +57,13 @@ def refusal(call: Any, request: Any) -> tuple[str, str]:
 
 def matrix(*rows: list[float]) -> common_pb2.Matrix:
     return wire.matrix_to_wire(np.array(rows, np.float32))
+
+
+def test_a_server_takes_as_many_rows_as_may_be_set(snapshot: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, max_rows=MAX_ROWS))
+    with server, grpc.insecure_channel(server.address) as channel:
+        info = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=60)
+    assert info.max_rows == MAX_ROWS
 
 
 @pytest.mark.parametrize(
