@@ -6,6 +6,7 @@ Both are checked once, at the start, and a bad value stops the process with file
 
 import os
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -93,11 +94,16 @@ class IndexServerSettings(Section):
     tls: ServerTls | None = None  # with none, connections are plain
 
     @model_validator(mode="after")
-    def _fits_the_device(self) -> "IndexServerSettings":
+    def _goes_together(self) -> "IndexServerSettings":
         if self.device != "cpu" and self.max_k > GPU_MAX_K:
             raise ValueError(f"max_k must be at most {GPU_MAX_K} on {self.device}, got {self.max_k}")
         if self.keep_in_memory and (self.huge_pages or self.device != "cpu"):
             raise ValueError("keep_in_memory is for a mapped index: not with huge_pages, which copies it, nor on a GPU")
+        frame_port = None if self.tls else self.frame_port
+        ports = {"port": self.port, "metrics_port": self.metrics_port, "frame_port": frame_port}
+        for (one, port), (other, its) in combinations(ports.items(), 2):
+            if port and port == its:
+                raise ValueError(f"{one} and {other} must differ, got {port} for both")
         return self
 
 

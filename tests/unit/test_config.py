@@ -39,6 +39,8 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("", {"OPENBOOK_INDEX_SERVER__PORT": "70000"}, r"SERVER__PORT: index_server\.port = 70000: .*65535"),
         ("index_server: {max_k: 65536}", {}, r"index_server\.max_k = 65536: .*65535"),
         ("index_server: {max_rows: 131068}", {}, r"index_server\.max_rows = 131068: .*131067"),
+        ("index_server: {port: 7000, frame_port: 7000}", {}, r"port and frame_port must differ, got 7000"),
+        ("index_server: {port: 7000, metrics_port: 7000}", {}, r"port and metrics_port must differ, got 7000"),
         ("answer: {1: 5}", {}, r"openbook\.yaml: answer: Keys should be strings"),
         ("", {"OPENBOOK_CACHE__TTL_S": "soon"}, r"OPENBOOK_CACHE__TTL_S: cache\.ttl_s = 'soon': .*integer"),
         ("", {"OPENBOOK_SERVING__HTTP_PORT": "70000"}, r"serving\.http_port = 70000: .*65535"),
