@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
@@ -457,6 +458,46 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     done = downloads.ask(f"{web.url}/new", new)
     assert (done.folder, done.n_bytes_done) == ((tmp_path / "root" / new), done.n_bytes)
     Snapshot.open(tmp_path / "root" / new).verify(0)
+
+
+def test_a_download_that_has_just_begun_is_not_forgotten(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Root.create(tmp_path / "root", built / "old")
+    has_looked = threading.Event()
+
+    class Lock:
+        """Whoever waits for it has looked too."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                has_looked.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    def clock() -> float:
+        if looking.ident is None:  # it is `ask` that wants to know
+            looking.start()
+            assert has_looked.wait(60)
+        return download.FORGOTTEN_S + 1
+
+    def look() -> None:
+        downloads.end_forgotten()
+        has_looked.set()
+
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,), clock)
+    monkeypatch.setattr(downloads, "_lock", Lock())
+    looking = threading.Thread(target=look)
+    web.held_after = 0
+    downloads.ask(f"{web.url}/new", "0" * 32)
+    looking.join()
+    assert downloads._process is not None
+    downloads.close()
 
 
 def test_a_download_that_warns_a_lot_goes_on(

@@ -94,9 +94,13 @@ class Downloads:
 
     def end_forgotten(self) -> None:
         """End one that nobody has asked for lately."""
-        if self._process is not None and self._clock() - self._asked_at > FORGOTTEN_S:
-            log.info("nobody asks for snapshot %s any more: no longer fetched", self._wanted[1])
-            self.close()
+        with self._lock:
+            process = self._process
+            if process is None or self._clock() - self._asked_at <= FORGOTTEN_S:
+                return
+            self._process = None
+        log.info("nobody asks for snapshot %s any more: no longer fetched", self._wanted[1])
+        end(process)
 
     def close(self) -> None:
         """End it; the next one goes on where it was."""
