@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
@@ -509,6 +510,18 @@ def test_a_download_that_warns_a_lot_goes_on(
     while (told := downloads.ask(f"{web.url}/new", "0" * 32)).folder is None:
         pass
     assert (told.n_bytes_done, told.n_bytes) == (7, 7)
+
+
+def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warns = "import atexit, sys; sys.stderr.write('old: warn()'); atexit.register(sys.stderr.write, 'left')"
+    monkeypatch.setattr(download, "_FETCH", f"{warns}\n{download._FETCH}")
+    Root.create(tmp_path / "root", built / "old")
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
+    asked = iter(lambda: downloads.ask(f"{web.url}/none", "0" * 32), None)
+    with pytest.raises(SnapshotMismatch, match=f"^{web.url}/none: not a snapshot: no manifest.json$"):
+        deque(asked, maxlen=0)
 
 
 @pytest.mark.parametrize("storage", [s3, gs])

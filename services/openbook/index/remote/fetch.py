@@ -30,6 +30,8 @@ from openbook.index.remote.place import PIECE_BYTES, Place
 from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
 N_FILES = 4  # at once
+FAILED = "\nfetching failed: "
+"""Before an error's code and message: libraries may warn of something before them and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def _size(path: Path) -> int:
 def main() -> None:
     """With arguments URL FOLDER SHARD SNAPSHOT_ID: what a server starts, for itself to go on undisturbed.
 
-    Writes `done total` in bytes, a line each; ends with an error's gRPC code and message.
+    Writes `done total` in bytes, a line each; ends with FAILED, an error's gRPC code and its message, which is a line.
     """
     url, folder, shard, snapshot_id = sys.argv[1:]
 
@@ -211,7 +213,8 @@ def main() -> None:
     try:
         fetch(url, Path(folder), [int(shard)], snapshot_id, tell)
     except OpenbookError as error:
-        sys.exit(f"{error.grpc_code} {error}")
+        message = str(error).replace("\n", " ")
+        sys.exit(f"{FAILED}{error.grpc_code} {message}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from openbook.core.deadline import Clock
 from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, Overloaded, PermissionDenied, from_grpc_code
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import GIVE_WAY
+from openbook.index.remote.fetch import FAILED
 from openbook.index.remote.place import Place, is_within
 from openbook.processes import end, start
 
@@ -119,7 +120,7 @@ class Downloads:
             return Progress(done, total)
         self._process = None
         with process:
-            problem = self._problem.decode(errors="replace").strip()
+            problem = self._problem.decode(errors="replace")
         if code:
             raise _failure(problem, code)
         return Progress(done, total, folder)
@@ -133,8 +134,7 @@ def _drained(pipe: Any, kept: bytes) -> bytes:
 
 
 def _failure(problem: str, code: int) -> OpenbookError:
-    name, _, message = problem.partition(" ")
-    if code == 1 and re.fullmatch(r"[A-Z_]+", name):
-        return from_grpc_code(name, message)
-    log.error("fetching ended with code %d: %s", code, problem)
+    if told := re.search(rf"{FAILED}([A-Z_]+) (.*)", problem):
+        return from_grpc_code(*told.groups())
+    log.error("fetching ended with code %d: %s", code, problem.strip())
     return OpenbookError(f"fetching ended with code {code}: the server's log says why")
