@@ -14,6 +14,7 @@ from openbook.index.server.coalesce import Coalescer, search_together
 from openbook.index.server.failed import Failed
 from openbook.index.server.waiting import (
     MOST_PASSED,
+    PART_HITS,
     PART_ROWS,
     SHARED_S,
     Later,
@@ -233,6 +234,16 @@ def test_a_row_of_a_wide_search_counts_as_several() -> None:
         while wide.end is None:
             waiting.take(0)
         assert wide.end == n_rows
+
+
+@pytest.mark.parametrize("costly", [{"width": 3.0, "wide": True}, {"k": 3 * PART_HITS // PART_ROWS}])
+def test_whose_rows_cost_three_times_as_much_has_a_turn_where_others_have_three(costly: dict[str, Any]) -> None:
+    waiting = queue(max_batch=1)
+    for _ in range(12):
+        waiting.put(search(caller="costly", **costly))
+        waiting.put(search(caller="cheap"))
+    turns = [each.ticket.caller for _ in range(12) for each in waiting.take(0)[0]]
+    assert (turns.count("costly"), turns.count("cheap")) == (3, 9)
 
 
 def test_a_full_queue_refuses_who_has_most_in_it() -> None:

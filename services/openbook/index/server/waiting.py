@@ -54,10 +54,14 @@ class PendingSearch:
     is_over: bool = False
 
     @property
+    def weight(self) -> float:
+        """How many rows one of it counts for: of a search as its index was built for, and of few hits."""
+        return max(self.width, self.k * PART_ROWS / PART_HITS)
+
+    @property
     def work(self) -> float:
-        """Of the rows that are searched next: as many of a search as its index was built for, and of few hits."""
-        n_rows = (len(self.queries) if self.end is None else self.end) - self.begin
-        return n_rows * max(self.width, self.k * PART_ROWS / PART_HITS)
+        """Of the rows that are searched next."""
+        return ((len(self.queries) if self.end is None else self.end) - self.begin) * self.weight
 
     def goes_with(self, other: "PendingSearch") -> bool:
         """Whether one FAISS call can answer both as it would answer each."""
@@ -191,7 +195,7 @@ class SearchQueue:
             if lone.is_late(now):
                 return [], [lone]
             self._is_shared(lone.ticket.caller, now, 1)
-            self._turns.pass_by(lone.ticket.caller, lone.width)
+            self._turns.pass_by(lone.ticket.caller, lone.weight)
             lone.end = 1
             return [lone], []
         batch: list[PendingSearch] = []
@@ -230,7 +234,7 @@ class SearchQueue:
             self._turns.remove(search)
         for search in batch:
             assert search.end is not None
-            self._turns.give(search, search.end - search.begin, search.width)
+            self._turns.give(search, search.end - search.begin, search.weight)
         return batch, [search for search in dropped if not search.is_over]
 
     def take_beside(self, now: float, under_way: UnderWay) -> PendingSearch | None:
@@ -240,7 +244,7 @@ class SearchQueue:
             if not search.begin and not search.is_late(now) and under_way.lets_past(search):
                 self._is_shared(search.ticket.caller, now)
                 search.end = len(search.queries)
-                self._turns.give(search, search.end, search.width)
+                self._turns.give(search, search.end, search.weight)
                 return search
         return None
 
