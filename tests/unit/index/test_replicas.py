@@ -398,5 +398,8 @@ def test_who_asked_for_few_is_told_why_many_are_too_many(monkeypatch: pytest.Mon
         searched(monkeypatch, hybrid, refusal, refusal)
     with pytest.raises(InvalidRequest, match=r"got 900$"):  # which is not about k
         searched(monkeypatch, hybrid, *2 * (InvalidRequest("nprobe must be at most 64, got 900"),))
+    left_out = RetrievalSettings(k=8, retriever=RetrieverKind.HYBRID, without=(1, 2, 2))
+    with pytest.raises(InvalidRequest, match=r"^k and the passages of without must be at most 9, got 8 and 2$"):
+        searched(monkeypatch, left_out, None, None)
     with pytest.raises(InvalidRequest, match=r"got 9 \* 9000$"):
         searched(monkeypatch, RetrievalSettings(k=9, rerank_factor=9000), refusal, refusal)

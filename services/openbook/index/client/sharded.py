@@ -179,7 +179,10 @@ class ShardedIndex:
         """As `openbook.rag.ports.Retriever.candidates`."""
 
         async def once(tier: Tier) -> Candidates:
-            check_questions(questions, settings.k + len(set(settings.without)), tier.max_k, tier.max_rows)
+            check_questions(questions, settings.k, tier.max_k, tier.max_rows)
+            if settings.k + (n_without := len(set(settings.without))) > tier.max_k:  # as many are searched for
+                both = f"{settings.k} and {n_without}"
+                raise InvalidRequest(f"k and the passages of without must be at most {tier.max_k}, got {both}")
             wide = replace(settings, k=depth(settings, tier.max_k))
             checked = queries
             if queries is not None:
