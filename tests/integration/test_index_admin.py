@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from openbook.config import IndexServerSettings, ServerTls
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidConfig, InvalidSnapshot
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.root import PUBLISHED, Root
+from openbook.index.disk.root import PUBLISHED, Published, Root
 from openbook.index.disk.snapshot import Manifest
 from openbook.index.server.server import IndexServer
 from openbook.index.shard.shard import Shard
@@ -270,6 +271,65 @@ def test_what_is_published_while_a_server_opens_is_what_it_serves(
         found = [(sequence, shard.manifest.snapshot_id) for sequence, shard in server.held.held()]
     assert found == [(2, id_of(built / "b")), (1, id_of(built / "a"))]
     assert opened == [built / "a", built / "b"]
+
+
+def test_what_is_published_before_a_server_is_listed_is_followed_and_what_is_prepared_stays(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.server.admin.LOOK_S", 0.01)
+    root, (a, b, c) = Root.create(tmp_path / "root", built / "a"), (id_of(built / name) for name in "abc")
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root", retain_s=3600))
+    with server, grpc.insecure_channel(server.address) as channel:
+        admin = Admin(channel)
+        admin.prepare(built / "c")
+        root.update(lambda published: published.after_publish(str(built / "b"), 2))
+        until = time.monotonic() + 60
+        while server.held.sequence < 2 and time.monotonic() < until:
+            pass
+        assert held(admin.index.Info(index_pb2.InfoRequest())) == [(2, b), (1, a), (0, c)]
+        assert held(admin.publish(c, 3)) == [(3, c), (2, b), (1, a)]
+
+
+def test_what_is_on_record_and_cannot_be_served_is_tried_once(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, opens = Root.create(tmp_path / "root", built / "a"), IndexServer._open
+    opened, serving = list[str](), list[str]()
+    records = iter(
+        [
+            root.read(),
+            *[Published(sequence=2, current=str(built / "damaged"))] * 3,
+            *["half a record"] * 2,
+            Published(sequence=3, current=str(built / "three-shards")),
+            Published(sequence=4, current=str(built / "b")),
+            Published(sequence=2, current=str(built / "c")),
+            Published(sequence=5, current=str(built / "a")),
+        ]
+    )
+
+    class Looks(threading.Event):
+        """Before each there is another record."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            serving.append(server.shard.folder.name)
+            record = next(records, None)
+            if isinstance(record, Published):
+                root._write(record)
+            elif record:
+                (tmp_path / "root" / PUBLISHED).write_text(record)
+            return record is None
+
+    def open_shard(self: IndexServer, folder: Path, gently: bool) -> Shard:
+        opened.append(folder.name)
+        return opens(self, folder, gently)
+
+    monkeypatch.setattr(IndexServer, "_open", open_shard)
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root", retain_s=3600))
+    server._publishing.follow(Looks())
+    assert serving == ["a"] * 8 + ["b"] * 2 + ["a"]
+    assert opened == ["a", "damaged", "three-shards", "b"]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 3
+    server.stop(0)
 
 
 def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import grpc
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.errors import DeadlineExceeded, InvalidRequest, InvalidSnapshot, SnapshotMismatch, StartupError
+from openbook.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidSnapshot,
+    OpenbookError,
+    SnapshotMismatch,
+    StartupError,
+)
 from openbook.index.disk.root import FIRST_SEQUENCE, Root
 from openbook.index.server.download import Downloads
 from openbook.index.server.held import HeldSnapshots
@@ -22,6 +29,9 @@ from openbook.processes import is_loopback
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between two looks at the record of a root."""
 
 OpenShard = Callable[[Path, bool], Shard]
 """Verifies, maps and tests the shard of a snapshot folder; gently, if searches go on. Raises InvalidSnapshot."""
@@ -46,7 +56,7 @@ class Publishing:
         if self._root and published and published.prepared:
             self._reopen(self._root.folder_of(published.prepared))
         if self._root:
-            self._catch_up(self._root)
+            self._catch_up(self._root, False)  # opening may have taken an hour, in which another one was published
 
     def prepare(self, folder: Path, snapshot_id: str, deadline: Deadline) -> None:
         """Hold a snapshot beside the current one; one that is held from another folder is held from this one then.
@@ -100,6 +110,22 @@ class Publishing:
                 name = self._root.name_of(shard.folder)
                 self._root.update(lambda published: published.after_discard(name))
 
+    def follow(self, stopped: threading.Event) -> None:
+        """Until then, serve what is published at others who share the root: who publishes knows of those that are
+        listed, and a server is listed only after it listens. What cannot be served is tried once.
+        """
+        tried, told = 0, ""
+        while self._root and not stopped.wait(LOOK_S):
+            try:
+                sequence = self._root.read().sequence
+                if sequence > max(tried, self.held.sequence):
+                    tried = sequence
+                    with self._changing:
+                        self._catch_up(self._root, True)
+            except OpenbookError as error:
+                if str(error) != told:
+                    log.warning("what is published may be another snapshot than is served: %s", told := str(error))
+
     def _reopen(self, folder: Path) -> None:
         """What was prepared when the server stopped; without it, it must be prepared again, and nothing is lost."""
         try:
@@ -110,13 +136,13 @@ class Publishing:
         else:
             self.held.prepare(shard.manifest.snapshot_id, shard)
 
-    def _catch_up(self, root: Root) -> None:
-        """Whoever publishes while we open, which may take an hour, does not know of us: his snapshot is on record."""
+    def _catch_up(self, root: Root, gently: bool) -> None:
         while (published := root.read()).sequence > self.held.sequence:
             opened = {root.name_of(shard.folder): shard for _, shard in self.held.held()}
-            shard = opened.get(published.current) or self._open(root.folder_of(published.current), False)
-            self.held.prepare(shard.manifest.snapshot_id, shard)
-            self.held.publish(shard.manifest.snapshot_id, published.sequence)
+            shard = opened.get(published.current) or self._open(root.folder_of(published.current), gently)
+            _check_follows(self.held.current, shard)
+            self.held.follow(shard.manifest.snapshot_id, shard, published.sequence)
+            log.info("follow publication %d, of snapshot %s", published.sequence, shard.manifest.snapshot_id)
 
     @contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:

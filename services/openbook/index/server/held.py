@@ -112,10 +112,17 @@ class HeldSnapshots(Generic[Held]):
             SnapshotMismatch: it is not held, or another publication has this sequence or a later one.
         """
         with self._lock:
-            entry = self._publishable(snapshot_id, sequence)
-            self._entries[self._current].named_at = self._clock()  # its time of grace begins
-            entry.sequence, entry.prepared = sequence, False
-            self._current = snapshot_id
+            self._publish(snapshot_id, sequence)
+
+    def follow(self, snapshot_id: str, item: Held, sequence: int) -> None:
+        """Make current what others published. Whatever is prepared stays: it may be about to be published too.
+
+        Raises:
+            SnapshotMismatch: another publication has this sequence or a later one.
+        """
+        with self._lock:
+            self._entries.setdefault(snapshot_id, _Entry(item, self._clock())).item = item
+            self._publish(snapshot_id, sequence)
 
     def discard(self, snapshot_id: str) -> None:
         """Let go of a snapshot that was only prepared; nothing happens where there is none.
@@ -155,6 +162,12 @@ class HeldSnapshots(Generic[Held]):
                 (name, "current" if name == self._current else "prepared" if e.prepared else "former", e.sequence)
                 for name, e in self._entries.items()
             ]
+
+    def _publish(self, snapshot_id: str, sequence: int) -> None:
+        entry = self._publishable(snapshot_id, sequence)
+        self._entries[self._current].named_at = self._clock()  # its time of grace begins
+        entry.sequence, entry.prepared = sequence, False
+        self._current = snapshot_id
 
     def _publishable(self, snapshot_id: str, sequence: int) -> _Entry[Held]:
         entry = self._entries.get(snapshot_id)

@@ -81,6 +81,9 @@ class IndexServer:
         self.metrics = ServerMetrics(self.held, self._searches, self._service)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
+        self._follower = threading.Thread(
+            target=self._publishing.follow, args=(self._stopped,), name="follow", daemon=True
+        )
         self._health = health.HealthServicer()
         self._max_bytes = settings.max_rows * MAX_DIMENSION * 4 + (1 << 16)
         self._frames: FrameServer | None = None
@@ -141,6 +144,7 @@ class IndexServer:
             self._frames.start()
         self._server.start()
         self._drainer.start()
+        self._follower.start()
         for service in ("", *SERVICES):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
@@ -161,6 +165,8 @@ class IndexServer:
         self._searches.close()
         self._fetches.stop()
         self._workers.shutdown()
+        if self._follower.ident is not None:
+            self._follower.join()
 
     def _open(self, folder: Path, gently: bool) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
