@@ -35,7 +35,8 @@ Made by `python docs/tables.py` from the classes that check them; edit those. A 
   `OPENBOOK_INDEX__ADDRESSES='["10.0.0.5:7000"]'`. Secrets belong there, not in the file.
 - Options of a command win over both.
 - `openbook train` and `openbook deploy render` have files of their own, over which the environment does not win.
-- A key that does not exist and a value out of range stop the start; the message names file or variable, key and value.
+- A key that does not exist or stands twice and a value out of range stop the start; the message names file or variable,
+  key and value.
 """
 
 

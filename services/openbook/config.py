@@ -24,7 +24,7 @@ from openbook.core.types import (
     RetrieverKind,
 )
 from openbook.errors import InvalidConfig, InvalidRequest
-from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told
+from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told, told_key
 
 ENV_PREFIX = "OPENBOOK_"
 INDEX_SERVER = "index_server"
@@ -512,14 +512,34 @@ def _sections(path: Path) -> dict[str, Any]:
     return values
 
 
+class _Twice(yaml.MarkedYAMLError):
+    """A key that its mapping has already."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and loud about a key that its mapping has already: the first of two sections would be gone, unseen."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # not constructed yet: what `<<` brings in may be said anew
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise _Twice(problem=told_key(key.value), problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
 def _yaml(text: str, source: str) -> Any:
     """What YAML makes of a text. Where it cannot, the place is named and not shown: a secret may stand there."""
     where = ""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         if error.problem_mark:
             where = f": line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+        if isinstance(error, _Twice):
+            where += f": {error.problem} stands there a second time"
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date without such a day
         pass
     raise InvalidConfig(f"{source}: cannot be read as YAML{where}")

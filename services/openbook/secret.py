@@ -81,13 +81,18 @@ def told(kind: type[BaseModel], problem: str, location: Sequence[str], value: ob
     """
     names, hidden = list(location), _may_hold_secret(kind, location)
     if problem in ("extra_forbidden", "invalid_key"):
-        # Whoever misspells a key may have meant a secret one; and without a blank `token:secret` is a key to YAML.
-        names[-1] = re.sub(r"(?s)[^\w-].*", "", names[-1]) if problem == "extra_forbidden" else ""
+        # Whoever misspells a key may have meant a secret one.
+        names[-1] = told_key(names[-1]) if problem == "extra_forbidden" else ""
         hidden = True
     name = ".".join(filter(None, names))
     if name and not hidden and isinstance(value, str | int | float | None):  # sections may hold anything, misplaced
         name += f" = {value!r}"
     return f"{name}: " if name else ""
+
+
+def told_key(key: str) -> str:
+    """What can be told of a key: without a blank `token:secret` is one to YAML."""
+    return re.sub(r"(?s)[^\w-].*", "", key)
 
 
 def _may_hold_secret(kind: type[BaseModel], location: Sequence[str]) -> bool:

@@ -65,6 +65,9 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("", {"OPENBOOK_INDEX__ADDRESSES": '["foo:65537"]'}, r"ADDRESSES: index\.addresses\.0 = 'foo:65537': .*65535"),
         ("- a\n- b", {}, r"openbook\.yaml: must map sections"),
         ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
+        ("access: {keys: file}\nanswer:\naccess: {}", {}, r"YAML: line 3, column 1: access stands there a second time"),
+        ("answer:\n  k: 5\n  'k': 6", {}, r"YAML: line 3, column 3: k stands there a second time"),
+        ("", {"OPENBOOK_INDEX__TLS": "{ca: a, ca: b}"}, r"INDEX__TLS: .* column 9: ca stands there a second time"),
     ],
 )
 def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: dict[str, str], message: str) -> None:
@@ -72,6 +75,21 @@ def test_a_bad_value_is_named_with_its_source(tmp_path: Path, text: str, env: di
     path.write_text(text)
     with pytest.raises(InvalidConfig, match=message):
         config.load(path, env)
+
+
+def test_of_a_key_that_stands_twice_no_secret_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text(f"cache: {{secret:{SECRET}, secret:{SECRET}}}\n")
+    with pytest.raises(InvalidConfig, match="secret stands there a second time") as refused:
+        config.load(path, {})
+    assert SECRET not in in_whole(refused.value)
+
+
+def test_what_a_merge_brings_in_may_be_said_anew(tmp_path: Path) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text("encoder: &model {max_batch: 8, n_threads: 2}\ngenerator: {<<: *model, max_batch: 4}\n")
+    settings = config.load(path, {})
+    assert (settings.generator.max_batch, settings.generator.n_threads) == (4, 2)
 
 
 def test_variables_that_do_not_go_together_are_named() -> None:
