@@ -517,7 +517,11 @@ class _Twice(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and loud about a key that its mapping has already: the first of two sections would be gone, unseen."""
+    """Safe, and loud about a key that its mapping has already: the first of two sections would be gone, unseen.
+
+    A whole number is what stands there as it would be told. What YAML 1.1 makes another of (010 is eight, 1:30 ninety)
+    stays text: a secret of digits is what was written.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)  # not constructed yet: what `<<` brings in may be said anew
@@ -528,6 +532,14 @@ class _Loader(yaml.SafeLoader):
                     raise _Twice(problem=told_key(key.value), problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int | str:
+    number = loader.construct_yaml_int(node)
+    return number if str(number) == node.value else str(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def _yaml(text: str, source: str) -> Any:

@@ -133,6 +133,24 @@ def test_an_index_server_takes_options_then_environment_then_file(tmp_path: Path
     assert config.load(path, {}).answer.k == 7  # which snapshot it is, `index serve` may be told
 
 
+@pytest.mark.parametrize(
+    "digits",
+    ["1234567812345678", "0123456701234567", "1_000_000_000_000_000", "0x1234567890abcdef", "+123456781234567800"],
+)
+def test_a_secret_of_digits_is_what_was_written(tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text(f"index: {{admin_token: {digits}}}\n")
+    for settings in (config.load(path, {}), config.load(None, {"OPENBOOK_INDEX__ADMIN_TOKEN": digits})):
+        assert settings.index.admin_token is not None
+        assert settings.index.admin_token.get_secret_value() == digits
+
+
+def test_a_number_is_what_people_read() -> None:
+    assert config.load(None, {"OPENBOOK_ANSWER__K": "010", "OPENBOOK_CACHE__TTL_S": "1_000"}).answer.k == 10
+    with pytest.raises(InvalidConfig, match=r"ttl_s = '1:30': .*integer"):
+        config.load(None, {"OPENBOOK_CACHE__TTL_S": "1:30"})
+
+
 SECRET = "5ecret"
 """In every secret below; whatever is done with it, nobody reads it."""
 KINDS = (config.Settings, config.IndexServerSettings, TrainingSettings, EvaluationSettings)
