@@ -653,6 +653,8 @@ def test_wrong_replies_end_the_command_with_1() -> None:
             InvalidConfig,
             r"at most 5,000,000 questions, got 900000 a second",
         ),
+        (["a:1", "--output", f"{__file__}/run"], InvalidConfig, r"py/run: cannot be made: Not a directory"),
+        (["a:1", "--output", "/proc/none/run"], InvalidConfig, r"/proc/none/run: cannot be made: "),
         (["a:1", "--find-knee", "--rate", "0.2"], InvalidRequest, r"nothing was measured: .* 0.2 a second: raise"),
         (["a:1", "--find-knee", "--closed", "2"], InvalidRequest, r"--closed 2 has none: give one of them"),
         (["a:1", "--find-knee", "--min-goodput", "2"], InvalidRequest, r"--min-goodput must be above 0, at most 1"),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,13 @@ ALIKE = (
 
 def check_free(folder: Path) -> None:
     """Before a run, whose figures would have nowhere to go. Raises InvalidConfig."""
-    if folder.exists():
-        raise InvalidConfig(f"{folder}: is there already: name a new folder")
+    try:
+        if folder.exists():
+            raise InvalidConfig(f"{folder}: is there already: name a new folder")
+        with TemporaryDirectory(dir=next(each for each in folder.absolute().parents if each.exists())):
+            pass
+    except OSError as error:
+        raise InvalidConfig(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def write(folder: Path, result: Result) -> None:
