@@ -554,6 +554,19 @@ def test_a_run_is_shown_and_kept(tmp_path: Path) -> None:
     assert not any(word in page for word in ("<script", "<link", "<img", "@import", " src="))
 
 
+def test_a_file_of_questions_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured() -> Result:
+        async with grpc_endpoint(echo) as address:
+            return await measure(asked(address, duration_s=0.1, processes=2, questions=questions))
+
+    questions = Path(os.fsdecode(bytes(tmp_path) + b"/q\xff.txt"))
+    questions.write_text("who?\n")
+    monkeypatch.setattr(sys, "argv", ["openbook", "loadtest", "--questions", str(questions)])
+    folder.write(tmp_path / "run", asyncio.run(measured()))
+    kept = folder.read(tmp_path / "run")
+    assert (kept.settings.questions, kept.measured.n) == (questions, 10)
+
+
 def test_runs_merge_as_if_one_had_seen_all(tmp_path: Path) -> None:
     async def keep() -> None:
         async with grpc_endpoint(echo) as address:

@@ -63,7 +63,7 @@ def write_knee(folder: Path, knee: Knee) -> None:
     about = {**surroundings(started), "knee": knee.rate, "above": knee.above, "ended": knee.ended, "steps": steps}
     with files.new_folder(folder) as partial:
         _write_json(partial / "knee.json", about)
-        (partial / REPORT).write_text(knee_page(knee, about), encoding="utf-8")
+        _write(partial / REPORT, knee_page(knee, about))
         for number, step in enumerate(knee.steps, start=1):
             (partial / f"step-{number:02}").mkdir()
             _fill(partial / f"step-{number:02}", step)
@@ -72,8 +72,8 @@ def write_knee(folder: Path, knee: Knee) -> None:
 def _fill(folder: Path, result: Result) -> None:
     about = {**surroundings(result.date), **result.as_json()}
     _write_json(folder / RESULT, about)
-    (folder / REPORT).write_text(page(result, about), encoding="utf-8")
-    (folder / SECONDS).write_text(_csv(result), encoding="utf-8")
+    _write(folder / REPORT, page(result, about))
+    _write(folder / SECONDS, _csv(result))
     result.outcomes.save(folder / OUTCOMES)
     counted = result.counted
     answered, refused = (counted.where(counted.among(status)) for status in (OK, REFUSED))
@@ -90,7 +90,12 @@ def _fill(folder: Path, result: Result) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    # A file's name may hold what UTF-8 does not; so escaped, JSON reads it as it was.
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read(folder: Path) -> Result:

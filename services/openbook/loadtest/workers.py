@@ -38,7 +38,8 @@ async def in_processes(settings: LoadSettings, began: Callable[[], float], on_pr
     numbers = range(settings.processes)
     with TemporaryDirectory(prefix="openbook-loadtest-") as name, ExitStack() as stack:
         folder = Path(name)
-        (folder / SETTINGS).write_text(settings.model_dump_json(), encoding="utf-8")
+        # Of the standard library: pydantic's JSON refuses a file's name that is not UTF-8.
+        (folder / SETTINGS).write_text(json.dumps(settings.model_dump(mode="json")), encoding="utf-8")
         # A thread each, which reads what it says. They are left last: they end when their processes have.
         threads = stack.enter_context(ThreadPoolExecutor(settings.processes))
         started = []
@@ -90,7 +91,7 @@ def main(folder: Path, number: int) -> None:
         say("ready")
         return float(sys.stdin.readline())
 
-    settings = LoadSettings.model_validate_json((folder / SETTINGS).read_bytes())
+    settings = LoadSettings.model_validate(json.loads((folder / SETTINGS).read_bytes()))
     try:
         found = asyncio.run(part(settings, number, began, lambda *counts: say(counts)))
     except OpenbookError as error:
