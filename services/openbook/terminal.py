@@ -1,6 +1,7 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from math import exp
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import (
@@ -25,6 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -42,7 +44,20 @@ if TYPE_CHECKING:
     from openbook.index.client.publish import Listed
     from openbook.serving.access.keys import KeyRecord
 
-console = Console()
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Of ASCII and Latin 1, but for the end of a line and the tab. rich lets most of them through."""
+
+
+class SafeConsole(Console):
+    """Whatever texts of strangers hold, in passages, names and answers: nothing of it moves the cursor, or tells the
+    terminal anything else. rich counts no width for what is left out here."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=CONTROLS.sub("", segment.text))
+
+
+console = SafeConsole()
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""

@@ -1,5 +1,6 @@
 """What people see fits into a terminal of 80 columns."""
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -27,6 +28,24 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     return console
 
 
+def answered(text: str, passage: Passage) -> Answer:
+    return Answer(
+        text=text,
+        log_likelihood=-12.345,
+        evidence=(Evidence(passage, -12.3456, 0.0, 0.0),),
+        formulation=Formulation.SEQUENCE,
+        decoding=Decoding.THOROUGH,
+        snapshot_id=ID,
+        encoder_fingerprint=ID,
+        generator_fingerprint=ID,
+        complete=False,
+        coverage=Coverage(5, 9, missing_shards=(1,)),
+        cached=True,
+        request_id="id",
+        timings=dict.fromkeys(STAGES, 0.999),
+    )
+
+
 def test_no_cell_of_a_list_of_snapshots_is_folded(screen: Console) -> None:
     created = "2026-11-22T04:56:46+00:00"
     terminal.print_snapshots(
@@ -45,21 +64,8 @@ def test_no_cell_of_a_list_of_snapshots_is_folded(screen: Console) -> None:
 
 
 def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
-    response = Answer(
-        text="Alexander Graham Bell",
-        log_likelihood=-12.345,
-        evidence=(Evidence(Passage(1, "handbook.pdf", "Telephone", "word " * 100, ORIGIN), -12.3456, 0.0, 0.0),),
-        formulation=Formulation.SEQUENCE,
-        decoding=Decoding.THOROUGH,
-        snapshot_id=ID,
-        encoder_fingerprint=ID,
-        generator_fingerprint=ID,
-        complete=False,
-        coverage=Coverage(5, 9, missing_shards=(1,)),
-        cached=True,
-        request_id="id",
-        timings=dict.fromkeys(STAGES, 0.999),
-    )
+    passage = Passage(1, "handbook.pdf", "Telephone", "word " * 100, ORIGIN)
+    response = answered("Alexander Graham Bell", passage)
     question = "who invented the [/b] a[i] telephone?"  # no markup
     terminal.print_answer(question, response)
     assert question in screen.export_text(clear=False)
@@ -81,6 +87,27 @@ def test_ids_of_strangers_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == ("documents added: 2 (a [2J b, ...)", "  a [2J b repeats a [2J b: a [2J b")
     assert all(map(str.isprintable, lines))
+
+
+@pytest.mark.parametrize("control", ["\x1b[2J", "\x1b]52;c;cm0=\x07", "\x9b31m", "\r", "\x7f"])
+def test_passages_and_answers_of_strangers_do_nothing_to_the_terminal(
+    control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing to the lines of a table, whose widths are as without."""
+
+    def shown(inside: str) -> str:
+        text = f"Be{inside}ll"
+        origin = replace(ORIGIN, path=text, section=text, url=text, fields={"by": text})
+        passage = Passage(1, text, text, f"{text}\n{text} again", origin)
+        screen = StringIO()
+        monkeypatch.setattr(terminal, "console", terminal.SafeConsole(width=80, file=screen))
+        terminal.print_passages([passage])
+        terminal.print_answer("who?", answered(text, passage))
+        return screen.getvalue().replace(passage.lasting_id, "")
+
+    left = "".join(c for c in control if c.isprintable())
+    assert shown(control) == shown(left)
+    assert "\n    Bell again" in shown(""), "lines of a text stay"
 
 
 def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
