@@ -1,6 +1,7 @@
 """Files of TLS: whether they can be used, and what is made of them, anew when they are replaced while we serve."""
 
 import logging
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -68,31 +69,47 @@ class Renewed(Generic[T]):
 
 
 def read(section: str, tls: ServerTls | ClientTls) -> Pem:
+    """What the files hold. Raises as `load`."""
+    return load(section, *_paths(tls))
+
+
+def load(
+    section: str,
+    certificate: Path | str | None = None,
+    key: Path | str | None = None,
+    authorities: Path | str | None = None,
+) -> Pem:
     """What the files hold.
 
     Raises:
         InvalidConfig: one cannot be read or is not whole, or a key and its certificate do not belong together.
     """
-    paths = certificate, key, authorities = _paths(tls)
+    certificate, key, authorities = paths = [_at_home(path) for path in (certificate, key, authorities)]
     try:
         pem = Pem(*(path.read_bytes() if path else b"" for path in paths))
     except OSError as error:
         raise InvalidConfig(f"{section}: {error.filename}: cannot be read: {error.strerror}") from None
+    used = f"{authorities}"
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if certificate:
-            context.load_cert_chain(certificate, key, password="")  # never asks for one
         if authorities:
             context.load_verify_locations(authorities)
+        if certificate:
+            used = f"{certificate} with {key}"
+            context.load_cert_chain(certificate, key, password="")  # never asks for one
     except OSError as error:  # as those of ssl are
-        raise InvalidConfig(f"{section}: its files cannot be used: {error}") from None
+        raise InvalidConfig(f"{section}: its files cannot be used: {used}: {error}") from None
     return pem
 
 
 def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path | None]:
     authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
-    certificate, key, authorities = (path and path.expanduser() for path in (tls.certificate, tls.key, authorities))
-    return certificate, key, authorities
+    return _at_home(tls.certificate), _at_home(tls.key), _at_home(authorities)
+
+
+def _at_home(path: Path | str | None) -> Path | None:
+    """With `~` as whose home it is; where nobody has that name, it is the file's own."""
+    return None if path is None else Path(os.path.expanduser(path))
 
 
 def _state(tls: ServerTls | ClientTls) -> list[tuple[int, ...] | None]:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import pickle
+import re
 import socket
 import sys
 import threading
@@ -523,10 +524,22 @@ def test_tls(kind: Any, tmp_path: Path) -> None:
         for other in (False, True):  # in the clear, and by the authorities that this machine trusts
             with pytest.raises(ShardUnavailable):
                 kind(address, tls=other, retries=False).answer("who")
+    with pytest.raises(InvalidConfig, match=rf"its files cannot be used: {re.escape(__file__)}: "):
+        kind("127.0.0.1:1", tls_ca=__file__).answer("who")
+    with pytest.raises(InvalidConfig, match=rf"cannot be used: {server.certificate} with {client.ca}: "):
+        kind("127.0.0.1:1", tls=True, tls_cert=server.certificate, tls_key=client.ca).answer("who")
     with pytest.raises(InvalidConfig, match=r"nowhere\.pem: cannot be read"):
         kind("127.0.0.1:1", tls_ca=tmp_path / "nowhere.pem").answer("who")
     with pytest.raises(InvalidConfig, match="tls_cert and tls_key must be given together"):
         kind("127.0.0.1:1", tls_ca=client.ca, tls_cert=client.ca).answer("who")
+
+
+@CLIENTS
+def test_files_of_tls_in_ones_home_are_found(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server, _ = tls_files(tmp_path)
+    with serving(Script(), server) as address:
+        assert kind(address, tls_ca="~/ca.pem").answer("who").text == "WHO"
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

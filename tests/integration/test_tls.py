@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import re
 import socket
 import ssl
 import threading
@@ -28,6 +29,7 @@ from openbook.doctor.findings import Level
 from openbook.errors import InvalidConfig, ShardUnavailable
 from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.run import measure
+from openbook.loadtest.senders import Unreachable
 from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_port
 from openbook.serving.launch import run, tls
@@ -183,8 +185,23 @@ def test_the_load_test_trusts_whom_it_is_told_to(served: Edge, tmp_path: Path) -
     assert measured(f"https://127.0.0.1:{served.http}") == {"UNIMPLEMENTED": 10}  # what is behind it knows no POST
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
     assert measured(f"https://127.0.0.1:{served.http}", tmp_path / "other.pem") == {"UNAVAILABLE": 10}
-    with pytest.raises(ValidationError, match="tls_ca needs a file and an address of grpcs:// or https://, got"):
+    for address in (f"grpcs://127.0.0.1:{served.grpc}", f"https://127.0.0.1:{served.http}"):
+        with pytest.raises(InvalidConfig, match=rf"tls_ca: its files cannot be used: {re.escape(__file__)}: "):
+            measured(address, Path(__file__))
+        with pytest.raises(InvalidConfig, match=r"tls_ca: .*none\.pem: cannot be read"):
+            measured(address, tmp_path / "none.pem")
+    with pytest.raises(ValidationError, match="tls_ca needs an address of grpcs:// or https://, got 127"):
         measured(f"127.0.0.1:{served.grpc}")
+
+
+def test_the_load_test_says_why_it_reaches_nobody(
+    served: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.loadtest.grpc_sender.CONNECT_TIMEOUT_S", 0.5)
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=tmp_path / "other.pem", duration_s=0.2)
+    with pytest.raises(Unreachable, match=r"no gRPC server answers within .*CERTIFICATE_VERIFY_FAILED"):
+        asyncio.run(measure(settings))
 
 
 def test_this_machine_sees_whether_it_is_ready_without_a_certificate(

@@ -91,7 +91,7 @@ class Connection:
             raise InvalidConfig("tls_cert and tls_key must be given together, and tls_ca or tls with them")
 
     def channel(self, library: ModuleType) -> Any:
-        """A channel of `grpc`, or of `grpc.aio`. Raises InvalidConfig: a file cannot be read."""
+        """A channel of `grpc`, or of `grpc.aio`. Raises InvalidConfig: a file cannot be read, or not be used."""
         if credentials := self._credentials():
             return library.secure_channel(self.address, credentials, self._options())
         return library.insecure_channel(self.address, self._options())
@@ -108,13 +108,10 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not (self.tls or self.tls_ca):
             return None
-        try:
-            files = [
-                None if path is None else Path(path).read_bytes() for path in (self.tls_ca, self.tls_key, self.tls_cert)
-            ]
-        except OSError as error:
-            raise InvalidConfig(f"{error.filename}: cannot be read: {error.strerror}") from None
-        return grpc.ssl_channel_credentials(*files)
+        from openbook import certificates  # with it come all settings, which a client in the clear does without
+
+        pem = certificates.load("tls", self.tls_cert, self.tls_key, self.tls_ca)
+        return grpc.ssl_channel_credentials(pem.authorities or None, pem.key or None, pem.certificate or None)
 
     def call(self) -> dict[str, Any]:
         """Arguments of every call."""

@@ -24,7 +24,7 @@ from openbook.loadtest.knee import Knee
 from openbook.loadtest.outcomes import OK, REFUSED
 from openbook.loadtest.report import knee_page, page
 from openbook.loadtest.result import Result
-from openbook.loadtest.settings import STORED, LoadSettings
+from openbook.loadtest.settings import LoadSettings
 
 RESULT, OUTCOMES, SECONDS, REPORT = "result.json", "outcomes.npz", "seconds.csv", "report.html"
 ALIKE = (
@@ -106,7 +106,7 @@ def read(folder: Path) -> Result:
     """
     try:
         about = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        settings = LoadSettings.model_validate(about["settings"], context=STORED)
+        settings = LoadSettings.model_validate(about["settings"])
         date = datetime.fromisoformat(about["date"]).timestamp()
     except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
         raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from openbook import certificates
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
@@ -35,14 +36,15 @@ OPTIONS = (
 
 @asynccontextmanager
 async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["GrpcSender"]:
-    """Connected, on all connections. Raises Unreachable."""
+    """Connected, on all connections. Raises InvalidConfig, Unreachable."""
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(_channel(settings)) for _ in range(settings.connections)]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.gather(*(channel.channel_ready() for channel in channels))
         except TimeoutError:
-            raise Unreachable(f"{settings.address}: no gRPC server answers within {CONNECT_TIMEOUT_S:g} s") from None
+            nobody = f"{settings.address}: no gRPC server answers within {CONNECT_TIMEOUT_S:g} s"
+            raise Unreachable(f"{nobody}: {await _why(channels[0])}") from None
         yield GrpcSender(channels, settings, questions)
 
 
@@ -51,8 +53,17 @@ def _channel(settings: LoadSettings) -> grpc.aio.Channel:
     how = (*OPTIONS, ("grpc.enable_http_proxy", int(not is_here(address))))
     if not settings.is_tls:
         return grpc.aio.insecure_channel(address, how)
-    authority = settings.tls_ca.read_bytes() if settings.tls_ca else None
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), how)
+    trusted = certificates.load("tls_ca", authorities=settings.tls_ca).authorities or None
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(trusted), how)
+
+
+async def _why(channel: grpc.aio.Channel) -> str:
+    """What gRPC says of its last attempt to connect, which it says of calls alone."""
+    try:
+        await channel.unary_unary("/")(b"", timeout=2.0)  # longer than an attempt
+    except grpc.aio.AioRpcError as error:
+        return error.details() or error.code().name
+    return "it answers now"
 
 
 class GrpcSender:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from grpc import StatusCode
 
+from openbook import certificates
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, NOT_SENT, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
@@ -45,7 +46,8 @@ OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 @asynccontextmanager
 async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["HttpSender"]:
-    """Where somebody listens. Connections are made as they are needed. Raises Unreachable."""
+    """Where somebody listens. Connections are made as they are needed. Raises InvalidConfig, Unreachable."""
+    trusted = certificates.load("tls_ca", authorities=settings.tls_ca).authorities
     url = urlsplit(settings.address)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -57,7 +59,10 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
     # By default 100 connections would be a queue of ours, and five minutes the limit of a request.
     async with aiohttp.ClientSession(
         settings.address,
-        connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=settings.tls_ca)),
+        # A comment in the file may have any letters.
+        connector=aiohttp.TCPConnector(
+            limit=0, ssl=ssl.create_default_context(cadata=trusted.decode("ascii", "ignore"))
+        ),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"content-type": "application/json", **who_asks(settings)},
     ) as session:

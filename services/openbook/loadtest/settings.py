@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from openbook.config import Positive, Seconds, Section
 from openbook.core.types import Decoding, Formulation
@@ -21,10 +21,6 @@ ON_TIME_S = 0.05
 
 MIN_ON_TIME = 0.99
 """Share of questions sent on time below which the load generator, not the endpoint, was measured."""
-
-
-STORED = "stored"
-"""Validation's context for settings of a run that is over: its files may be another machine's."""
 
 
 class LoadSettings(Section):
@@ -76,14 +72,14 @@ class LoadSettings(Section):
         return address.removeprefix("grpc://").rstrip("/")
 
     @model_validator(mode="after")
-    def _can_be_run(self, info: ValidationInfo) -> "LoadSettings":
+    def _can_be_run(self) -> "LoadSettings":
         if self.closed is None and self.rate * self.length_s > MAX_QUESTIONS:
             asked = f"{self.rate:g} a second for {self.length_s:g} s"
             raise ValueError(f"a run has at most {MAX_QUESTIONS:,} questions, got {asked}")
         if self.closed is not None and self.processes > self.closed:
             raise ValueError(f"processes must be at most closed = {self.closed}, got {self.processes}")
-        if self.tls_ca is not None and not (self.is_tls and (info.context == STORED or self.tls_ca.is_file())):
-            raise ValueError(f"tls_ca needs a file and an address of grpcs:// or https://, got {self.tls_ca}")
+        if self.tls_ca is not None and not self.is_tls:
+            raise ValueError(f"tls_ca needs an address of grpcs:// or https://, got {self.address}")
         return self
 
     @property
