@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from openbook.tracing.picture import Span, draw
+from openbook.tracing.picture import Span, choose, draw
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,16 @@ def test_times_are_told_without_exponents(took_ns: int, told: str) -> None:
     picture = draw([Span("Search", "index", "1", "2", "", "server", 0, took_ns, {}, [])])
     assert f">{told}</text>" in picture
     assert not re.search(r"e[+-]\d+ ms", picture)
+
+
+def test_the_last_trace_is_the_one_that_began_last_whatever_others_still_do() -> None:
+    spans = [
+        Span("Answer", "serve", trace_id, span_id, "", "server", start_ns, 100, {"request_id": request_id}, [])
+        for trace_id, span_id, start_ns, request_id in (
+            ("slow", "1", 0, "a"),
+            ("quick", "2", 50, "b"),
+            ("slow", "3", 90, "a"),
+        )
+    ]
+    assert {each.trace_id for each in choose(spans, None)} == {"quick"}
+    assert [each.span_id for each in choose(spans, "a")] == ["1", "3"]

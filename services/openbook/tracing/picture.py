@@ -51,7 +51,10 @@ def choose(spans: Sequence[Span], request_id: str | None) -> list[Span]:
     of = [each for each in spans if request_id in (None, each.attributes.get("request_id"))]
     if not of:
         raise InvalidRequest(f"no span has request id {request_id!r}" if spans else "there are no spans")
-    trace_id = max(of, key=lambda each: each.start_ns).trace_id
+    began: dict[str, int] = {}
+    for each in spans:
+        began[each.trace_id] = min(each.start_ns, began.get(each.trace_id, each.start_ns))
+    trace_id = max((each.trace_id for each in of), key=began.__getitem__)
     return [each for each in spans if each.trace_id == trace_id]
 
 
