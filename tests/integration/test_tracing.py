@@ -308,9 +308,24 @@ def test_what_cannot_be_traced_stops_the_start(tmp_path: Path, monkeypatch: pyte
         setup_tracing("test")
     monkeypatch.delenv("OPENBOOK_TRACE_FILE")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "pigeon")
-    with pytest.raises(InvalidConfig, match="pip install opentelemetry-exporter-otlp-proto-pigeon"):
-        setup_tracing("test")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    for variable, value, told in (
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "pip install opentelemetry-exporter-otlp-proto-grpc"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "PROTOCOL must be http/protobuf or grpc, got 'http/json'"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "pigeon", "TRACES_PROTOCOL must be http/protobuf or grpc, got 'pigeon'"),
+        ("OTEL_TRACES_EXPORTER", "console", "OTEL_TRACES_EXPORTER must be otlp or none, got 'console'"),
+    ):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(InvalidConfig, match=told):
+            setup_tracing("test")
+    assert span("one", ASKED).context is ASKED
+
+
+def test_no_exporter_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    setup_tracing("test")
+    assert span("one", ASKED).context is ASKED
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(

@@ -160,11 +160,15 @@ def _parse(traceparent: str) -> trace.SpanContext | None:
 def _otlp() -> SpanExporter:
     """The exporter that OTEL_EXPORTER_OTLP_PROTOCOL names: http/protobuf, or grpc."""
     names = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
-    protocol = next(filter(None, map(os.environ.get, names)), "http/protobuf").partition("/")[0]
+    variable = next(filter(os.environ.get, names), names[1])
+    protocol = os.environ.get(variable) or "http/protobuf"
+    if protocol not in ("http/protobuf", "grpc"):
+        raise InvalidConfig(f"{variable} must be http/protobuf or grpc, got {protocol!r}")
+    kind = protocol.partition("/")[0]
     try:
-        module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter")
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter")
     except ModuleNotFoundError as missing:
-        package = f"opentelemetry-exporter-otlp-proto-{protocol}"
-        raise InvalidConfig(f"{names[1]} = {protocol!r}: {missing.name} is not there: pip install {package}") from None
+        package = f"opentelemetry-exporter-otlp-proto-{kind}"
+        raise InvalidConfig(f"{variable} = {protocol!r}: {missing.name} is not there: pip install {package}") from None
     exporter: SpanExporter = module.OTLPSpanExporter()
     return exporter

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from openbook.core.context import Context
+from openbook.errors import InvalidConfig
 from openbook.tracing.ports import Kind, Recording, Tracer, Value
 
 SAMPLED = frozenset("13579bdf")
@@ -38,16 +39,21 @@ _tracer: Tracer | None = None
 def setup_tracing(role: str) -> None:
     """Record spans of this process, if the environment says where to: OTEL_EXPORTER_OTLP_ENDPOINT or its kin, or
     OPENBOOK_TRACE_FILE. What OTEL_TRACES_SAMPLER chooses; whether a caller's trace is sampled, he has decided.
+    OTEL_TRACES_EXPORTER=none sends none.
 
     Raises:
-        InvalidConfig: the environment asks for what is not installed, or what cannot be written.
+        InvalidConfig: the environment asks for what is not there or not installed, or what cannot be written.
     """
     global _tracer
     file, off = os.environ.get("OPENBOOK_TRACE_FILE"), os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     sends = any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("", "TRACES_"))
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if sends and not off and exporter not in ("otlp", "none"):
+        raise InvalidConfig(f"OTEL_TRACES_EXPORTER must be otlp or none, got {exporter!r}")
     if _tracer is not None:
         _tracer.close()
         _tracer = None
+    sends = sends and exporter == "otlp"
     if not off and (file or sends):
         from openbook.tracing.otel import OtelTracer
 
