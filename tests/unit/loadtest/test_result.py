@@ -1,6 +1,7 @@
 """Figures are what follows from the outcomes; parts of a run join to the whole."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -81,6 +82,23 @@ def test_outcomes_come_back_from_a_file(events: list[tuple[float, float, str]], 
     (tmp_path / "outcomes.npz").write_bytes(b"PK\3\4 no such file")
     with pytest.raises(InvalidDocuments, match="holds no outcomes"):
         outcomes.load(tmp_path / "outcomes.npz")
+
+
+@pytest.mark.parametrize("damage", [lambda whole, i: whole[:i], lambda whole, i: whole[:i] + b"\xff" + whole[i + 1 :]])
+def test_damaged_outcomes_are_read_as_they_were_or_not_at_all(
+    damage: Callable[[bytes, int], bytes], tmp_path: Path
+) -> None:
+    found, path = logged((0.5, 1.0, OK), (1.0, 2.0, OK)), tmp_path / "outcomes.npz"
+    found.save(path)
+    whole = path.read_bytes()
+    n_refused = 0
+    for i in range(0, len(whole), 7):
+        path.write_bytes(damage(whole, i))
+        try:
+            assert as_rows(outcomes.load(path)) == as_rows(found)
+        except InvalidDocuments:
+            n_refused += 1
+    assert n_refused > len(whole) / 7 / 2
 
 
 @given(parts=st.lists(LATENCIES, min_size=1, max_size=4))
