@@ -3,11 +3,12 @@
 //   node ask.mjs "who invented the telephone?" [127.0.0.1:9000]
 //
 // The answer's tokens as they are decided, then each passage with its prior and posterior.
+import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
 
 const [question, server = "127.0.0.1:9000"] = process.argv.slice(2);
-const protos = new URL("../../protos", import.meta.url).pathname;
+const protos = fileURLToPath(new URL("../../protos", import.meta.url));
 const asTheyAre = { includeDirs: [protos], keepCase: true, longs: Number, defaults: true };
 const definition = loader.loadSync("openbook/v1/answer.proto", asTheyAre);
 const { AnswerService } = grpc.loadPackageDefinition(definition).openbook.v1;

