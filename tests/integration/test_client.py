@@ -406,6 +406,14 @@ def test_what_grpc_itself_finds_too_large_is_said_to_be(kind: Any) -> None:
 
 
 @CLIENTS
+def test_a_date_to_come_again_at_changes_no_error(kind: Any) -> None:
+    at = ("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT")
+    with serving(Script([(BUSY, (NEVER, at))])) as address, pytest.raises(Overloaded, match="scripted") as raised:
+        kind(address).answer("who")
+    assert raised.value.retry_after_s == Overloaded("").retry_after_s
+
+
+@CLIENTS
 @pytest.mark.parametrize(
     ("failures", "error", "n_calls"),
     [

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +133,8 @@ def errors() -> Iterator[None]:
         details = error.details() or ""
         if wire.ERROR_HEADER not in trailing and TOO_LARGE in details:
             raise BodyTooLarge(f"the request is larger than the endpoint takes: {details}") from None
-        retry_after_s = float(trailing["retry-after"]) if "retry-after" in trailing else None
+        retry_after_s = None
+        with suppress(KeyError, ValueError):  # a proxy's may be a date
+            retry_after_s = float(trailing["retry-after"])
         name = trailing.get(wire.ERROR_HEADER, "")
         raise messages.error(error.code().name, details, retry_after_s, name) from None
