@@ -23,6 +23,9 @@ MIN_ON_TIME = 0.99
 """Share of questions sent on time below which the load generator, not the endpoint, was measured."""
 
 
+Whole32 = Annotated[int, Field(ge=1, lt=1 << 32)]  # as answer.proto holds it
+
+
 class LoadSettings(Section):
     """One run: what is asked of whom, how often, for how long."""
 
@@ -45,11 +48,11 @@ class LoadSettings(Section):
         None  # who asks: x-caller; endpoints may share by it
     )
     timeout_s: Seconds = 10.0  # the deadline stated in each request; an answer within it is a good one
-    k: Positive | None = None
+    k: Whole32 | None = None
     formulation: Formulation | None = None
     decoding: Decoding | None = None
-    n_beams: Positive | None = None
-    max_new_tokens: Positive | None = None
+    n_beams: Whole32 | None = None
+    max_new_tokens: Whole32 | None = None
     check: Check | None = None  # equal questions must get equal texts and passages; or scores too
     processes: Positive = 1  # that send; each takes its share of the schedule
     connections: Positive = 16  # over gRPC, for each process; over HTTP as many as it takes
