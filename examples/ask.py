@@ -1,9 +1,12 @@
 """Ask a running system over gRPC: `openbook up snapshot`, then
 
 python examples/ask.py "who invented the telephone?" [--server 127.0.0.1:9000]
+
+Where the endpoint asks for a key: OPENBOOK_API_KEY.
 """
 
 import argparse
+import os
 from math import exp
 
 from openbook import Client
@@ -14,7 +17,7 @@ parser.add_argument("question")
 parser.add_argument("--server", default="127.0.0.1:9000")
 options = parser.parse_args()
 
-with Client(options.server, timeout_s=60) as client:
+with Client(options.server, timeout_s=60, api_key=os.environ.get("OPENBOOK_API_KEY")) as client:
     try:
         response = client.answer(options.question, k=3)
     except OpenbookError as error:

@@ -1,10 +1,13 @@
 """Ask a running system over HTTP with the standard library alone: `openbook up snapshot`, then
 
 python examples/ask_http.py "who invented the telephone?" [--server http://127.0.0.1:8000]
+
+Where the endpoint asks for a key: OPENBOOK_API_KEY.
 """
 
 import argparse
 import json
+import os
 import urllib.error
 import urllib.request
 
@@ -14,13 +17,18 @@ parser.add_argument("--server", default="http://127.0.0.1:8000")
 options = parser.parse_args()
 
 body = json.dumps({"question": options.question, "k": 3, "timeout_s": 60}).encode()
-request = urllib.request.Request(f"{options.server}/v1/answer", body, {"Content-Type": "application/json"})
+headers = {"Content-Type": "application/json"}
+if key := os.environ.get("OPENBOOK_API_KEY"):
+    headers["Authorization"] = f"Bearer {key}"
+request = urllib.request.Request(f"{options.server}/v1/answer", body, headers)
 try:
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)
 except urllib.error.HTTPError as refused:
     problem = json.load(refused)
     raise SystemExit(f"{problem['code']}: {problem['detail']} (request {problem['request_id']})") from None
+except urllib.error.URLError as nobody:
+    raise SystemExit(f"{options.server}: {nobody.reason}") from None
 
 print(answer["answer"])
 for evidence in answer["evidence"]:

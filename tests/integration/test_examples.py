@@ -1,15 +1,22 @@
-"""The programs in examples/ that need no endpoint; tests/e2e/test_whole_system.py runs those that ask one."""
+"""The programs in examples/ that need no endpoint; tests/e2e/test_whole_system.py has an answer for the others."""
 
+import json
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import small_snapshot
 
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.root import Root
+from openbook.processes import free_port
 from openbook.testing import served
+from openbook.v1.answer_pb2_grpc import AnswerServiceServicer, add_AnswerServiceServicer_to_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -46,6 +53,51 @@ def test_a_snapshot_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert f"{second}: publication 2" in said
     assert said.count(f"current {built.snapshot_id[:12]}, 20 passages") == 2
+
+
+def test_examples_show_the_key_that_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    class OverHttp(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            shown.append(self.headers["authorization"])
+            body = json.dumps({"code": "UNAUTHENTICATED", "detail": "no", "request_id": "1"}).encode()
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: object) -> None: ...
+
+    class OverGrpc(AnswerServiceServicer):
+        def Answer(self, request: Any, context: Any) -> Any:  # noqa: N802
+            shown.append(dict(context.invocation_metadata()).get("authorization"))
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+
+    monkeypatch.setenv("OPENBOOK_API_KEY", "ob_mine")
+    monkeypatch.setenv("no_proxy", "*")
+    with HTTPServer(("127.0.0.1", 0), OverHttp) as http, ThreadPoolExecutor(2) as threads:
+        threads.submit(http.serve_forever)
+        server = grpc.server(threads)
+        add_AnswerServiceServicer_to_server(OverGrpc(), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            for name in ("ask.py", "ask_async.py"):
+                with pytest.raises(SystemExit, match=r"^Unauthenticated: no"):
+                    run(name, "who?", "--server", address)
+            with pytest.raises(SystemExit, match=r"^UNAUTHENTICATED: no \(request 1\)"):
+                run("ask_http.py", "who?", "--server", f"http://127.0.0.1:{http.server_port}")
+        finally:
+            server.stop(0).wait()
+            http.shutdown()
+    assert shown == ["Bearer ob_mine"] * 3
+
+
+def test_nobody_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    address = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(SystemExit, match=f"^{address}: .*refused"):
+        run("ask_http.py", "who?", "--server", address)
 
 
 def test_every_example_is_run() -> None:
