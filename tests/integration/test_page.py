@@ -726,6 +726,17 @@ def test_a_field_that_is_wrong_is_named_and_shown(opened: Open) -> None:
     expect(page.get_by_label("Your question")).to_be_focused()
 
 
+def test_a_seed_that_javascript_would_round_is_refused(opened: Open, endpoint: Endpoint) -> None:
+    page = opened(fragment=f"#question={quote(QUESTION)}&seed=9007199254740993")
+    settled(page)
+    box = named(page, "seed", "Seed")
+    assert endpoint.doors.requests[-1]["seed"] == "9007199254740993"
+    box.fill("9007199254740991")
+    page.keyboard.press("Enter")
+    settled(page)
+    assert endpoint.doors.requests[-1]["seed"] == 9007199254740991
+
+
 def test_what_was_refused_changes_nothing(opened: Open, endpoint: Endpoint) -> None:
     page = opened(QUESTION)
     page.route("**/v1/answer/stream", lambda route: route.fulfill(status=429, body="{}"))

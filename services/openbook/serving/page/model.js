@@ -11,9 +11,9 @@ const SPELLED = { sequence: "RAG-Sequence", token: "RAG-Token", thorough: "thoro
 
 // --- requests
 
-/** What a field's text asks for; undefined if nothing. */
+/** What a field's text asks for; undefined if nothing; too big a number as text, which is refused. */
 function valueOf(name, text) {
-  if (name !== "labels") return Object.hasOwn(SPELLED, text) ? text : text && Number.isFinite(+text) ? +text : undefined;
+  if (name !== "labels") return Object.hasOwn(SPELLED, text) ? text : text && isFinite(text) ? (text < 2 ** 53 ? +text : text) : undefined;
   const lines = (text ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
   return lines.length ? lines : undefined;
 }
@@ -53,10 +53,9 @@ export const bodyOf = ({ snapshot, ...asked }) => ({ ...asked, tokens: true });
 
 const spelled = (value) => SPELLED[value] ?? (textOf(value).replaceAll("\n", ", ") || "as the server is set");
 
-/** In words, what is not left to the server, of a request. */
+/** In words, what a request asks for. */
 export function settingsOf(asked) {
-  const given = FIELDS.filter((name) => name in asked);
-  return given.map((name) => SPELLED[asked[name]] ?? `${NAMES[name]} ${spelled(asked[name])}`).join(", ") || spelled();
+  return FIELDS.filter((name) => name in asked).map((name) => SPELLED[asked[name]] ?? `${NAMES[name]} ${spelled(asked[name])}`).join(", ") || spelled();
 }
 
 /** In words, how a request differs from the one before; `told` names a passage by its key. */
@@ -161,7 +160,7 @@ export function meaning(p) {
 /** How much likelier one answer is, in words. */
 export function ratio(now, before) {
   const times = now / before;
-  if (!(times > 0) || !Number.isFinite(times)) return "";
+  if (!(times > 0 && times < 1 / 0)) return "";
   if (times > 0.98 && times < 1.02) return "as likely as before";
   const told = (x) => (x < 10 ? x.toPrecision(2) : whole.format(x));
   return times > 1 ? `${told(times)} times as likely` : `${told(1 / times)} times less likely`;
