@@ -472,17 +472,16 @@ def calibrate(
 ) -> None:
     """Fit how sure answers are to how often they were right, so that they carry a confidence."""
     from openbook.evaluation.calibrate import calibrate
-    from openbook.files import check_place
     from openbook.models.embedded import EMBEDDED, reader_folder
     from openbook.terminal import print_calibration
 
     if picture:
+        from openbook.evaluation.pictures import check_place, draw_calibration
+
         check_place(picture)
     judged = calibrate(reader_folder() if model == EMBEDDED else Path(model), evaluations, on)
     print_calibration(judged)
     if picture:
-        from openbook.evaluation.pictures import draw_calibration
-
         draw_calibration(judged, picture)
 
 

@@ -10,7 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from openbook import files
 from openbook.core import metrics
+from openbook.errors import InvalidConfig
 from openbook.evaluation.record import Record
 from openbook.evaluation.summary import grouped
 
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 
 RIGHT, SURE = "#2a6f97", "#c9d6df"
 ROW_INCHES = 4.4
+
+
+def check_place(path: Path) -> None:
+    """Before long work. Raises InvalidConfig: no picture can be written there, or none of this kind."""
+    files.check_place(path)
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise InvalidConfig(f"{path}: must end with one of .{', .'.join(kinds)}")
 
 
 def draw(records: Sequence[Record], path: Path) -> None:

@@ -139,6 +139,13 @@ def test_evaluations_are_read_and_not_written_to(write: Write, tmp_path: Path) -
     assert not (others / PREDICTIONS).exists()
 
 
+def test_a_picture_of_no_kind_is_refused_before_the_fit(write: Write, tmp_path: Path) -> None:
+    command = ["calibrate", tmp_path, write("some", 0), "--on", write("others", 2), "--picture", tmp_path / "a.bmq"]
+    with pytest.raises(InvalidConfig, match=r"a\.bmq: must end with one of .*\.png"):
+        CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
+    assert not (tmp_path / CONFIDENCE).exists()
+
+
 def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_path: Path) -> None:
     some, more, others, picture = write("some", 0), write("more", 1), write("others", 2), tmp_path / "picture.png"
     command = ["calibrate", tmp_path, some, more, "--on", others, "--picture", picture]
