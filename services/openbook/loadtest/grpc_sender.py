@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from math import isnan
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -59,8 +59,9 @@ def _channel(settings: LoadSettings) -> grpc.aio.Channel:
 
 async def _why(channel: grpc.aio.Channel) -> str:
     """What gRPC says of its last attempt to connect, which it says of calls alone."""
+    call: Any = channel.unary_unary("/")
     try:
-        await channel.unary_unary("/")(b"", timeout=2.0)  # longer than an attempt
+        await call(b"", timeout=2.0)  # longer than an attempt
     except grpc.aio.AioRpcError as error:
         return error.details() or error.code().name
     return "it answers now"
