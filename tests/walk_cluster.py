@@ -355,7 +355,7 @@ def walk(faults: bool) -> None:
         until("the second deployment has ended", lambda: "deploy serve" not in str(head.processes()), 120)
         for host, was in zip(made, before, strict=True):
             now = host.processes()
-            gone = sorted(args for pid, args in was.items() if pid not in now and "/openbook/haproxy/" not in args)
+            gone = sorted(args for pid, args in was.items() if pid not in now and "/openbook/run/" not in args)
             say(f"{host.name}: {len(was)} processes before, of which are gone: {', '.join(gone) or 'none'}")
             assert not gone
         until("a question is answered again", lambda: answered(key), 60)

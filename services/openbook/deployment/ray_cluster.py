@@ -9,7 +9,7 @@ from openbook.deployment import ray_machines
 from openbook.deployment.files import Lines, to_yaml
 from openbook.deployment.ray_clean_up import BIN, ENDED, RUNS, clean_up
 from openbook.deployment.serve_config import serve_config
-from openbook.deployment.topology import Aws, Cloud, Gcp, OnPremise, Topology
+from openbook.deployment.topology import HAPROXY, Aws, Cloud, Gcp, OnPremise, Topology
 from openbook.local_ray import N_STARTS
 from openbook.serving.launch.environment import guards, haproxy_files, longest_s
 from openbook.serving.launch.ports import INDEX_RESOURCE
@@ -209,7 +209,7 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": f"{secrets}/ray-token",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": f"{home}/openbook/bin/openbook-haproxy",
-        **haproxy_files(PurePosixPath(f"{home}/openbook/haproxy")),
+        **haproxy_files(PurePosixPath(f"{home}/{HAPROXY}")),
         **guards(longest_s(topology.served.answer)),
         "OPENBOOK_TLS_CERTIFICATE": f"{secrets}/cert.pem",
         "OPENBOOK_TLS_KEY": f"{secrets}/key.pem",
@@ -225,7 +225,7 @@ def environment(topology: Topology, home: str) -> dict[str, str]:
 def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     values = {**environment(topology, home), **more}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    return "\n".join([*exports, "mkdir -p -m 700 $TMPDIR ~/openbook/haproxy"])
+    return "\n".join([*exports, f"mkdir -p -m 700 $TMPDIR ~/{HAPROXY}"])
 
 
 def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:

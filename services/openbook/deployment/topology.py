@@ -10,10 +10,15 @@ from pydantic import Field, model_validator
 from openbook.config import Positive, Section, Settings, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import ports
+from openbook.serving.launch.environment import MAX_FOLDER
 from openbook.telemetry import N_METRICS_PORTS
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,42}$")]
 FixedPort = Annotated[int, Field(ge=1, le=65535)]  # others are told of it: none that the system chooses
+HAPROXY = "openbook/run"
+"""In the home of the user on every machine, where HAProxy has its files."""
+MAX_USER = MAX_FOLDER - len(f"/home//{HAPROXY}")
+User = Annotated[str, Field(max_length=MAX_USER)]
 Overrides = dict[str, dict[str, Any]]
 """Sections of `Settings`, as a Serve config's `args`."""
 LOADS_WITHIN_S = 3600
@@ -105,7 +110,7 @@ class Cloud(Section):
     cpu: str  # where there are no GPUs
     install: str  # a shell command after which ~/openbook/bin/openbook is there
     fetch: str | None = None  # in place of index.fetch
-    ssh_user: str = "ubuntu"
+    ssh_user: User = "ubuntu"  # longer names are refused: the sockets of HAProxy lie in his home
 
 
 class Aws(Cloud):
@@ -150,7 +155,7 @@ class OnPremise(Section):
 
     head: str  # address
     workers: Annotated[tuple[str, ...], Field(min_length=1)]  # addresses
-    ssh_user: str = "openbook"
+    ssh_user: User = "openbook"  # longer names are refused: the sockets of HAProxy lie in his home
     ssh_key: str = "~/.ssh/id_ed25519"  # on the machine that deploys
     install: str  # as for a cloud
     fetch: str | None = None  # in place of index.fetch

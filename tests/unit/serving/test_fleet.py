@@ -2,6 +2,7 @@
 
 import subprocess
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,13 +71,20 @@ def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache
 class FakeServe:
     """Tells of one application what the test says, one thing after the other; then no more. None: it is away."""
 
-    def __init__(self, *told: dict[str, Any] | None) -> None:
+    def __init__(self, *told: dict[str, Any] | None, proxies: Iterable[str] = (), location: str = "EveryNode") -> None:
         self._told = iter(told)
+        self._proxies = iter(proxies)
+        self._location = location
 
     def get_serve_details(self) -> dict[str, Any]:
         if (told := next(self._told)) is None:
             raise RuntimeError("503")
-        return {"applications": {"openbook": told, "another": {"status": "DEPLOY_FAILED"}}}
+        proxies = {
+            f"node-{i}": {"node_ip": f"10.0.0.{i}", "status": status, "log_file_path": "/serve/proxy.log"}
+            for i, status in enumerate(next(self._proxies, "HEALTHY").split())
+        }
+        applications = {"openbook": told, "another": {"status": "DEPLOY_FAILED"}}
+        return {"applications": applications, "proxies": proxies, "proxy_location": self._location}
 
 
 NO_ROOM = {
@@ -101,6 +109,25 @@ def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
         "waiting for openbook: DEPLOYING; Generator UPDATING 1 replicas that need a GPU",
         "waiting for openbook: Ray's dashboard: 503",
     ]
+
+
+RUNS = {"status": "RUNNING", "message": ""}
+
+
+def test_what_runs_is_deployed_once_a_proxy_answers_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "POLL_S", 0.0)
+    with caplog.at_level("INFO", cluster.log.name):
+        serve = FakeServe(RUNS, RUNS, RUNS, proxies=["", "STARTING UNHEALTHY", "STARTING HEALTHY"])
+        cluster.wait_until_running(serve, "openbook", 60.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for openbook: no proxy answers",
+        "waiting for openbook: no proxy answers: 10.0.0.0 STARTING, 10.0.0.1 UNHEALTHY",
+    ]
+    with pytest.raises(StartupError, match=r"openbook does not run after .* no proxy answers: 10\.0\.0\.0 STARTING"):
+        cluster.wait_until_running(FakeServe(RUNS, proxies=["STARTING"]), "openbook", -1.0)
+    cluster.wait_until_running(FakeServe(RUNS, proxies=[""], location="Disabled"), "openbook", -1.0)
 
 
 @pytest.mark.parametrize(

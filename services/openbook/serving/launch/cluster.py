@@ -182,7 +182,8 @@ def deploy(
 
 
 def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
-    """Serve takes a config up behind our back, and waits for ever where there is no room for its replicas.
+    """Serve takes a config up behind our back, and waits for ever where there is no room for its replicas. What
+    runs can be asked once a proxy answers, too.
 
     Args:
         client: a `ServeSubmissionClient`.
@@ -195,11 +196,12 @@ def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
     give_up, said = time.monotonic() + timeout_s, ""
     while True:
         try:
-            found = client.get_serve_details()["applications"].get(name, {"status": "NOT_STARTED"})
-            missing = _not_healthy(found)
+            details = client.get_serve_details()
+            found = details["applications"].get(name, {"status": "NOT_STARTED"})
+            missing = _no_proxy(details) if found["status"] == "RUNNING" else _not_healthy(found)
         except (RuntimeError, OSError) as error:  # Ray's dashboard, or what it asks, is away for a moment
             found, missing = {"status": "UNKNOWN"}, f"Ray's dashboard: {error}"
-        if found["status"] == "RUNNING":
+        if found["status"] == "RUNNING" and not missing:
             return
         if found["status"] == "DEPLOY_FAILED":
             raise StartupError(f"{name} cannot be deployed: {missing}")
@@ -219,6 +221,15 @@ def _not_healthy(application: Mapping[str, Any]) -> str:
         for name, each in parts.items()
         if each["status"] != "HEALTHY"
     )
+
+
+def _no_proxy(details: Mapping[str, Any]) -> str:
+    """Nothing if one of Serve's proxies answers, or it is to have none."""
+    proxies = details["proxies"].values()
+    if details.get("proxy_location") == "Disabled" or any(each["status"] == "HEALTHY" for each in proxies):
+        return ""
+    said = ", ".join(f"{each['node_ip']} {each['status']}" for each in proxies)
+    return f"no proxy answers{said and ': ' + said}"
 
 
 def _how_few(index: IndexClientSettings, n_wanted: int) -> str:

@@ -40,12 +40,19 @@ def guards(within_s: int = LONGEST_S) -> dict[str, str]:
     }
 
 
+MAX_FOLDER = 38
+"""Characters of the path of `haproxy_files`' folder. HAProxy takes paths of sockets of 97: they are named by a letter,
+below the 56 of a node's id."""
+
+
 def haproxy_files(folder: PurePath) -> dict[str, str]:
-    """Where HAProxy and who commands it meet: by default in a folder in /tmp, which anybody may make first."""
+    """Where HAProxy and who commands it meet: by default in a folder in /tmp, which anybody may make first. Serve makes
+    a folder in it for each node.
+    """
     files = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
-        "SOCKET_PATH": folder / "admin.sock",
-        "METRICS_SOCKET_PATH": folder / "metrics.sock",
+        "SOCKET_PATH": folder / "c",  # commands
+        "METRICS_SOCKET_PATH": folder / "m",
         "SERVER_STATE_BASE": folder,
         "SERVER_STATE_FILE": folder / "server-state",
     }
