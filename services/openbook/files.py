@@ -139,19 +139,20 @@ def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder for this process, gone at the end of the body. What killed processes left behind goes first.
+def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
+    """A folder for this process, gone at the end of the body, where temporary files are unless it is said otherwise.
+    What killed processes left behind goes first.
 
     Whose process lives is told by a lock on the folder, which it has before it has its name. systemd-tmpfiles too takes
     it for a sign of life: else it would remove, after days, what has not changed.
     """
-    place = Path(tempfile.gettempdir())
+    place = place or Path(tempfile.gettempdir())
     for former in place.glob(f"{prefix}*"):
         with suppress(OSError), ExitStack() as stack:  # in use, somebody else's, or gone already
             for held in (former, *former.glob("lock")):  # former versions hold a file in it
                 stack.enter_context(_held(held))
             shutil.rmtree(former)
-    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))
     folder = hidden.with_name(hidden.name.removeprefix("."))
     try:
         with ExitStack() as stack:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from openbook.errors import StartupError
 
@@ -29,6 +31,16 @@ all. Ray forks to start it, so gRPC's fork handlers are suspected; that was not 
 OBJECT_STORE_BYTES = 80_000_000
 """What passes through it is small: settings, questions, answers."""
 
+MAX_PLACE = 16
+
+
+def place() -> Path:
+    """Where temporary files are; /tmp where that is too deep for sockets, whose paths may have some hundred characters:
+    Ray, and Serve for HAProxy, need most of that for names of their own.
+    """
+    there = tempfile.gettempdir()
+    return Path(there if len(there) <= MAX_PLACE else "/tmp")
+
 
 @contextmanager
 def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = True) -> Iterator[None]:
@@ -39,7 +51,7 @@ def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = Tru
     Raises:
         StartupError: Ray does not start.
     """
-    with _environment({**FLAGS, **flags}):
+    with _environment({**FLAGS, "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or str(place()), **flags}):
         import ray
 
         try:

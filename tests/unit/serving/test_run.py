@@ -1,13 +1,16 @@
 """What `openbook up` hands to Serve."""
 
 import asyncio
+import os
 import socket
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from prometheus_client import CollectorRegistry
 from ray import cloudpickle, serve
@@ -23,7 +26,7 @@ from ray.serve.schema import (
 
 from openbook.config import ServingSettings, Settings, parse
 from openbook.errors import InvalidModel, StartupError
-from openbook.processes import free_ports
+from openbook.processes import free_port, free_ports
 from openbook.serving import app
 from openbook.serving.launch import fitting, run
 
@@ -99,6 +102,47 @@ def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest
         serving, _, _, stops_within_s = given
     assert stops_within_s > 1000
     assert int(run.serve_flags(serving, tmp_path, stops_within_s)["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 1000
+
+
+@pytest.fixture
+def flags_of_ray(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What Rays of our own would be started with, which none is."""
+    found: list[dict[str, str]] = []
+
+    def init(**options: Any) -> None:
+        found.append(dict(os.environ))
+        raise OSError("no Ray in this test")
+
+    monkeypatch.setattr(ray, "init", init)
+    return found
+
+
+def test_sockets_find_room_wherever_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags_of_ray: list[dict[str, str]]
+) -> None:
+    """Those of HAProxy, whose paths have a node's id in them, and Ray's."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for place in (tmp_path / ("d" * 100), Path("/var/tmp")):
+        place.mkdir(exist_ok=True)
+        monkeypatch.setenv("TMPDIR", str(place))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        serving = ServingSettings(http_port=free_port(), grpc_port=free_port())
+        with pytest.raises(StartupError, match="no Ray"), run.local_serve(serving, num_cpus=1):
+            pass
+        told = flags_of_ray.pop()
+        folder, name = os.path.split(told["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+        assert len(f"{folder}/{ray.NodeID.from_random().hex()}/{name}") <= 97
+        assert len(f"{told['RAY_TMPDIR']}/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store") <= 107
+        assert (told["RAY_TMPDIR"] == "/var/tmp") == (place == Path("/var/tmp"))
+
+
+def test_a_place_where_no_program_may_run_is_named_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)  # as if it were mounted noexec
+    with pytest.raises(StartupError, match=rf"{tmp_path}: .* TMPDIR"):
+        run.serve_flags(ServingSettings(), tmp_path)
+    run.serve_flags(ServingSettings(proxy="python"), tmp_path)
 
 
 NO_ROOM = "1 replicas that have taken more than 30s to be scheduled. Resources required: {'GPU': 1.0}"

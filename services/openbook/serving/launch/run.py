@@ -51,7 +51,7 @@ def local_serve(
     Raises:
         PortInUse: another process listens on `http_port` or `grpc_port`; nothing was started.
         InvalidConfig: the files of `tls` cannot be used, or `host` is an address of IPv6.
-        StartupError: Ray does not start.
+        StartupError: Ray does not start, or no program may run where temporary files are.
     """
     if serving.tls:
         certificates.read("serving.tls", serving.tls)
@@ -60,7 +60,7 @@ def local_serve(
     for name in ("http_port", "grpc_port"):
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder("openbook-ray-"))
+        folder = stack.enter_context(temporary_folder("openbook-ray-", local_ray.place()))
         stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder, stops_within_s), shows_logs))
 
         from ray import serve
@@ -170,13 +170,15 @@ def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], b
 
 
 def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LONGEST_S) -> dict[str, str]:
-    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`."""
-    haproxy = {
+    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`. Raises StartupError."""
+    haproxy: dict[str, object] = {
         "METRICS_PORT": free_port(),
         "STATS_PORT": free_port(),
         "NBTHREAD": 1,
-        "BINARY_PATH": _starter(folder, tls.to_environment(serving.tls, folder) if serving.tls else {}),
     }
+    if serving.proxy == "haproxy":
+        environment = tls.to_environment(serving.tls, folder) if serving.tls else {}
+        haproxy["BINARY_PATH"] = _starter(folder, environment)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
         # By default a proxy that is not up 15 s after it began is killed: it took longer on a machine with much to do.
@@ -206,11 +208,15 @@ def _replica_ports(protocol: str) -> dict[str, str]:
 
 
 def _starter(folder: Path, environment: Mapping[str, str]) -> Path:
-    """A program that is `openbook.serving.launch.haproxy`, whether or not openbook is installed."""
+    """A program that is `serving.launch.haproxy`, whether or not openbook is installed. Raises StartupError."""
     path = folder / "haproxy"
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     path.write_text(f'#!/bin/sh\n{exports}exec "{sys.executable}" -m openbook.serving.launch.haproxy "$@"\n')
     path.chmod(0o700)
+    if not os.access(path, os.X_OK):
+        raise StartupError(
+            f"{folder}: no program may run there, as HAProxy's must: set TMPDIR to a place not mounted noexec"
+        )
     return path
 
 
