@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,21 +87,36 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
 
     for attempt in range(N_STARTS):
         try:
-            # Without address="local" it would join whatever Ray it finds.
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                logging_level=logging.WARNING,
-                log_to_driver=log_to_driver,
-            )
+            with _our_sigterm():
+                # Without address="local" it would join whatever Ray it finds.
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    logging_level=logging.WARNING,
+                    log_to_driver=log_to_driver,
+                )
             return
         except Exception as error:  # Ray raises no class of its own
             ray.shutdown()
             if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
                 raise StartupError(f"Ray does not start: {error}") from None
             log.warning("Ray did not start in time; trying again")
+
+
+@contextmanager
+def _our_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and leaves the process with code 15. So it may where it would end us anyhow; what
+    we do about it ourselves we go on doing.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        is_ours = handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread()
+        if is_ours and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as it is once we stop
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
