@@ -87,7 +87,7 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
 
     for attempt in range(N_STARTS):
         try:
-            with _our_sigterm():
+            with _our_signals():
                 # Without address="local" it would join whatever Ray it finds.
                 ray.init(
                     address="local",
@@ -106,17 +106,19 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
 
 
 @contextmanager
-def _our_sigterm() -> Iterator[None]:
+def _our_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and leaves the process with code 15. So it may where it would end us anyhow; what
-    we do about it ourselves we go on doing.
+    we do about it ourselves we go on doing. And its processes are of our group, to which the SIGHUP of a terminal that
+    closes goes: they hold it up, and end with us, or answers under way would be cut off.
     """
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, held_up = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
         is_ours = handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread()
         if is_ours and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as it is once we stop
             signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_up)
 
 
 @contextmanager

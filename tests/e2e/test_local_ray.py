@@ -4,9 +4,12 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 
+import psutil
 import pytest
+import ray
 
 from openbook import local_ray
 from openbook.serving.launch.environment import guards
@@ -36,5 +39,22 @@ def running() -> Iterator[ExitStack]:
         signal.signal(signal.SIGTERM, former)
 
 
+def session() -> Path:
+    """Its folder."""
+    return Path(ray._private.worker._global_node.get_session_dir_path())
+
+
 def test_what_is_done_at_sigterm_is_still_what_we_said(running: ExitStack) -> None:
     assert signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_the_terminals_hangup_ends_none_of_its_processes_before_we_do(running: ExitStack) -> None:
+    """Its kernel sends SIGHUP to all of the foreground: answers under way would be cut off."""
+    hangup = 1 << (signal.SIGHUP - 1)
+    ray.get(ray.remote(lambda: None).remote())  # there is a worker, too
+    others = {each.pid: each.name() for each in psutil.Process().children(recursive=True)}
+    assert {"gcs_server", "raylet"} <= set(others.values())
+    for pid, name in others.items():
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert any(int(lines[of], 16) & hangup for of in ("SigBlk", "SigIgn", "SigCgt")), name
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
