@@ -76,3 +76,21 @@ def test_it_opens_the_page_if_asked_to(served: list[Path | None], opened: list[s
 def test_the_corpus_is_built_once(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     assert demo.embedded_snapshot(tmp_path) == tmp_path / "snapshot"
+
+
+def test_signals_that_were_ignored_at_the_start_still_are() -> None:
+    """SIGHUP under `nohup`; SIGINT where a script starts it in the background."""
+    former = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        reached = False
+        with local.until_stopped():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGINT)
+            reached = True
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("SIGTERM stops it all the same")
+        assert reached
+        assert [signal.getsignal(each) for each in former] == [signal.SIG_IGN] * 2
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)

@@ -275,7 +275,9 @@ def state_of(path: Path) -> FileState:
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the body early and quietly. They cannot cut short the clean stop that follows."""
+    """Ctrl-C, SIGTERM and SIGHUP end the body early and quietly. They cannot cut short the clean stop that follows.
+    Those that are ignored already, SIGHUP under `nohup` say, stay so.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in STOP_SIGNALS:
@@ -283,7 +285,8 @@ def until_stopped() -> Iterator[None]:
         log.info("%s: stopping", signal.Signals(number).name)
         raise KeyboardInterrupt
 
-    former = {each: signal.signal(each, stop) for each in STOP_SIGNALS}
+    heard = [each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    former = {each: signal.signal(each, stop) for each in heard}
     try:
         yield
     except KeyboardInterrupt:
