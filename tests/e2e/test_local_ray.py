@@ -1,7 +1,9 @@
 """A Ray of our own: what is ours stays ours while it runs, and it leaves nothing behind."""
 
+import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,3 +60,15 @@ def test_the_terminals_hangup_ends_none_of_its_processes_before_we_do(running: E
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         assert any(int(lines[of], 16) & hangup for of in ("SigBlk", "SigIgn", "SigCgt")), name
     assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_what_a_replica_writes_does_not_grow_for_ever(running: ExitStack) -> None:
+    def written() -> int:
+        for _ in range(2):
+            os.write(2, b"x" * (1 << 23) + b"\n")
+        return os.getpid()
+
+    pid, give_up = ray.get(ray.remote(written).remote()), time.monotonic() + 60
+    while not list(session().glob(f"logs/worker-*-{pid}.err.1")):  # of a process that writes it down
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

@@ -37,6 +37,10 @@ def guards(within_s: int = LONGEST_S) -> dict[str, str]:
         # A node whose raylet refuses connections is missed after five looks at it. By default they are 3 s apart. One
         # that is slow to answer has as long as ever.
         "RAY_health_check_period_ms": "1000",
+        # What replicas write on standard error, a line for each request, is in a file of Ray's for each of them, and
+        # by default grows for ever. Its other logs could come to gigabytes each.
+        "RAY_ROTATION_MAX_BYTES": str(16 << 20),
+        "RAY_ROTATION_BACKUP_COUNT": "3",
     }
 
 
