@@ -2,11 +2,12 @@
 
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from openbook.errors import StartupError
@@ -46,7 +47,8 @@ def place() -> Path:
 
 @contextmanager
 def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = True) -> Iterator[None]:
-    """A Ray of our own. Joins no other, and leaves nothing behind. `flags` are in the environment like `FLAGS`.
+    """A Ray of our own. Joins no other, and leaves nothing behind but its logs, where an error ended the body. `flags`
+    are in the environment like `FLAGS`.
 
     Ray's libraries read theirs when they are imported: do so in the body, and only one set of them in a process counts.
 
@@ -56,11 +58,16 @@ def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = Tru
     with _environment({**FLAGS, "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or str(place()), **flags}):
         import ray
 
-        try:
-            _start(num_cpus, log_to_driver)
-            yield
-        finally:
-            ray.shutdown()
+        with ExitStack() as left:
+            try:
+                _start(num_cpus, log_to_driver)
+                left.callback(_remove, Path(ray._private.worker._global_node.get_session_dir_path()))
+                yield
+            except Exception:
+                left.pop_all()
+                raise
+            finally:
+                ray.shutdown()
 
 
 @contextmanager
@@ -103,6 +110,14 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
             if "timed out during startup" not in str(error) or attempt + 1 == N_STARTS:
                 raise StartupError(f"Ray does not start: {error}") from None
             log.warning("Ray did not start in time; trying again")
+
+
+def _remove(session: Path) -> None:
+    """The folder of a Ray that has ended, and the link to it: Ray never renews one that leads nowhere."""
+    shutil.rmtree(session, ignore_errors=True)  # a process of it may write its last words
+    latest = session.with_name("session_latest")
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
 
 
 @contextmanager

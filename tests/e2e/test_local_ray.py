@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import psutil
 import pytest
 import ray
 
 from openbook import local_ray
+from openbook.errors import StartupError
 from openbook.serving.launch.environment import guards
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -72,3 +73,22 @@ def test_what_a_replica_writes_does_not_grow_for_ever(running: ExitStack) -> Non
     while not list(session().glob(f"logs/worker-*-{pid}.err.1")):  # of a process that writes it down
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+def test_it_leaves_no_files(running: ExitStack) -> None:
+    folder = session()
+    running.close()
+    assert [each for each in os.listdir(folder.parent) if each.startswith("session_")] == []
+
+
+def test_of_one_that_failed_the_logs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(local_ray, "_start", lambda *_: None)
+    with pytest.raises(StartupError, match="no such model"), local_ray.started(1, {}):
+        raise StartupError("no such model")
+    assert tmp_path.exists()
+    with local_ray.started(1, {}):
+        pass
+    assert not tmp_path.exists()
