@@ -1,6 +1,7 @@
 """Index servers and Redis for one machine: whatever ends the start, nothing is left running."""
 
 import asyncio
+import json
 import os
 import re
 import select
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificates import tls_files
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -235,3 +237,24 @@ def test_they_serve_as_the_file_says_but_what_and_where(snapshot: Path, tmp_path
 def test_with_nothing_to_serve_it_says_what_to_name() -> None:
     with pytest.raises(InvalidConfig, match="name a snapshot to serve"), local_tiers(None, Settings()):
         pass
+
+
+@pytest.mark.parametrize("client_ca", [False, True])
+def test_a_server_with_tls_is_looked_at_without_a_word_in_its_log(
+    snapshot: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], client_ca: bool
+) -> None:
+    tls, trusted = tls_files(tmp_path)
+    files = {"certificate": str(tls.certificate), "key": str(tls.key)}
+    files |= {"client_ca": str(trusted.ca)} if client_ca else {}
+    server = IndexProcess(snapshot, 0, env={**os.environ, "OPENBOOK_INDEX_SERVER__TLS": json.dumps(files)})
+    try:
+        server.address()
+        assert server.answers(60.0)
+        server.process.send_signal(signal.SIGSTOP)
+        assert not server.answers(0.2)
+        server.process.send_signal(signal.SIGCONT)
+    finally:
+        server.stop()
+    assert server.answers(60.0), "who refuses has not frozen"
+    server._listener.join()
+    assert "Handshake failed" not in capfd.readouterr().err

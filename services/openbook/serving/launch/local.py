@@ -13,11 +13,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
-import grpc
 import yaml
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from openbook import config, files
 from openbook.cache.server import RedisServer, find_server
@@ -28,6 +26,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import end, free_port, start
 from openbook.secret import RedisUrl
 from openbook.serving.access.exposure import check_host
+from openbook.serving.launch import probe
 from openbook.serving.launch.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class IndexProcess:
     """One index server in a process of its own, on a port that stays the same: of loopback, and a free one, unless it
     is said otherwise. What is not said here, the settings file and the environment may say. Fits `supervise.Service`.
+
+    Raises:
+        InvalidConfig: these say what cannot be.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class IndexProcess:
     ) -> None:
         self.shard = shard
         self._env = env
+        self._has_tls = config.load_index_server(settings_file, env, snapshot=snapshot).tls is not None
         # Not one of those that the system hands out: while the server is down, it might become somebody's.
         port = port or free_port()
         self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
@@ -98,13 +101,7 @@ class IndexProcess:
 
     def answers(self, timeout_s: float) -> bool:
         """Bare."""
-        with grpc.insecure_channel(self._address, options=(("grpc.enable_http_proxy", 0),)) as channel:
-            try:
-                stub: Any = health_pb2_grpc.HealthStub(channel)
-                stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-            except grpc.RpcError as error:
-                return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # to refuse is a sign of life
-        return True
+        return probe.answers(self._address, self._has_tls, timeout_s)
 
     def stop(self) -> None:
         """Let it finish what it serves, then end it."""
