@@ -300,6 +300,12 @@ class ServingSettings(Section):
             raise ValueError("tls needs proxy: haproxy, for Serve's own proxy has none for gRPC")
         return self
 
+    @model_validator(mode="after")
+    def _has_two_ports(self) -> "ServingSettings":
+        if self.http_port == self.grpc_port:
+            raise ValueError(f"http_port and grpc_port must not be the same, got {self.http_port} twice")
+        return self
+
     @property
     def http_url(self) -> str:
         """Where it answers over HTTP."""

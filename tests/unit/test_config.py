@@ -47,6 +47,11 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("", {"OPENBOOK_INDEX__TIMEOUT_S": ".nan"}, r"index\.timeout_s = nan: .*finite"),
         ("", {"OPENBOOK_CACHE__URL": "{"}, r"OPENBOOK_CACHE__URL: cannot be read as YAML: line 1, column 2"),
         ("", {"OPENBOOK_CACHE__URL": "2026-11-31"}, r"OPENBOOK_CACHE__URL: cannot be read as YAML$"),
+        (
+            "",
+            {"OPENBOOK_SERVING__HTTP_PORT": "9000"},
+            r"HTTP_PORT: .*http_port and grpc_port .* 9000 twice",
+        ),
         ("", {"OPENBOOK_SERVING__GRPC_PORT": "0"}, r"serving\.grpc_port = 0: .*greater than or equal to 1"),
         ("answer: {k: 500}", {}, r"k must be at most max_k = 100, got 500"),
         ("answer: {length_penalty: .nan}", {}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
