@@ -174,6 +174,12 @@ class CacheSettings(Section):
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
 
+def _as_ray_gives_them(num_gpus: float) -> float:
+    if num_gpus > 1 and num_gpus % 1:
+        raise ValueError(f"above 1 GPU it must be a whole number, got {num_gpus:g}")
+    return num_gpus
+
+
 class ModelSettings(Section):
     """One model and the workers that run it."""
 
@@ -183,7 +189,8 @@ class ModelSettings(Section):
     n_threads: Annotated[int, Field(ge=0)] = 0  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
     n_replicas: Positive = 1  # `split` only
     num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
-    num_gpus: Annotated[float, Field(ge=0)] = 0.0  # reserved by each replica
+    # reserved by each replica: a fraction of one, or whole ones; under `fused` encoder and generator together
+    num_gpus: Annotated[float, Field(ge=0), AfterValidator(_as_ray_gives_them)] = 0.0
     max_batch: Positive = 16  # questions computed at once
     max_queue: Positive = 256  # questions waiting; one more is refused
 
@@ -395,6 +402,15 @@ class Settings(Section):
     answer: AnswerDefaults = AnswerDefaults()
     serving: ServingSettings = ServingSettings()
     access: AccessSettings = AccessSettings()
+
+    @model_validator(mode="after")
+    def _ray_gives_the_gpus(self) -> "Settings":
+        if self.serving.topology == "fused":
+            try:
+                _as_ray_gives_them(self.encoder.num_gpus + self.generator.num_gpus)
+            except ValueError as error:
+                raise ValueError(f"encoder.num_gpus + generator.num_gpus, of one replica `fused`: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _any_request_can_be_admitted(self) -> "Settings":

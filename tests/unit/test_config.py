@@ -30,6 +30,19 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "encoder: {num_gpus: 0.5}\ngenerator: {num_gpus: 0.5}",
+        "encoder: {num_gpus: 1}\ngenerator: {num_gpus: 2}",
+        "encoder: {num_gpus: 0.5}\ngenerator: {num_gpus: 1}\nserving: {topology: split}",
+    ],
+)
+def test_replicas_may_have_what_ray_gives_of_gpus(text: str, tmp_path: Path) -> None:
+    (tmp_path / "openbook.yaml").write_text(text)
+    config.load(tmp_path / "openbook.yaml", {})
+
+
+@pytest.mark.parametrize(
     ("text", "env", "message"),
     [
         ("answer: {k: 0}", {}, r"openbook\.yaml: answer\.k = 0: .*greater than or equal to 1"),
@@ -59,6 +72,12 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("serving: {max_work_in_flight: 9}", {}, r"max_work must be at most .*max_work_in_flight = 9, got 100000"),
         ("encoder: {max_queue: 19}", {}, r"encoder\.max_queue must be at least answer\.max_passages = 20, got 19"),
         ("encoder: {max_queue: 63}", {}, r"encoder\.max_queue must be at least serving\.max_entries = 64, got 63"),
+        ("generator: {num_gpus: 1.5}", {}, r"generator\.num_gpus = 1\.5: .*a whole number"),
+        (
+            "encoder: {num_gpus: 0.5}\ngenerator: {num_gpus: 1}",
+            {},
+            r"encoder\.num_gpus \+ generator\.num_gpus, .* `fused`: .* a whole number, got 1\.5",
+        ),
         ("index: {wait_s: 1}", {"OPENBOOK_ANSWR__K": "9"}, r"^environment variable OPENBOOK_ANSWR__K: answr: .*not"),
         ("answr: {k: 9}", {"OPENBOOK_ANSWR__K": "9"}, r"yaml, environment variable OPENBOOK_ANSWR__K: answr: "),
         ("index: {wait_s: 1}", {"OPENBOOK_ANSWER__K": "200"}, r"^environment variable OPENBOOK_ANSWER__K: .*max_k"),
