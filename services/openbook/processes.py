@@ -41,6 +41,11 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     return subprocess.Popen(command, process_group=0, **options)
 
 
+def of_module(name: str) -> list[str]:
+    """What runs a module of ours, which imports nothing from the current folder: any `yaml.py` may lie there."""
+    return [sys.executable, "-P", "-m", name]
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """Ask a process to end, end it if it does not, for it may be frozen, and close our ends of its pipes."""
     with process:

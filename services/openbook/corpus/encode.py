@@ -30,7 +30,7 @@ from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of, devices_of
 from openbook.models.encoder import TextEncoder
-from openbook.processes import end, start, threads
+from openbook.processes import end, of_module, start, threads
 
 VECTORS = "vectors.npy"
 ROWS = "rows.npy"
@@ -220,7 +220,7 @@ class Worker:
         n = settings.n_threads  # Rayon's make tokens
         of_threads = {"OMP_NUM_THREADS": n, "RAYON_NUM_THREADS": n, "TOKENIZERS_PARALLELISM": str(n > 1).lower()}
         environment = {**os.environ, **{name: str(value) for name, value in of_threads.items()}}
-        command = [sys.executable, "-m", "openbook.corpus.encode", str(folder), settings.model_dump_json()]
+        command = [*of_module("openbook.corpus.encode"), str(folder), settings.model_dump_json()]
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environment}
         self._process = start(command, **options)
 

@@ -127,7 +127,7 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "head_start_ray_commands": [
             *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
             clean_up(ENDED, topology.name),
-            f"RAY_TMPDIR=/tmp {BIN}/python -m {ray_machines.__name__}",
+            f"RAY_TMPDIR=/tmp {BIN}/python -P -m {ray_machines.__name__}",
         ],
         "worker_start_ray_commands": [
             *_worker(topology, home, f" --resources={resources}{cpus}"),

@@ -1,6 +1,6 @@
 """For `ray up` said again on machines that stand: so that the autoscaler on the head knows those that were added.
 
-RAY_TMPDIR=/tmp python -m openbook.deployment.ray_machines
+RAY_TMPDIR=/tmp python -P -m openbook.deployment.ray_machines
 """
 
 from pathlib import Path

@@ -71,7 +71,7 @@ async def in_processes(settings: LoadSettings, began: Callable[[], float], on_pr
 
 
 def _start(folder: Path, number: int) -> Process:
-    command = [sys.executable, "-m", __name__, str(folder), str(number)]
+    command = [*processes.of_module(__name__), str(folder), str(number)]
     return processes.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

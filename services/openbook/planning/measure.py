@@ -5,7 +5,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from openbook.core.types import Float32, Passage, RetrievalSettings
 from openbook.errors import StartupError
 from openbook.index.building.build import add_bm25, build_snapshot
 from openbook.index.client.sharded import ShardedIndex
-from openbook.processes import end, start
+from openbook.processes import end, of_module, start
 
 K = 10
 IN_FLIGHT = 64
@@ -116,7 +115,7 @@ def served(snapshot: Path, dimension: int, seconds: float) -> Served:
 
 @contextmanager
 def _server(snapshot: Path, shard: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot), "--shard", str(shard)]
+    command = [*of_module("openbook.cli"), "index", "serve", str(snapshot), "--shard", str(shard)]
     of_others = f"openbook_{INDEX_SERVER}__"  # servers of this shell's: with TLS, or a port, ours could not be asked
     env = {name: text for name, text in os.environ.items() if not name.lower().startswith(of_others)}
     process = start([*command, "--threads", "1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -134,6 +135,13 @@ def test_sockets_find_room_wherever_temporary_files_are(
         assert len(f"{folder}/{ray.NodeID.from_random().hex()}/{name}") <= 97
         assert len(f"{told['RAY_TMPDIR']}/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store") <= 107
         assert (told["RAY_TMPDIR"] == "/var/tmp") == (place == Path("/var/tmp"))
+
+
+def test_haproxys_program_imports_nothing_that_lies_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "grpc.py").write_text("raise SystemExit('somebody else')")
+    program = run.serve_flags(ServingSettings(), tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    said = subprocess.run([program], cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    assert "'-f' is not in list" in said
 
 
 def test_a_place_where_no_program_may_run_is_named_before_ray_starts(

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -19,7 +18,7 @@ from openbook.corpus.sources.limits import MB, Failure, Limits
 from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import Found
 from openbook.corpus.sources.worker import DOCUMENT, END, FAILURE, LEAF, NO_MEMORY, document_of
-from openbook.processes import end, start
+from openbook.processes import end, of_module, start
 
 MOST_AT_WORK = 64
 """Files and failures that wait for their turn."""
@@ -86,7 +85,7 @@ class _Parser:
     def ask(self, file: Found, skip: int = 0, n_passed: int = 0) -> None:
         """Have a file parsed, or what is behind its first leaves, and behind the first records of the next."""
         if self._process is None:
-            command = [sys.executable, "-m", __name__.replace("parsers", "worker"), json.dumps(asdict(self._limits))]
+            command = [*of_module(__name__.replace("parsers", "worker")), json.dumps(asdict(self._limits))]
             command.append(json.dumps([[field.name, field.type] for field in self._fields]))
             command.append(json.dumps(asdict(self._names)))
             self._process = start(

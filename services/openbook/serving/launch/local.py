@@ -23,7 +23,7 @@ from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
-from openbook.processes import end, free_port, start
+from openbook.processes import end, free_port, of_module, start
 from openbook.secret import RedisUrl
 from openbook.serving.access.exposure import check_host
 from openbook.serving.launch import probe
@@ -62,7 +62,7 @@ class IndexProcess:
         self._has_tls = config.load_index_server(settings_file, env, snapshot=snapshot).tls is not None
         # Not one of those that the system hands out: while the server is down, it might become somebody's.
         port = port or free_port()
-        self._command = [sys.executable, "-m", "openbook.cli", "index", "serve", str(snapshot)]
+        self._command = [*of_module("openbook.cli"), "index", "serve", str(snapshot)]
         self._command += ["--shard", str(shard), "--host", host, "--port", str(port)]
         if metrics_port is not None:
             self._command += ["--metrics-port", str(metrics_port)]

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +20,7 @@ from openbook import certificates, errors, local_ray
 from openbook.config import ServingSettings, Settings
 from openbook.errors import InvalidConfig, PortInUse, StartupError
 from openbook.files import temporary_folder
-from openbook.processes import free_port, free_ports, is_loopback
+from openbook.processes import free_port, free_ports, is_loopback, of_module
 from openbook.serving.launch import tls
 from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
@@ -211,7 +210,8 @@ def _starter(folder: Path, environment: Mapping[str, str]) -> Path:
     """A program that is `serving.launch.haproxy`, whether or not openbook is installed. Raises StartupError."""
     path = folder / "haproxy"
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    path.write_text(f'#!/bin/sh\n{exports}exec "{sys.executable}" -m openbook.serving.launch.haproxy "$@"\n')
+    program = shlex.join(of_module("openbook.serving.launch.haproxy"))
+    path.write_text(f'#!/bin/sh\n{exports}exec {program} "$@"\n')
     path.chmod(0o700)
     if not os.access(path, os.X_OK):
         raise StartupError(
