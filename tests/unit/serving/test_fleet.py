@@ -111,6 +111,42 @@ def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
     ]
 
 
+class FakeDashboard:
+    """Ray's, which is away or at a loss for some tries; and what it was given."""
+
+    def __init__(self, *problems: Exception) -> None:
+        self._problems = list(problems)
+        self.given: list[Any] = []
+
+    def __call__(self, address: str) -> "FakeDashboard":
+        if self._problems:
+            raise self._problems.pop()
+        return self
+
+    def deploy_applications(self, values: Any) -> None:
+        self("")
+        self.given.append(values)
+
+
+def test_a_config_is_handed_in_once_rays_dashboard_takes_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "POLL_S", 0.0)
+    dashboard = FakeDashboard(RuntimeError("status code 503"), ConnectionError("refused"), ConnectionError("refused"))
+    monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", dashboard)
+    with caplog.at_level("INFO", cluster.log.name):
+        assert cluster.handed_in({"applications": []}, "http://127.0.0.1:8265", 60.0) is dashboard
+    assert dashboard.given == [{"applications": []}]
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for Ray's dashboard: refused",
+        "waiting for Ray's dashboard: status code 503",
+    ]
+    dashboard = FakeDashboard(ConnectionError("refused"))
+    monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", dashboard)
+    with pytest.raises(StartupError, match="the config cannot be handed in after -1 s: refused"):
+        cluster.handed_in({"applications": []}, "http://127.0.0.1:8265", -1.0)
+
+
 RUNS = {"status": "RUNNING", "message": ""}
 
 

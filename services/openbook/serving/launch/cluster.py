@@ -39,6 +39,8 @@ DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
 GRACE_S = 120.0
 """For those that are missing, where a server of each shard is there: a lost machine must not hold up all others."""
+AWAY = (RuntimeError, OSError)
+"""What is raised while Ray's dashboard, or what it asks, is away for a moment."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -146,7 +148,6 @@ def deploy(
         StartupError: the index tier is not there in time, or the application fails or does not run in time.
     """
     import ray
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     values = load(path)
     give_up = time.monotonic() + timeout_s
@@ -173,12 +174,35 @@ def deploy(
             time.sleep(POLL_S)
     if few:
         log.warning("deploying with %s: those that are missing are found once they are there", few)
-    client = ServeSubmissionClient(dashboard)
-    client.deploy_applications(completed)
+    client = handed_in(completed, dashboard, timeout_s)
     log.info("handed in %s with index servers %s", path, ", ".join(index.addresses))
     name = completed["applications"][0].get("name", "default")
     wait_until_running(client, name, timeout_s)
     log.info("deployed: %s runs as %s says", name, path)
+
+
+def handed_in(values: Mapping[str, Any], dashboard: str, timeout_s: float) -> Any:
+    """A `ServeSubmissionClient`, once Ray's dashboard has taken the config, for which it is tried so long.
+
+    Raises:
+        StartupError: it has not; carries what it says.
+    """
+    from ray.dashboard.modules.serve import sdk
+
+    give_up, said = time.monotonic() + timeout_s, ""
+    while True:
+        try:
+            client = sdk.ServeSubmissionClient(dashboard)
+            client.deploy_applications(values)
+            return client
+        except AWAY as error:
+            missing = str(error)
+        if time.monotonic() > give_up:
+            raise StartupError(f"the config cannot be handed in after {timeout_s:.0f} s: {missing}")
+        if missing != said:
+            log.info("waiting for Ray's dashboard: %s", missing)
+        said = missing
+        time.sleep(POLL_S)
 
 
 def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
@@ -199,7 +223,7 @@ def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
             details = client.get_serve_details()
             found = details["applications"].get(name, {"status": "NOT_STARTED"})
             missing = _no_proxy(details) if found["status"] == "RUNNING" else _not_healthy(found)
-        except (RuntimeError, OSError) as error:  # Ray's dashboard, or what it asks, is away for a moment
+        except AWAY as error:
             found, missing = {"status": "UNKNOWN"}, f"Ray's dashboard: {error}"
         if found["status"] == "RUNNING" and not missing:
             return
