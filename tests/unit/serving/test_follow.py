@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayError
 
 from openbook.config import Settings, load, parse
 from openbook.errors import InvalidConfig, InvalidModel, StartupError
@@ -28,6 +29,8 @@ def followed(
     def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], bool] = lambda: True) -> None:
         deployed.append(settings)
         assert timeout_s < inf, "nobody looks at the file meanwhile"
+        if settings.generator.model == "away":
+            raise RayError("the controller does not answer")
         if settings.generator.model == "missing":
             raise InvalidModel("there is no such model")
         if settings.generator.model == "huge":
@@ -86,19 +89,22 @@ def test_what_changed_while_the_system_started_comes_into_force(
     assert deployed.answer.k == 7
 
 
-def test_what_cannot_be_is_left_and_the_next_change_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["missing", "away"])
+def test_what_cannot_be_is_left_and_the_next_change_is_taken(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("{}")
     deployed = followed(
         path,
         monkeypatch,
         lambda: path.write_text("answer: {k: seven}"),
-        lambda: path.write_text("generator: {model: missing}"),
+        lambda: path.write_text(f"generator: {{model: {model}}}"),
         path.unlink,
         lambda: path.write_text("answer: {k: 7}"),
     )
     assert [(each.generator.model, each.answer.k) for each in deployed] == [
-        ("missing", 5),
+        (model, 5),
         ("embedded", 5),  # what ran before
         ("embedded", 7),
     ]

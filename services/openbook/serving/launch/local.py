@@ -204,7 +204,10 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
     """Whenever the settings file changes from what was `seen` of it, run the system by what it says now, without a
     pause. What cannot be done is logged and left: the system, which was started with `settings`, goes on as it was.
     """
-    running = settings
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    running, problems = settings, (OpenbookError, RayError, RayServeException)
     while True:
         time.sleep(POLL_S)
         if state_of(path) == seen:
@@ -217,13 +220,13 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
             log.info("%s has changed: updating", path)
             try:
                 _update(changed, partial(_says_still, path, settings, changed))
-            except OpenbookError as error:
+            except problems as error:
                 log.warning("%s: not in force: %s", path, error)
                 _update(running)  # Serve would go on trying
                 continue
             running = changed
             log.info("%s: in force", path)
-        except OpenbookError as error:
+        except problems as error:
             log.warning("%s: not in force: %s", path, error)
 
 
