@@ -284,6 +284,18 @@ def test_who_asks_for_little_of_something_heavy_makes_nobody_late() -> None:
     assert heavier in desk.queue.waiting()
 
 
+def test_who_asks_for_little_is_not_refused_for_those_whom_he_does_not_wait_for() -> None:
+    desk = Desk(start_s=10, max_batch=2)
+    desk.queue.begin([desk.question(caller="much", work=5)])  # of 15 s
+    for caller, n in (("much", 6), ("little", 2)):
+        for _ in range(n):
+            desk.enter(caller=caller)
+    # In turn three batches of two would come first, after the one under way; of his own two, in half of the time.
+    with pytest.raises(Overloaded, match=r"would be done in 57.5 s"):  # 23 * 2 * 1.25
+        desk.enter(timeout_s=57, caller="little")
+    desk.enter(timeout_s=58, caller="little")
+
+
 def test_who_asks_for_little_goes_before_a_batch_that_has_no_time_to_spare() -> None:
     desk = Desk(start_s=10, max_batch=10)
     for _ in range(4):

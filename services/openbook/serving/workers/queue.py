@@ -186,36 +186,38 @@ class Queue(Generic[W]):
             self._pace.learn(kind, work, seconds, self._clock())
 
     def _check_in_time(self, newcomer: W) -> bool:
-        """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before.
+        """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before. What runs
+        beside the batch under way waits for no more than those who do so too, but has only a share of the time.
 
-        What runs beside the batch under way does not wait for its end, but has only a share of the time until then. The
-        only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
+        The only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
         whether it is one.
         """
-        of_its_kind = [
-            each for each in (*self.waiting(), *self._under_way.batch, *self._streams) if each.kind == newcomer.kind
-        ]
+        waiting = self.waiting()
+        of_its_kind = [w for w in (*waiting, *self._under_way.batch, *self._streams) if w.kind == newcomer.kind]
         is_tried = of_its_kind == [newcomer] and self._pace.is_doubtful(newcomer.kind, self._clock())
-        before: dict[Hashable, list[W]] = {}
-        for each in self.waiting():
-            before.setdefault(each.key, []).append(each)
-            if each is newcomer:
-                break
-        seconds = 0.0
-        for alike in before.values():
-            if is_tried and newcomer in alike:
-                continue
-            kind, work = alike[0].kind, sum(each.work for each in alike)
-            n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
-            seconds += self._pace.seconds(kind, work, n_batches)
-        seconds += self._streams_s(newcomer, seconds)
-        waits_s = (seconds + self._under_way.left_s) * self._under_way.stretch
-        seconds = min(waits_s, seconds / SHARE_BETWEEN) if self._runs_beside(newcomer) else waits_s
+        first = [each for each in waiting[: waiting.index(newcomer) + 1] if not (is_tried and each is newcomer)]
+        seconds = (self._seconds_of(first, newcomer) + self._under_way.left_s) * self._under_way.stretch
+        if self._runs_beside(newcomer):
+            n_of = self._n_of_callers()
+            past = [each for each in first if each is newcomer or self._asks_little(each, n_of)]
+            seconds = min(seconds, self._seconds_of(past, newcomer) / SHARE_BETWEEN)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s
             raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
         return is_tried
+
+    def _seconds_of(self, first: Sequence[W], newcomer: W) -> float:
+        """Of these, equal keys in batches together, and of the streams meanwhile."""
+        of_key: dict[Hashable, list[W]] = {}
+        for each in first:
+            of_key.setdefault(each.key, []).append(each)
+        seconds = 0.0
+        for alike in of_key.values():
+            kind, work = alike[0].kind, sum(each.work for each in alike)
+            n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
+            seconds += self._pace.seconds(kind, work, n_batches)
+        return seconds + self._streams_s(newcomer, seconds)
 
     def _streams_s(self, newcomer: W, seconds: float) -> float:
         """How much longer what takes so many takes for the streams under way."""
@@ -251,9 +253,6 @@ class Queue(Generic[W]):
         own_s = self._pace.seconds(waiting.kind, waiting.work)
         return own_s > SPARE * waiting.remaining_s and self._pace.is_sure(waiting.kind, self._clock())
 
-    def _is_short(self, waiting: W, seconds: float) -> bool:
-        return waiting.key != self._under_way.batch[0].key and 0 < seconds <= self._under_way.left_s / SHORT
-
     def _runs_beside(self, newcomer: W) -> bool:
         """Whether it may begin while the batch under way is computed."""
         own_s = self._pace.seconds(newcomer.kind, newcomer.work)
@@ -266,7 +265,7 @@ class Queue(Generic[W]):
         if asks_little:
             spared_s = min(each.remaining_s for each in self._under_way.batch) - SPARE * self._under_way.left_s
             return seconds <= max(spared_s / SPARE, self._seconds(self._under_way.batch))
-        return self._is_short(waiting, seconds)
+        return waiting.key != self._under_way.batch[0].key and 0 < seconds <= self._under_way.left_s / SHORT
 
     def _n_of_callers(self) -> Counter[str]:
         """How many each has here, streams under way apart."""
