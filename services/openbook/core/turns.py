@@ -59,8 +59,10 @@ class Turns(Generic[Item]):
         account = self._accounts.get(caller)
         if account is None:
             account = self._accounts[caller] = _Account(self._share)
-        elif not account.waiting:
-            account.given = max(account.given, self._share)
+        else:  # who waits keeps the turn of his oldest, and has no claim to more
+            claim = max(0.0, self._share - next(iter(account.waiting.values()), 0) - account.given)
+            account.given += claim
+            self._share += claim / self.n_callers if account.waiting else 0  # it is what they have had on average
         self.n_callers += not account.waiting
         account.waiting[item] = size
         account.size += size
@@ -83,8 +85,7 @@ class Turns(Generic[Item]):
         account = self._account_of[item]
         n_waiting = account.waiting[item]
         size = n_waiting if size is None else size
-        if self.n_callers == 1:  # who had to wait for others has no claim to the turns of those who come later
-            account.given = max(account.given, self._share)
+        self._settle()
         account.given += size * times
         self._share += size * times / self.n_callers
         if size == n_waiting:
@@ -97,6 +98,13 @@ class Turns(Generic[Item]):
         # What nobody else could use is no debt: else who has long been alone would wait as long for a newcomer.
         least = min((each.given for each in self._accounts.values() if each.waiting), default=self._share)
         self._share = max(self._share, least)
+
+    def _settle(self) -> None:
+        """Those who wait have claims on one another, and none on whoever comes later and begins at the share."""
+        waiting = [each for each in self._accounts.values() if each.waiting]
+        behind = self._share - sum(each.given for each in waiting) / len(waiting)
+        for each in waiting if behind > 0 else ():
+            each.given += behind
 
     def pass_by(self, caller: Hashable, size: float) -> None:
         """What comes while nothing waits is given at once: as if it had been put, and given whole."""

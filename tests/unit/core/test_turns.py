@@ -1,5 +1,6 @@
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,17 +121,34 @@ def test_who_asks_for_more_while_he_waits_keeps_his_turn() -> None:
     assert len(given) <= 61
 
 
-def test_who_had_to_wait_for_others_has_no_claim_to_the_turns_of_those_who_come_later() -> None:
+@pytest.mark.parametrize("n_floods", [1, 2, 3])
+def test_who_had_to_wait_for_others_has_no_claim_to_the_turns_of_those_who_come_later(n_floods: int) -> None:
     turns: Turns[str] = Turns(10_000)
+    for flood in range(n_floods):
+        for n in range(2000):
+            turns.put(f"flood {flood}", f"flood {flood} {n}", 1)
     for n in range(300):
-        turns.put("much", f"much {n}", 1)
-    for n in range(30):
         turns.put("little", f"little {n}", 1)
         turns.give(f"little {n}")
-        for _ in range(5):  # while nobody else waits
+        for _ in range(5):
             give_next(turns)
     turns.put("newcomer", "newcomer", 1)
-    assert "newcomer" in [give_next(turns) for _ in range(2)]
+    assert "newcomer" in [give_next(turns) for _ in range(1 + n_floods)]
+
+
+def test_who_waits_for_something_else_than_a_turn_takes_no_claim_along() -> None:
+    turns: Turns[str] = Turns(10_000)
+    turns.put("waits", "for a place", 1)
+    for caller in "ab":
+        for n in range(300):
+            turns.put(caller, f"{caller} {n}", 1)
+    for _ in range(400):
+        turns.give(next(each for each in turns.in_order() if each != "for a place"))
+    for n in range(50):
+        turns.put("waits", f"waits {n}", 1)
+    given = Counter(give_next(turns).split()[0] for _ in range(30))
+    assert given["a"] >= 9
+    assert given["b"] >= 9
 
 
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
