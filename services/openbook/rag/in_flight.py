@@ -27,8 +27,8 @@ class InFlight(Generic[T]):
     A computation belongs to nobody: who is cancelled or late leaves the others theirs, and it is cancelled once nobody
     waits any more. So it runs in no caller's `contextvars`: with a caller who goes, Ray Serve cancels all calls that
     were made in his. It knows the deadline of who came first, and waits as his. Where it fails for being late or
-    refused, and another's deadline is later, it is begun once more, under the latest; where it was refused because its
-    caller asks for much, once more for another caller.
+    refused, and another's deadline is later, it is begun once more, under the latest; where it was refused, for its
+    caller may ask for much, once more for each other caller.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,7 +51,7 @@ class InFlight(Generic[T]):
             await self._wait(key, shared, context)
             error = None if shared.task.cancelled() else shared.task.exception()
             if isinstance(error, Overloaded) and context.caller != shared.under.caller:
-                under = context
+                key, under = (context.caller, key), context  # with his own alone: others may ask for much too
             elif isinstance(error, DeadlineExceeded | Overloaded) and context.deadline.due > shared.under.deadline.due:
                 under = shared.latest
             else:

@@ -175,11 +175,11 @@ class Pipeline:
         await self._generations.aclose()
 
     def _n_expected(self, retrieval: RetrievalSettings, n_own: int) -> int:
-        """How many passages there will at least be to answer from, as far as is known: a small index may have less than
-        k, and so may the words of a question.
+        """About how many passages there will be to answer from: a small index may have less than k, and few may have a
+        word of the question.
         """
         n_found = 0 if retrieval.retriever is RetrieverKind.BM25 else min(retrieval.k, self._most_found)
-        return max(1, n_own, n_found - len(retrieval.without))
+        return max(1, n_own + max(0, n_found - len(retrieval.without)))
 
     async def _find(
         self,
@@ -190,7 +190,7 @@ class Pipeline:
         watch: Stopwatch,
     ) -> Retrieved:
         retrieved = await self._finder.find(question, retrieval, own, context, watch)
-        if retrieved.snapshot_id != self._found_in:
+        if retrieval.k and retrieved.snapshot_id != self._found_in:
             self._found_in, self._most_found = retrieved.snapshot_id, 0
         self._most_found = max(self._most_found, len(retrieved.passages) - len(own))
         return retrieved

@@ -44,6 +44,7 @@ PASSAGES = [
     Passage(1, "curie", "Marie Curie", "Curie was born in Warsaw"),
     Passage(2, "moon", "Moon", "the Moon goes around the Earth"),
 ]
+OWN = (OwnPassage("a telephone"), OwnPassage("another telephone"))
 GREEDY_TOKEN = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1)
 
 
@@ -156,9 +157,8 @@ def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searc
         index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
         rag = Pipeline(encoder, index, index, Full(), MemoryCache(10), AnswerDefaults(), ManualClock())
         asking = "telephone", asked(2), GREEDY_TOKEN, Context()
-        own = (OwnPassage("a telephone"),)
-        with pytest.raises(Overloaded, match="1 passages, stream: False"):
-            await rag.answer(*asking, own=own)
+        with pytest.raises(Overloaded, match="2 passages, stream: False"):
+            await rag.answer(*asking, own=OWN)
         with pytest.raises(Overloaded, match="1 passages, stream: True"):
             await anext(rag.stream(*asking))
         assert encoder.asked == []
@@ -191,9 +191,11 @@ def test_the_generator_is_asked_before_about_no_more_passages_than_there_will_be
             RetrievalSettings(k=2, retriever=RetrieverKind.BM25),
         ):
             await rag.answer("telephone", retrieval, GREEDY_TOKEN, Context())
+        for k in (0, 2):
+            await rag.answer("telephone", RetrievalSettings(k=k), GREEDY_TOKEN, Context(), own=OWN)
 
     asyncio.run(scenario())
-    assert told == [1, 2, 3, 1, 1, 1]
+    assert told == [1, 2, 3, 1, 1, 1, 2, 4]
 
 
 def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
