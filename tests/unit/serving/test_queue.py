@@ -297,12 +297,15 @@ def test_who_asks_for_little_is_not_refused_for_those_whom_he_does_not_wait_for(
 
 
 def test_who_asks_for_little_goes_before_a_batch_that_has_no_time_to_spare() -> None:
-    desk = Desk(start_s=10, max_batch=10)
+    desk = Desk(start_s=0.3, max_batch=10)
     for _ in range(4):
-        desk.enter(timeout_s=18, caller="much")  # 14 * 1.25 are 17.5
+        desk.enter(timeout_s=5.4, caller="much")  # 4.3 * 1.25 are 5.375
     desk.queue.begin(desk.queue.take()[0])
-    little = desk.enter(work=4, caller="little")  # no heavier than what it stops
+    heavy = desk.enter(work=2, caller="other")  # more than half of what it would stop
+    assert desk.queue.take(is_short=True)[0] == []
+    little = desk.enter(work=1, caller="little")
     assert desk.queue.take(is_short=True)[0] == [little]
+    assert heavy in desk.queue.waiting()
 
 
 def test_what_is_let_past_puts_off_the_batch_under_way_and_is_spared_no_second_time() -> None:

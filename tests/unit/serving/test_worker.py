@@ -144,6 +144,33 @@ def test_a_stream_goes_on_beside_the_long_first_step_of_another() -> None:
     assert order == ["other", "long"]
 
 
+def test_of_streams_that_come_together_the_first_is_not_the_last() -> None:
+    begun: list[int] = []
+
+    async def test(model: Model, batcher: Batcher[int, int]) -> None:
+        all_there = threading.Event()
+
+        def parts(number: int) -> Callable[[Check], Iterator[int]]:
+            def steps(check: Check) -> Iterator[int]:
+                all_there.wait()
+                check()
+                begun.append(number)
+                yield number
+
+            return steps
+
+        async def listen(number: int) -> None:
+            assert [part async for part in batcher.stream(parts(number), NEVER)] == [number]
+
+        tasks = [asyncio.create_task(listen(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        all_there.set()
+        await asyncio.gather(*tasks)
+
+    run(test)
+    assert begun[0] < 2
+
+
 def test_another_question_of_the_long_kind_waits() -> None:
     async def test(model: Model, batcher: Batcher[int, int]) -> None:
         other = asyncio.create_task(batcher.submit(LONG + 1, NEVER))

@@ -230,6 +230,7 @@ class Batcher(Generic[Item, Result]):
             if len(batch) == 1:
                 _fail(batch, error)
             else:  # one of them is at fault: each alone, so that it does not fail its neighbours
+                self._queue.end(is_short)
                 for asked in batch:
                     await self._work([asked], is_short)
         except Stopped as stopped:

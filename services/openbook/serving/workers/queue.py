@@ -20,6 +20,9 @@ SHORT = 8
 FEW = 2
 """Who has at most this part of what another one has here asks for little. A smaller part would be a trap: who once had
 to wait has more here than he asks for, would therefore wait on, and never be let past."""
+HEAVY = 2
+"""What takes more than this part of a batch under way must not make it late: where a batch takes hardly longer than one
+question, all of it would be thrown away for one."""
 KEPT = 8
 """One part in so many of the streams' places is for others than who holds the rest."""
 
@@ -178,9 +181,8 @@ class Queue(Generic[W]):
             self._under_way.end()
 
     def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool = True) -> None:
-        """So long a batch, or a stream, took by itself; or had taken when it was stopped, of which it is learned that
-        batches take longer than was thought: where all are stopped for being late, nobody would learn that else.
-        """
+        """So long a batch, or a stream, took by itself; or had taken when it was stopped: that it takes longer than was
+        thought, nobody would learn else where all are stopped for being late."""
         kind, work = done[0].kind, sum(each.work for each in done)
         if is_whole or seconds > self._pace.seconds(kind, work):
             self._pace.learn(kind, work, seconds, self._clock())
@@ -214,9 +216,8 @@ class Queue(Generic[W]):
             of_key.setdefault(each.key, []).append(each)
         seconds = 0.0
         for alike in of_key.values():
-            kind, work = alike[0].kind, sum(each.work for each in alike)
-            n_batches = math.ceil(len(alike) / self._most_at_once(kind, work / len(alike)))
-            seconds += self._pace.seconds(kind, work, n_batches)
+            work = sum(each.work for each in alike) / len(alike)
+            seconds += self._seconds(alike, math.ceil(len(alike) / self._most_at_once(alike[0].kind, work)))
         return seconds + self._streams_s(newcomer, seconds)
 
     def _streams_s(self, newcomer: W, seconds: float) -> float:
@@ -264,7 +265,7 @@ class Queue(Generic[W]):
             return False
         if asks_little:
             spared_s = min(each.remaining_s for each in self._under_way.batch) - SPARE * self._under_way.left_s
-            return seconds <= max(spared_s / SPARE, self._seconds(self._under_way.batch))
+            return seconds <= max(spared_s / SPARE, self._seconds(self._under_way.batch) / HEAVY)
         return waiting.key != self._under_way.batch[0].key and 0 < seconds <= self._under_way.left_s / SHORT
 
     def _n_of_callers(self) -> Counter[str]:
@@ -283,8 +284,8 @@ class Queue(Generic[W]):
         """Whether its caller has few of those here, beside another who has many."""
         return n_of[waiting.context.caller] * FEW <= max(n_of.values())
 
-    def _seconds(self, batch: Sequence[W]) -> float:
-        return self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
+    def _seconds(self, batch: Sequence[W], n_batches: int = 1) -> float:
+        return self._pace.seconds(batch[0].kind, sum(each.work for each in batch), n_batches)
 
     def _fits(self, batch: Sequence[W], seconds: float) -> bool:
         """Whether they may be a batch that pays and keeps all their deadlines."""

@@ -31,10 +31,13 @@ class UnderWay(Generic[W]):
     def begin(self, batch: Sequence[W], seconds: float) -> None:
         """The worker computes this."""
         now = self._clock()
-        self.batch, self._begun, self._due = batch, now, now + self.left_s + seconds
+        after = max(now, self._past_due or now)  # what the batch before let past, and did not live to see the end of
+        self.batch, self._begun, self._due = batch, now, after + seconds
 
     def end(self) -> None:
-        """It does no more."""
+        """It does no more. May be called twice."""
+        if self._due is None:
+            return
         seconds = self._clock() - self._begun
         kept = math.exp(-seconds / MEMORY_S)
         self._busy_s, self._before_s = self._busy_s * kept + seconds, self._before_s * kept
@@ -43,11 +46,17 @@ class UnderWay(Generic[W]):
     def let_past(self, seconds: float) -> None:
         """The batch stops for something else."""
         self._past_due = self._clock() + seconds
-        self._due = None if self._due is None else self._due + seconds
+        self._put_off(seconds)
 
     def went_past(self) -> None:
         """And goes on."""
+        if self._past_due is not None:
+            self._put_off(self._clock() - self._past_due)  # it took more, or less, than was predicted
         self._past_due = None
+
+    def _put_off(self, seconds: float) -> None:
+        if self._due is not None:
+            self._due += seconds
 
     def came_before(self, seconds: float) -> None:
         """So much is for somebody who came before others, whether past the batch or behind it."""

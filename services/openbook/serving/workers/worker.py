@@ -24,6 +24,10 @@ SHARE_BETWEEN = 0.5
 """Of the time since long work began, what may go to short work at most."""
 
 
+MOST_NESTED = 2
+"""What was let past lets others past in its turn, and these nobody: else the last of many that come together would be
+done first, and the first last.
+"""
 LEAST_NICE = 19
 """Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
 
@@ -51,6 +55,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._clock = clock
         self._short: deque[tuple[Future[Any], Callable[[Check], Any]]] = deque()
+        self._n_nested = 0  # of short work, each let past by the one before
 
     async def run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
         """The result, and the seconds that it took by itself.
@@ -79,7 +84,8 @@ class Worker:
 
         def check() -> None:
             nonlocal between_s
-            while self._short and between_s <= SHARE_BETWEEN * (self._clock() - begun):
+            is_deep = self._n_nested >= MOST_NESTED
+            while self._short and not is_deep and between_s <= SHARE_BETWEEN * (self._clock() - begun):
                 between_s += self._next_short()
 
         try:
@@ -96,10 +102,13 @@ class Worker:
         future, work = self._short.popleft()
         begun = self._clock()
         if future.set_running_or_notify_cancel():
+            self._n_nested += 1
             try:
                 result = self._run(work)
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+            finally:
+                self._n_nested -= 1
         return self._clock() - begun

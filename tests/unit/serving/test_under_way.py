@@ -1,0 +1,56 @@
+"""What a worker computes, until when: with the hands of a clock."""
+
+import pytest
+
+from openbook.serving.workers.under_way import UnderWay
+from openbook.testing import ManualClock
+
+
+def test_what_is_let_past_puts_the_batch_off_by_what_it_took() -> None:
+    clock = ManualClock()
+    under_way: UnderWay[str] = UnderWay(clock)
+    under_way.begin(["batch"], 10)
+    clock.advance(1)
+    for took_s in (1, 7):  # less than was predicted, and more
+        under_way.let_past(4)
+        clock.advance(took_s)
+        under_way.went_past()
+        assert under_way.left_s == 9
+
+
+def test_a_batch_that_begins_waits_for_what_the_one_before_let_past_and_for_nothing_of_its_own() -> None:
+    clock = ManualClock()
+    under_way: UnderWay[str] = UnderWay(clock)
+    under_way.begin(["batch"], 10)
+    under_way.let_past(4)
+    clock.advance(1)
+    under_way.end()
+    assert under_way
+    assert under_way.left_s == 3
+    under_way.begin(["next"], 5)
+    assert under_way.left_s == 8
+    clock.advance(2)
+    under_way.went_past()
+    assert under_way.left_s == 5
+    under_way.end()
+    under_way.end()
+    assert not under_way
+
+
+def test_others_wait_as_much_longer_as_time_goes_to_who_comes_before_them() -> None:
+    clock = ManualClock()
+    under_way: UnderWay[str] = UnderWay(clock)
+    assert under_way.stretch == 1
+    for _ in range(50):
+        under_way.begin(["batch"], 1)
+        under_way.came_before(0.25)
+        clock.advance(1)
+        under_way.end()
+        under_way.end()  # counts nothing twice
+    assert under_way.stretch == pytest.approx(4 / 3, rel=0.02)
+    for _ in range(50):
+        under_way.begin(["batch"], 1)
+        under_way.came_before(1)
+        clock.advance(1)
+        under_way.end()
+    assert under_way.stretch == 2, "never more than that"
