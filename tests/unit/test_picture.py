@@ -35,3 +35,11 @@ def test_the_last_trace_is_the_one_that_began_last_whatever_others_still_do() ->
     ]
     assert {each.trace_id for each in choose(spans, None)} == {"quick"}
     assert [each.span_id for each in choose(spans, "a")] == ["1", "3"]
+
+
+def test_a_trace_of_several_requests_is_as_late_as_its_last_request() -> None:
+    spans = [
+        Span("Answer", "serve", trace_id, request_id, "", "server", start_ns, 100, {"request_id": request_id}, [])
+        for trace_id, request_id, start_ns in (("script", "a", 0), ("another", "b", 10), ("script", "c", 50))
+    ]
+    assert {each.trace_id for each in choose(spans, None)} == {"script"}

@@ -47,14 +47,15 @@ def read(path: Path) -> list[Span]:
 
 
 def choose(spans: Sequence[Span], request_id: str | None) -> list[Span]:
-    """Those of one trace: of a request, or the last that began. Raises InvalidRequest where there is none."""
+    """Those of one trace: of a request, or of the last that began. Raises InvalidRequest where there is none."""
     of = [each for each in spans if request_id in (None, each.attributes.get("request_id"))]
     if not of:
         raise InvalidRequest(f"no span has request id {request_id!r}" if spans else "there are no spans")
-    began: dict[str, int] = {}
-    for each in spans:
-        began[each.trace_id] = min(each.start_ns, began.get(each.trace_id, each.start_ns))
-    trace_id = max((each.trace_id for each in of), key=began.__getitem__)
+    began: dict[tuple[str, str], int] = {}  # a caller's trace may hold many requests
+    for each in of:
+        request = each.trace_id, each.attributes.get("request_id", "")
+        began[request] = min(each.start_ns, began.get(request, each.start_ns))
+    trace_id, _ = max(began, key=began.__getitem__)
     return [each for each in spans if each.trace_id == trace_id]
 
 
