@@ -549,9 +549,9 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)  # not constructed yet: what `<<` brings in may be said anew
         seen = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if (key.tag, key.value) in seen:
-                    raise _Twice(problem=told_key(key.value), problem_mark=key.start_mark)
+                    raise _Twice(problem=told_key(key.value) or "a key", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
 

@@ -91,6 +91,7 @@ def test_replicas_may_have_what_ray_gives_of_gpus(text: str, tmp_path: Path) -> 
         ("answer:\n  k: ]", {}, r"openbook\.yaml: cannot be read as YAML: line 2, column 6"),
         ("access: {keys: file}\nanswer:\naccess: {}", {}, r"YAML: line 3, column 1: access stands there a second time"),
         ("answer:\n  k: 5\n  'k': 6", {}, r"YAML: line 3, column 3: k stands there a second time"),
+        ("index: {(a): 1, (a): 2}", {}, r"YAML: line 1, column 17: a key stands there a second time"),
         ("", {"OPENBOOK_INDEX__TLS": "{ca: a, ca: b}"}, r"INDEX__TLS: .* column 9: ca stands there a second time"),
     ],
 )
@@ -114,6 +115,13 @@ def test_what_a_merge_brings_in_may_be_said_anew(tmp_path: Path) -> None:
     path.write_text("encoder: &model {max_batch: 8, n_threads: 2}\ngenerator: {<<: *model, max_batch: 4}\n")
     settings = config.load(path, {})
     assert (settings.generator.max_batch, settings.generator.n_threads) == (4, 2)
+
+
+def test_a_mapping_may_merge_several(tmp_path: Path) -> None:
+    path = tmp_path / "openbook.yaml"
+    path.write_text("encoder: &a {max_batch: 8}\nindex_server: &b {n_threads: 2}\ngenerator: {<<: *a, <<: *b}\n")
+    settings = config.load(path, {})
+    assert (settings.generator.max_batch, settings.generator.n_threads) == (8, 2)
 
 
 def test_variables_that_do_not_go_together_are_named() -> None:
