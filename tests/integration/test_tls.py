@@ -202,6 +202,10 @@ def test_the_load_test_says_why_it_reaches_nobody(
     settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=tmp_path / "other.pem", duration_s=0.2)
     with pytest.raises(Unreachable, match=r"no gRPC server answers within .*CERTIFICATE_VERIFY_FAILED"):
         asyncio.run(measure(settings))
+    monkeypatch.setattr("openbook.loadtest.grpc_sender.CONNECT_TIMEOUT_S", 0)
+    settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=served.ca, duration_s=0.2)
+    with pytest.raises(Unreachable, match=r"within 0 s: it answers now$"):
+        asyncio.run(measure(settings))
 
 
 def test_this_machine_sees_whether_it_is_ready_without_a_certificate(
