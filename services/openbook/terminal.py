@@ -101,7 +101,8 @@ def print_passages(passages: Iterable[Passage], as_json: bool = False, marked: i
     """Each with where it comes from; as JSON, a line each. One may be marked, by its id."""
     for passage in passages:
         if as_json:
-            print(json.dumps({**asdict(passage), "lasting_id": passage.lasting_id}, ensure_ascii=False))
+            line = json.dumps({**asdict(passage), "lasting_id": passage.lasting_id}, ensure_ascii=False)
+            print(CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
             continue
         style = "" if marked in (None, passage.id) else "dim"
         named = f"{passage.id}  {passage.lasting_id}".rstrip()

@@ -1,5 +1,6 @@
 """What people see fits into a terminal of 80 columns."""
 
+import json
 from dataclasses import replace
 from io import StringIO
 
@@ -108,6 +109,13 @@ def test_passages_and_answers_of_strangers_do_nothing_to_the_terminal(
     left = "".join(c for c in control if c.isprintable())
     assert shown(control) == shown(left)
     assert "\n    Bell again" in shown(""), "lines of a text stay"
+
+
+def test_passages_of_strangers_do_nothing_to_the_terminal_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "né\x1b[2J\x9b31m\x7f"
+    terminal.print_passages([Passage(1, text, text, text)], as_json=True)
+    line = capsys.readouterr().out
+    assert (line[:-1].isprintable(), "né" in line, json.loads(line)["text"]) == (True, True, text)
 
 
 def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
