@@ -96,11 +96,10 @@ class Downloads:
     def end_forgotten(self) -> None:
         """End one that nobody has asked for lately."""
         with self._lock:
-            process = self._process
-            if process is None or self._clock() - self._asked_at <= FORGOTTEN_S:
+            if self._process is None or self._clock() - self._asked_at <= FORGOTTEN_S:
                 return
-            self._process = None
-        log.info("nobody asks for snapshot %s any more: no longer fetched", self._wanted[1])
+            log.info("nobody asks for snapshot %s any more: no longer fetched", self._wanted[1])
+            process, self._process = self._process, None
         end(process)
 
     def close(self) -> None:
