@@ -1,7 +1,7 @@
 """Scores and the best k by them, to the bit the same whatever the batch, the shard or the order of the rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -98,6 +98,12 @@ def check_questions(questions: Sequence[str], k: int, max_k: int, max_rows: int)
         raise InvalidRequest(f"k must be 1..{max_k}, got {k}")
     if not 1 <= len(questions) <= max_rows:
         raise InvalidRequest(f"questions must be 1..{max_rows}, got {len(questions)}")
+
+
+def check_without(k: int, without: Collection[int], max_k: int) -> None:
+    """Raises InvalidRequest where the best k beside those cannot be searched for: as many more are needed."""
+    if k + (n_without := len(set(without))) > max_k:
+        raise InvalidRequest(f"k and the passages of without must be at most {max_k}, got {k} and {n_without}")
 
 
 def check_search(

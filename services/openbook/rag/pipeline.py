@@ -11,6 +11,7 @@ from openbook.core.confidence import Calibration, confidence
 from openbook.core.context import Context
 from openbook.core.deadline import Clock
 from openbook.core.marginal import log_prior
+from openbook.core.topk import check_without
 from openbook.core.types import (
     Float32,
     Generation,
@@ -152,13 +153,10 @@ class Pipeline:
 
     def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None, n_own: int = 0) -> int:
         """`GenerationSettings.work` of an answer, 0 without one. Raises InvalidRequest beyond max_k or max_work."""
-        limits, least, n_without = self._limits, 0 if n_own else 1, len(retrieval.without)
+        limits, least = self._limits, 0 if n_own else 1
         if not least <= retrieval.k <= limits.max_k:
             raise InvalidRequest(f"k must be {least}..{limits.max_k}, got {retrieval.k}")
-        if retrieval.k + n_without > limits.max_k:  # as many are searched for
-            raise InvalidRequest(
-                f"k and the passages of without must be at most {limits.max_k}, got {retrieval.k} and {n_without}"
-            )
+        check_without(retrieval.k, retrieval.without, limits.max_k)
         if n_own > limits.max_passages:
             raise InvalidRequest(f"passages must be at most {limits.max_passages}, got {n_own}")
         if generation is None:

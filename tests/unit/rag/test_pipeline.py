@@ -429,6 +429,11 @@ def test_without_passages_is_an_index_that_never_had_them(k: int, without: tuple
     assert (found.text, found.log_likelihood, found.tokens) == (wanted.text, wanted.log_likelihood, wanted.tokens)
 
 
+def test_passages_of_without_that_are_named_twice_count_once() -> None:
+    many = [replace(PASSAGES[0], id=i) for i in range(20)]
+    assert len(of_index(many, RetrievalSettings(k=9, without=(1, 1))).evidence) == 9
+
+
 @pytest.mark.parametrize("given", [[0], [2, 1], [0, 1, 2]])
 def test_own_passages_are_read_as_if_the_index_had_them(given: list[int]) -> None:
     own = [OwnPassage(PASSAGES[i].text, PASSAGES[i].title, PASSAGES[i].document_id) for i in given]

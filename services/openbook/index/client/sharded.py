@@ -19,7 +19,7 @@ from openbook.core.fusion import depth, joined
 from openbook.core.hedges import HEDGE_BUDGET
 from openbook.core.origin import Located, is_lasting_id, position_of
 from openbook.core.together import all_of
-from openbook.core.topk import check_coverage, check_questions, check_search, merge
+from openbook.core.topk import check_coverage, check_questions, check_search, check_without, merge
 from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import (
     DeadlineExceeded,
@@ -180,9 +180,7 @@ class ShardedIndex:
 
         async def once(tier: Tier) -> Candidates:
             check_questions(questions, settings.k, tier.max_k, tier.max_rows)
-            if settings.k + (n_without := len(set(settings.without))) > tier.max_k:  # as many are searched for
-                both = f"{settings.k} and {n_without}"
-                raise InvalidRequest(f"k and the passages of without must be at most {tier.max_k}, got {both}")
+            check_without(settings.k, settings.without, tier.max_k)
             wide = replace(settings, k=depth(settings, tier.max_k))
             checked = queries
             if queries is not None:
