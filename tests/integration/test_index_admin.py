@@ -290,6 +290,20 @@ def test_what_is_published_before_a_server_is_listed_is_followed_and_what_is_pre
         assert held(admin.publish(c, 3)) == [(3, c), (2, b), (1, a)]
 
 
+def test_a_server_that_began_long_ago_serves_on_what_it_has(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else servers that nobody names would change over one by one, until no snapshot is held by all of them."""
+    monkeypatch.setattr("openbook.index.server.admin.FOLLOW_S", 0)
+    monkeypatch.setattr("openbook.index.server.admin.LOOK_S", 0.01)
+    root = Root.create(tmp_path / "root", built / "a")
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))
+    root.update(lambda published: published.after_publish(str(built / "b"), 2))
+    with server:
+        server._follower.join(10)
+        assert (server._follower.is_alive(), server.shard.folder.name) == (False, "a")
+
+
 def test_what_is_on_record_and_cannot_be_served_is_tried_once(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

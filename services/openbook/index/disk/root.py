@@ -4,7 +4,7 @@ published.json  {"sequence": 7, "current": "2026-11-02", "former": "2026-10-01",
 2026-10-01/     a snapshot
 2026-11-02/     another
 
-Several servers may share one root: each writes the same, and none what is older than what it finds; each follows it.
+Several servers may share one root: each writes the same, and none what is older than what it finds.
 """
 
 from collections.abc import Callable, Iterator

@@ -3,6 +3,7 @@
 import hmac
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Between two looks at the record of a root."""
+FOLLOW_S = 600.0
+"""In which a server that listens is surely listed."""
 
 OpenShard = Callable[[Path, bool], Shard]
 """Verifies, maps and tests the shard of a snapshot folder; gently, if searches go on. Raises InvalidSnapshot."""
@@ -111,11 +114,12 @@ class Publishing:
                 self._root.update(lambda published: published.after_discard(name))
 
     def follow(self, stopped: threading.Event) -> None:
-        """Until then, serve what is published at others who share the root: who publishes knows of those that are
-        listed, and a server is listed only after it listens. What cannot be served is tried once.
+        """For FOLLOW_S, serve what is published at others who share the root: who publishes knows of those that are
+        listed, and a server is listed only after it listens. Not for ever: servers that nobody names would change over
+        one by one, and let go of what the others have. What cannot be served is tried once.
         """
-        tried, told = 0, ""
-        while self._root and not stopped.wait(LOOK_S):
+        tried, told, until = 0, "", time.monotonic() + FOLLOW_S
+        while self._root and time.monotonic() < until and not stopped.wait(LOOK_S):
             try:
                 sequence = self._root.read().sequence
                 if sequence > max(tried, self.held.sequence):
