@@ -304,16 +304,16 @@ def test_a_server_that_began_long_ago_serves_on_what_it_has(
         assert (server._follower.is_alive(), server.shard.folder.name) == (False, "a")
 
 
-def test_what_is_on_record_and_cannot_be_served_is_tried_once(
+def test_what_is_on_record_and_cannot_be_served_is_tried_again_ever_more_rarely(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, opens = Root.create(tmp_path / "root", built / "a"), IndexServer._open
-    opened, serving = list[str](), list[str]()
+    opened, serving, waits = list[str](), list[str](), list[float | None]()
     records = iter(
         [
             root.read(),
-            *[Published(sequence=2, current=str(built / "damaged"))] * 3,
-            *["half a record"] * 2,
+            *[Published(sequence=2, current=str(built / "damaged"))] * 2,
+            "half a record",
             Published(sequence=3, current=str(built / "three-shards")),
             Published(sequence=4, current=str(built / "b")),
             Published(sequence=2, current=str(built / "c")),
@@ -326,6 +326,7 @@ def test_what_is_on_record_and_cannot_be_served_is_tried_once(
 
         def wait(self, timeout: float | None = None) -> bool:
             serving.append(server.shard.folder.name)
+            waits.append(timeout)
             record = next(records, None)
             if isinstance(record, Published):
                 root._write(record)
@@ -340,9 +341,10 @@ def test_what_is_on_record_and_cannot_be_served_is_tried_once(
     monkeypatch.setattr(IndexServer, "_open", open_shard)
     server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root", retain_s=3600))
     server._publishing.follow(Looks())
-    assert serving == ["a"] * 8 + ["b"] * 2 + ["a"]
-    assert opened == ["a", "damaged", "three-shards", "b"]
-    assert [record.levelname for record in caplog.records].count("WARNING") == 3
+    assert serving == ["a"] * 6 + ["b"] * 2 + ["a"]
+    assert waits == [2, 2, 4, 8, 16, 32, 2, 2, 2]
+    assert opened == ["a", "damaged", "damaged", "three-shards", "b"]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 4
     server.stop(0)
 
 

@@ -116,19 +116,19 @@ class Publishing:
     def follow(self, stopped: threading.Event) -> None:
         """For FOLLOW_S, serve what is published at others who share the root: who publishes knows of those that are
         listed, and a server is listed only after it listens. Not for ever: servers that nobody names would change over
-        one by one, and let go of what the others have. What cannot be served is tried once.
+        one by one, and let go of what the others have. What cannot be served is tried again ever more rarely: every
+        byte may be read for it.
         """
-        tried, told, until = 0, "", time.monotonic() + FOLLOW_S
-        while self._root and time.monotonic() < until and not stopped.wait(LOOK_S):
+        wait_s, until = LOOK_S, time.monotonic() + FOLLOW_S
+        while self._root and time.monotonic() < until and not stopped.wait(wait_s):
             try:
-                sequence = self._root.read().sequence
-                if sequence > max(tried, self.held.sequence):
-                    tried = sequence
+                if self._root.read().sequence > self.held.sequence:
                     with self._changing:
                         self._catch_up(self._root, True)
+                wait_s = LOOK_S
             except OpenbookError as error:
-                if str(error) != told:
-                    log.warning("what is published may be another snapshot than is served: %s", told := str(error))
+                wait_s *= 2
+                log.warning("what is published may be another snapshot than is served: %s", error)
 
     def _reopen(self, folder: Path) -> None:
         """What was prepared when the server stopped; without it, it must be prepared again, and nothing is lost."""
