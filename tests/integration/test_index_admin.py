@@ -348,6 +348,27 @@ def test_what_is_on_record_and_cannot_be_served_is_tried_again_ever_more_rarely(
     server.stop(0)
 
 
+def test_no_failure_ends_the_following_of_a_record(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("openbook.index.server.admin.LOOK_S", 0.01)
+    root, opens = Root.create(tmp_path / "root", built / "a"), IndexServer._open
+    failures, followed = [MemoryError(), OSError("the disk is away")], threading.Event()
+
+    def open_shard(self: IndexServer, folder: Path, gently: bool) -> Shard:
+        if gently and failures:
+            raise failures.pop()
+        if gently:
+            followed.set()
+        return opens(self, folder, gently)
+
+    monkeypatch.setattr(IndexServer, "_open", open_shard)
+    with IndexServer(IndexServerSettings(snapshot=tmp_path / "root")):
+        root.update(lambda published: published.after_publish(str(built / "b"), 2))
+        assert followed.wait(10)
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "WARNING"] == [True] * 2
+
+
 def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root", built / "a")
     settings = IndexServerSettings(snapshot=tmp_path / "root")

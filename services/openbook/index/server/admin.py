@@ -126,9 +126,10 @@ class Publishing:
                     with self._changing:
                         self._catch_up(self._root, True)
                 wait_s = LOOK_S
-            except OpenbookError as error:
+            except Exception as error:  # whatever it is, the next look may find it gone
                 wait_s *= 2
-                log.warning("what is published may be another snapshot than is served: %s", error)
+                trace = None if isinstance(error, OpenbookError) else error
+                log.warning("what is published may be another snapshot than is served: %s", error, exc_info=trace)
 
     def _reopen(self, folder: Path) -> None:
         """What was prepared when the server stopped; without it, it must be prepared again, and nothing is lost."""
