@@ -187,6 +187,19 @@ def test_recall_below_what_is_configured_is_refused(built: Path, tmp_path: Path)
         assert "recall at 10 must be at least min_recall_at_10 = 0.9, found 0." in details
         assert "which was not measured" in refusal(admin.prepare, tmp_path / "old")[1]
 
+    class OneLook(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            was_set = self.is_set()
+            self.set()
+            return was_set
+
+    root = Root.create(tmp_path / "root", built / "a")
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root", min_recall_at_10=0.9))
+    root.update(lambda published: published.after_publish(str(tmp_path / "old"), 2))
+    server._publishing.follow(OneLook())
+    assert server.shard.folder == built / "a", "others may ask for less"
+    server.stop(0)
+
 
 def test_a_discarded_snapshot_is_gone(admin: Admin, built: Path) -> None:
     b = id_of(built / "b")

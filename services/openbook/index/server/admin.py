@@ -146,6 +146,8 @@ class Publishing:
             opened = {root.name_of(shard.folder): shard for _, shard in self.held.held()}
             shard = opened.get(published.current) or self._open(root.folder_of(published.current), gently)
             _check_follows(self.held.current, shard)
+            if gently:  # at a start what is on record is served, as in a restart
+                _check_recall(shard, self._min_recall_at_10)
             self.held.follow(shard.manifest.snapshot_id, shard, published.sequence)
             log.info("follow publication %d, of snapshot %s", published.sequence, shard.manifest.snapshot_id)
 
