@@ -382,6 +382,34 @@ def test_no_failure_ends_the_following_of_a_record(
     assert [record.exc_info is not None for record in caplog.records if record.levelname == "WARNING"] == [True] * 2
 
 
+def test_a_server_stops_while_the_disk_of_its_root_is_silent(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("openbook.index.server.admin.LOOK_S", 0.01)
+    monkeypatch.setattr("openbook.index.server.server.STOP_GRACE_S", 0.01)
+    Root.create(tmp_path / "root", built / "a")
+    looks, answers = threading.Event(), threading.Event()
+
+    def read(self: Root) -> Published:
+        looks.set()
+        answers.wait()
+        raise InvalidSnapshot("the disk is gone")
+
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))
+    monkeypatch.setattr(Root, "read", read)
+    server.start()
+    assert looks.wait(60)
+    stopping = threading.Thread(target=server.stop, args=(0,))
+    stopping.start()
+    stopping.join(10)
+    has_stopped = not stopping.is_alive()
+    answers.set()
+    stopping.join()
+    server._follower.join()
+    assert has_stopped
+    assert "the disk is gone" not in caplog.text, "nobody serves any more"
+
+
 def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root", built / "a")
     settings = IndexServerSettings(snapshot=tmp_path / "root")

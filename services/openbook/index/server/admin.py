@@ -127,6 +127,8 @@ class Publishing:
                         self._catch_up(self._root, True)
                 wait_s = LOOK_S
             except Exception as error:  # whatever it is, the next look may find it gone
+                if stopped.is_set():
+                    return
                 wait_s *= 2
                 trace = None if isinstance(error, OpenbookError) else error
                 log.warning("what is published may be another snapshot than is served: %s", error, exc_info=trace)

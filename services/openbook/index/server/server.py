@@ -166,7 +166,7 @@ class IndexServer:
         self._fetches.stop()
         self._workers.shutdown()
         if self._follower.ident is not None:
-            self._follower.join()
+            self._follower.join(STOP_GRACE_S)  # no longer: a disk may never answer
 
     def _open(self, folder: Path, gently: bool) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
