@@ -119,7 +119,11 @@ def everything_held(index: IndexTier) -> float:
 
 def _chosen(demand: Demand, machines: Sequence[Machine], c: Constants) -> tuple[IndexTier, EndpointTier]:
     """The cheapest two that are in time together; where none are, the fastest endpoint, and the cheapest index."""
-    indices, endpoints = [*_index_tiers(demand, machines, c)], [*_endpoint_tiers(demand, machines, c)]
+    endpoints = [*_endpoint_tiers(demand, machines, c)]
+    half_s, tail = demand.p99_s / 2, c["endpoint_tail"].value
+    left_s = {demand.p99_s - tier.answer_s * tail for tier in endpoints}  # for the search, beside each endpoint
+    limits_s = [half_s, *sorted((each for each in left_s if 0 < each < half_s), reverse=True)]
+    indices = [tier for limit_s in limits_s for tier in _index_tiers(demand, machines, limit_s, c)]
     if not indices:
         raise InvalidRequest(
             f"no index machine suffices for {demand.passages} passages of {demand.dimension} numbers, recall "
@@ -136,16 +140,17 @@ def _p99_s(index: IndexTier, endpoint: EndpointTier, c: Constants) -> float:
     return index.times.alone * c["index_tail"].value + endpoint.answer_s * c["endpoint_tail"].value
 
 
-def _index_tiers(demand: Demand, machines: Sequence[Machine], c: Constants) -> Iterator[IndexTier]:
+def _index_tiers(demand: Demand, machines: Sequence[Machine], limit_s: float, c: Constants) -> Iterator[IndexTier]:
+    """The cheapest of each kind whose search is in time: more shards are faster, on as many machines."""
     for index in (demand.index,) if demand.index else INDICES:
         if recall_of(index)[0] < demand.recall:
             continue
         for machine in machines:
-            tiers = _of_any_shards(demand, index, machine, c)
+            tiers = _of_any_shards(demand, index, machine, limit_s, c)
             yield from sorted(tiers, key=lambda tier: (tier.machines, tier.shape.n_shards))[:1]
 
 
-def _of_any_shards(demand: Demand, index: str, machine: Machine, c: Constants) -> Iterator[IndexTier]:
+def _of_any_shards(demand: Demand, index: str, machine: Machine, limit_s: float, c: Constants) -> Iterator[IndexTier]:
     """Those that suffice, with every number of shards that may be the best. Shards beyond one for each machine cost
     more, unless a search has to be divided further to be in time: then a multiple of the machines is the best.
     """
@@ -154,7 +159,7 @@ def _of_any_shards(demand: Demand, index: str, machine: Machine, c: Constants) -
     is_first = True
     while shards <= last:
         tier = index_tier(demand, Shape(n, demand.dimension, index, shards, demand.words, exact), machine, c)
-        if tier and tier.times.alone * c["index_tail"].value <= demand.p99_s / 2:
+        if tier and tier.times.alone * c["index_tail"].value <= limit_s:
             if is_first:  # on more machines than it takes, none is cheaper
                 last, is_first = min(last, max(2 * shards, tier.machines // (1 + demand.failures))), False
             yield tier

@@ -29,6 +29,7 @@ from openbook.planning.topology import topology as planned_topology
 from openbook.serving.access.exposure import check_exposure
 
 OFFERED = machines()
+WITHOUT_GPUS = tuple(machine for machine in OFFERED.machines if not machine.gpus)
 EXAMPLES = 25
 HUGE = Machines(
     machines=(
@@ -189,6 +190,11 @@ def test_search_and_answer_together_are_in_time_where_machines_on_offer_are_fast
         found = plan(Demand(passages=5_000_000, p99_s=p99_s), OFFERED, DEFAULTS)
         assert found.p99_s <= p99_s, found.endpoint.machine.name
         assert not any("fast enough" in each for each in found.warnings)
+    for passages, p99_s, offered in product((1_000_000, 5_000_000), (0.84, 0.9, 1.0), (OFFERED.machines, WITHOUT_GPUS)):
+        demand = Demand(passages=passages, p99_s=p99_s, index="Flat")  # up to 14 shards, on as many machines as one
+        found = plan(demand, Machines(machines=offered), DEFAULTS)
+        assert found.p99_s <= p99_s
+        assert found.index.price + found.endpoint.price == pytest.approx(0.8), found.endpoint.machine.name
     cheap, dear = (Machine(name=name, cores=4, memory_gb=16, disk_gb=200, price=p) for name, p in (("c", 1), ("d", 2)))
     for offered in ((cheap, dear), (dear, cheap)):  # none is in time, and both are as fast
         slow = plan(Demand(passages=1000, p99_s=0.1), Machines(machines=offered), DEFAULTS)
