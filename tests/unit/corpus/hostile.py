@@ -180,7 +180,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
         b"<html><head><meta charset=utf-8><body>" + LATIN + b"</html>",
         {"": "says it were utf-8, and is not"},
     ),
-    "klingon.html": (b"<html><head><meta charset=x-klingon></html>", {"": "in an encoding that nobody knows: x-kl"}),
+    "klingon.html": (b"<html><head><meta charset=x-klingon></head><body>" + LATIN + b"</html>", {"": "not UTF-8"}),
     "latin.csv": (b"id,text\n1,\xfc\n2,good words\n3\n", {":2": "not UTF-8", ":4": r"must have 2 columns .*, got 1"}),
     "wide.tsv": ("id\ttext\n".encode("utf-16"), {"": "UTF-16; lines must be UTF-8"}),
     "nameless.csv": (b"a,b\n1,2\n", {"": "the first line must name columns, one of them text or contents"}),

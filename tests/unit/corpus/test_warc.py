@@ -106,10 +106,14 @@ def test_a_media_type_says_what_a_fragment_is_and_its_charset() -> None:
         ("x-klingon", "iso-8859-1", "latin-1"),
         ("x-klingon", "", "utf-8"),
         ("hex", "", "utf-8"),  # Python's, and no text's
+        ("undefined", "utf-8", "utf-8"),  # Python's, and fails for whatever is there
+        ("utf-8", "windows-1252", "windows-1252"),
+        ("utf-7", "x-klingon", "utf-8"),
+        ("", "x-klingon", "utf-8"),
     ],
 )
 def test_a_server_knows_better_than_a_page_in_which_charset_it_is(of_server: str, of_page: str, written: str) -> None:
-    """As for browsers, if it is one that exists."""
+    """As for browsers, if it is one that exists and that it is in."""
     meta = f"<meta charset={of_page}>" if of_page else ""
     page = f"<html><head>{meta}<title>T</title></head><body><p>Café</p></body></html>"
     assert texts(response(page.encode(written), ("Content-Type", f"text/html; charset={of_server}"))) == ["Café"]

@@ -129,10 +129,13 @@ def _meta(tree: Any) -> dict[str, str]:
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """By its byte order mark, or else as its server says, or else as it says itself, as in browsers. Raises Failed."""
+    """By its byte order mark, or else as its server says, or else as it says itself, as in browsers, as far as these
+    exist and it is so; or else UTF-8. Raises Failed.
+    """
     if content.startswith(_MARKS):
         return decoded(content)
     own = next((name.decode() for said in _CHARSET.findall(content[:4096]) for name in said if name), "")
+    failed = None
     for name in (charset, own):
         try:
             known = codecs.lookup(_AS_BROWSERS.get(name.lower(), name)).name
@@ -142,13 +145,14 @@ def _decoded(content: bytes, charset: str) -> str:
             if own and encoding.startswith("utf-16"):  # it says so in ASCII, so it is not
                 encoding = "utf-8"
             return content.decode(encoding)
-        except LookupError:  # also of no name: the next one may be known
+        except UnicodeDecodeError as error:
+            failed = failed or Failed(f"says it were {name}, and is not: {error}")
+        except (LookupError, ValueError):  # no name, or one that nobody knows but Python
             continue
-        except ValueError as error:
-            raise Failed(f"says it were {name}, and is not: {error}") from None
-    if own:
-        raise Failed(f"in an encoding that nobody knows: {own}")
-    return decoded(content)
+    try:
+        return decoded(content)
+    except Failed as error:
+        raise failed or error from None
 
 
 def text_of(tree: Any) -> str:
