@@ -218,8 +218,8 @@ class RagGenerator:
             spelled,
             ids,
             decoded.log_likelihood,
-            decoded.log_prior[:n_hits],
-            decoded.log_posterior[:n_hits],
+            decoded.log_prior[:n_hits].copy(),  # a view would keep those of the whole batch
+            decoded.log_posterior[:n_hits].copy(),
             tuple(Token(*row, *place) for row, place in zip(rows, places, strict=True)),
             ended=ids[-1] in self._model.special.eos or len(ids) == self._checkpoint.max_answer_tokens,
         )
@@ -231,6 +231,6 @@ def _classification(labels: Sequence[str], scored: Sequence[Decoded], n_hits: in
         tuple(labels),
         log_likelihood,
         log_likelihood - np.logaddexp.reduce(log_likelihood),
-        scored[0].log_prior[:n_hits],
+        scored[0].log_prior[:n_hits].copy(),
         np.stack([each.log_posterior[:n_hits] for each in scored]),
     )

@@ -337,6 +337,17 @@ def test_every_token_says_how_likely_it_was_where_it_stands_and_which_passages_i
         assert said == (each.text.lower() if generator is _reader else each.text)
 
 
+@pytest.mark.parametrize(
+    "how", [GREEDY_TOKEN, replace(ALL_SETTINGS[0], n_answers=2), replace(GREEDY_TOKEN, labels=("Bell", "Warsaw"))]
+)
+def test_a_generation_that_is_kept_keeps_nothing_else_of_its_batch(how: GenerationSettings) -> None:
+    for each in _reader().generate(*zip(TELEPHONE, BIRTH, strict=True), how):
+        kept = [value for one in each.several for value in (one.log_prior, one.log_posterior)]
+        if chosen := each.classification:
+            kept += [chosen.log_likelihood, chosen.log_probability, chosen.log_prior, chosen.log_posterior]
+        assert all(value.base is None for value in kept)
+
+
 def test_several_answers_come_best_first_and_the_first_is_the_one_that_comes_alone() -> None:
     pair = list(zip(TELEPHONE, BIRTH, strict=True))
     for how in (ALL_SETTINGS[0], ALL_SETTINGS[2]):
