@@ -427,6 +427,7 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
     ("old", "new", "message"),
     [
         ("shards: 4", "shards: 0", r"index\.shards"),
+        ("snapshot: ~/", "snapshot: $HOME/", r"index\.snapshot = '\$HOME/openbook/snapshot': .*pattern"),
         ("replicas: 2\n", "replica: 2\n", r"index\.replica: .*not permitted"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         (

@@ -234,8 +234,7 @@ def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dic
     """
     exports, ports, index = _exports(topology, home, more), topology.ports, topology.index
     started = _started(f"--head --port={ports.ray} --autoscaling-config=~/ray_bootstrap_config.yaml")
-    at_home = "~/" if index.snapshot.startswith("~/") else ""  # which the shell replaces, unless it is quoted
-    snapshot = at_home + shlex.quote(index.snapshot.removeprefix("~/"))
+    snapshot = shlex.quote(index.snapshot)  # the index machines know their ~
     serve = (
         f"{BIN}/openbook deploy serve {home}/openbook/serve.yaml --index-nodes {n_index} --shards {index.shards} "
         f"--index-port {ports.index} --redis-port {ports.redis} --keys-port {ports.keys} --snapshot {snapshot}"

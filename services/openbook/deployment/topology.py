@@ -65,7 +65,8 @@ class Index(Section):
     # of each server, page cache included; of 10^9 bytes
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
     disk_gb: Positive = 100  # of each machine
-    snapshot: str = "~/openbook/snapshot"  # its folder on the machines
+    # its folder on the machines, which know their ~, and no variables
+    snapshot: Annotated[str, Field(pattern=r"^[^$]+$")] = "~/openbook/snapshot"
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
 
     @property
