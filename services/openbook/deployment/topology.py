@@ -222,7 +222,8 @@ class Topology(Section):
                 raise ValueError(str(error)) from None
             for name, tls in (("index", told.index.tls), ("serving", told.serving.tls)):
                 if tls:  # of which nothing would be left, not even who may connect
-                    why = "what is rendered has the files of `secrets`. Certificates of clients: docs/keys.md#tls"
+                    own = f"OPENBOOK_{name.upper()}__TLS of the endpoint's container or unit (docs/keys.md#tls)"
+                    why = f"what is rendered has the files of `secrets`. Certificates of clients: {own}"
                     raise ValueError(f"endpoint: {name}.tls cannot be set here: {why}")
         return self
 
