@@ -116,11 +116,11 @@ def test_what_fails_for_want_of_a_place_a_shard_or_a_model_is_given_back(
 ) -> None:
     async def scenario() -> None:
         quotas = Quotas(None, ManualClock(1000.0))
-        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=3)))
+        quotas.open(web(questions_per_day=3))
         with pytest.raises(error):
             async with quotas.charged("web", 2):
                 raise error("none")
-        assert f"r={n_left};" in quotas.headers("web")["ratelimit"]
+        assert f"r={n_left};" in quotas.headers(web(questions_per_day=3))["ratelimit"]
         for _ in range(n_left):
             await quotas.charge("web")
         with pytest.raises(QuotaExceeded):
@@ -141,11 +141,16 @@ class Shared(Counters):
         return take(self.counts, asked, int(self.clock())) if self.is_up else None
 
 
+def web(**limits: int) -> Identity:
+    """A caller, by a key with these limits."""
+    return Identity("web", "", frozenset(), Limits(**limits))
+
+
 def five_a_day() -> tuple[Quotas, Shared]:
     clock = ManualClock(1000.0)
     shared = Shared(clock)
     quotas = Quotas(shared, clock)
-    quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=5)))
+    quotas.open(web(questions_per_day=5))
     return quotas, shared
 
 
@@ -175,7 +180,7 @@ def test_what_redis_counted_is_given_back_there_with_the_next_question_if_it_is_
         quotas, shared = five_a_day()
         for n_questions in (1, 3):
             await give_back(quotas, shared, n_questions, was_up=True, is_up=False)
-        assert "r=5;" in quotas.headers("web")["ratelimit"]
+        assert "r=5;" in quotas.headers(web(questions_per_day=5))["ratelimit"]
         shared.is_up = True
         await asyncio.gather(*(quotas.charge("web") for _ in range(3)))  # one of them takes it along
         assert shared.counts == {"questions-day": (0, 3)}
@@ -212,10 +217,10 @@ def test_what_is_owed_under_a_callers_other_key_is_given_back_too() -> None:
     async def scenario() -> None:
         quotas, shared = five_a_day()
         await give_back(quotas, shared, 5, was_up=True, is_up=False)
-        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=5)))
+        quotas.open(web(questions_per_minute=5))
         await give_back(quotas, shared, 1, was_up=True, is_up=True)
         assert shared.counts == {"questions-day": (0, 0), "questions-minute": (16, 0)}
-        assert "questions-minute" in quotas.headers("web")["ratelimit"]
+        assert "questions-minute" in quotas.headers(web(questions_per_minute=5))["ratelimit"]
 
     asyncio.run(scenario())
 
@@ -248,12 +253,13 @@ def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
     async def scenario() -> None:
         clock = ManualClock(1000.5)  # 40 s into a minute
         quotas = Quotas(None, clock)
-        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_minute=3, questions_per_day=5)))
-        assert quotas.headers("web") == {}
+        identity = web(questions_per_minute=3, questions_per_day=5)
+        quotas.open(identity)
+        assert quotas.headers(identity) == {}
         await quotas.charge("web", 2)
         told = []
         for _ in range(3):
-            told.append(quotas.headers("web")["ratelimit"])
+            told.append(quotas.headers(identity)["ratelimit"])
             clock.advance(15)
         assert told == [
             '"questions-minute";r=1;t=20, "questions-day";r=3;t=85400',
@@ -264,14 +270,14 @@ def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
     asyncio.run(scenario())
 
 
-def test_who_comes_with_a_key_without_limits_is_told_of_none() -> None:
+def test_everyone_is_told_of_the_limits_of_the_key_he_came_with_whichever_came_last() -> None:
     async def scenario() -> None:
         quotas, _ = five_a_day()
         await quotas.charge("web", 2)
-        quotas.open(Identity("web", "", frozenset(), Limits()))
-        assert quotas.headers("web") == {}
-        quotas.open(Identity("web", "", frozenset(), Limits(questions_per_day=5)))
-        assert "r=3;" in quotas.headers("web")["ratelimit"]
+        for latest in (web(), web(questions_per_day=5)):
+            quotas.open(latest)
+            assert quotas.headers(web()) == {}
+            assert "r=3;" in quotas.headers(web(questions_per_day=5))["ratelimit"]
 
     asyncio.run(scenario())
 

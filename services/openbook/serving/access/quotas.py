@@ -135,13 +135,13 @@ class Quotas:
             account.owe(due, now)
         return taken
 
-    def headers(self, caller: str) -> dict[str, str]:
-        """What this caller is told of where he stands now, by lower-case name."""
-        account = self._accounts.get(caller)
+    def headers(self, identity: Identity) -> dict[str, str]:
+        """What this caller is told of where he stands now, under the limits of this key, by lower-case name."""
+        account = self._accounts.get(identity.caller)
         if account is None or account.last is None:
             return {}
         asked, taken, at = account.last
-        if account.policies != tuple(policy for policy, _ in asked):  # of another key of his, or of a former limit
+        if policies_of(identity.limits) != tuple(policy for policy, _ in asked):  # another key's, or a former limit's
             return {}
         return headers(standings(asked, taken, max(0, int(self._clock()) - int(at))))
 

@@ -48,7 +48,7 @@ class Guarded:
 
         async def send_with_quota(message: Message) -> None:
             if identity and message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._gate.quotas.headers(identity.caller))
+                MutableHeaders(scope=message).update(self._gate.quotas.headers(identity))
             await send(message)
 
         await self._app(scope, receive, send_with_quota)

@@ -206,7 +206,7 @@ class _Call:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        quota = self._gate.quotas.headers(self._identity.caller) if self._gate and self._identity else {}
+        quota = self._gate.quotas.headers(self._identity) if self._gate and self._identity else {}
         trailing: list[tuple[str, str | bytes]] = [("request_id", self._request_id), *quota.items()]
         if not isinstance(error, Exception):
             if quota and error is None:
