@@ -240,16 +240,26 @@ def test_planned_pods_fit_on_the_planned_machines(passages: int, dimension: int)
         asked = pod["spec"]["containers"][0]["resources"]["requests"]
         assert 0.5 * tier.machine.cores < n * quantity(asked["cpu"]) <= 0.9 * tier.machine.cores
         assert 0.5e9 * tier.machine.memory_gb < n * quantity(asked["memory"]) <= 0.9e9 * tier.machine.memory_gb
-    limit = round(quantity(index["spec"]["containers"][0]["resources"]["limits"]["memory"]))
+
+
+@pytest.mark.parametrize("memory_gb", [0.001, 4.8, 1234.567, 2_000_000])
+def test_an_index_server_has_the_same_memory_everywhere(memory_gb: float) -> None:
+    index = TOPOLOGY.index.model_copy(update={"memory_gb": memory_gb})
+    files = render.render(TOPOLOGY.model_copy(update={"index": index}))
+    servers = [each for each in yaml.safe_load_all(files["deploy/kubernetes/base/index.yaml"]) if each]
+    server = next(each for each in servers if each["kind"] == "StatefulSet")["spec"]["template"]
+    limit = round(quantity(server["spec"]["containers"][0]["resources"]["limits"]["memory"]))
+    assert limit == pytest.approx(memory_gb * 1e9, rel=1e-9)
     assert yaml.safe_load(files["deploy/compose.yaml"])["services"]["index-0"]["mem_limit"] == limit
     assert f"\nMemoryHigh={limit}\n" in files["deploy/systemd/openbook-index@.service"]
 
 
 def quantity(text: str) -> float:
     """As Kubernetes reads it."""
-    units = {"m": 1e-3, "": 1.0, "G": 1e9, "Gi": 2**30, "Mi": 2**20}
-    number = text.rstrip("GMim")
-    return float(number) * units[text[len(number) :]]
+    units = {"m": 1e-3, "": 1.0, "M": 1e6, "G": 1e9, "Gi": 2**30, "Mi": 2**20}
+    read = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text)
+    assert read, text
+    return float(read[1]) * units[read[2]]
 
 
 def test_ray_listens_where_the_topology_says() -> None:
@@ -428,6 +438,7 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
     [
         ("shards: 4", "shards: 0", r"index\.shards"),
         ("snapshot: ~/", "snapshot: $HOME/", r"index\.snapshot = '\$HOME/openbook/snapshot': .*pattern"),
+        ("memory_gb: 16\n", "memory_gb: 0.00001\n", r"index\.memory_gb = 1e-05: .*greater than or equal to 0\.001"),
         ("replicas: 2\n", "replica: 2\n", r"index\.replica: .*not permitted"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         (

@@ -59,8 +59,8 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
         "readinessProbe": {"exec": {"command": check}, "periodSeconds": 15, "timeoutSeconds": 8},
         "livenessProbe": {"exec": {"command": check}, "periodSeconds": 30, "timeoutSeconds": 8},
         "resources": {
-            "requests": {"cpu": requested(topology.index.threads), "memory": f"{topology.index.memory_gb:g}G"},
-            "limits": {"memory": f"{topology.index.memory_gb:g}G"},
+            "requests": {"cpu": requested(topology.index.threads), "memory": f"{topology.index.memory_mb}M"},
+            "limits": {"memory": f"{topology.index.memory_mb}M"},
         },
         "securityContext": guarded(),
         "volumeMounts": [

@@ -63,16 +63,21 @@ class Index(Section):
     replicas: Positive = 2  # of each shard, each on a machine of its own
     threads: Positive = 2  # of FAISS, of each server
     # of each server, page cache included; of 10^9 bytes
-    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
+    memory_gb: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 8
     disk_gb: Positive = 100  # of each machine
     # its folder on the machines, which know their ~, and no variables
     snapshot: Annotated[str, Field(pattern=r"^[^$]+$")] = "~/openbook/snapshot"
     fetch: str | None = None  # a shell command that brings it there; with none, it lies there
 
     @property
+    def memory_mb(self) -> int:
+        """Of each server; of 10^6 bytes."""
+        return round(self.memory_gb * 1000)
+
+    @property
     def memory_bytes(self) -> int:
         """Of each server."""
-        return round(self.memory_gb * 1e9)
+        return self.memory_mb * 10**6
 
 
 class Endpoint(Section):
