@@ -115,13 +115,13 @@ class Log(RecordLog[Record]):
 def read_records(path: Path, kind: type[R]) -> list[R]:
     """All of a file. Raises InvalidConfig: it cannot be read, or a line is none; names file and line."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:  # a line may be cut inside a character
             return [_record(line, kind, f"{path}:{number}") for number, line in enumerate(file, start=1)]
     except OSError as error:
         raise InvalidConfig(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _record(line: str, kind: type[R], where: str) -> R:
+def _record(line: bytes, kind: type[R], where: str) -> R:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:

@@ -146,6 +146,15 @@ def test_a_picture_of_no_kind_is_refused_before_the_fit(write: Write, tmp_path: 
     assert not (tmp_path / CONFIDENCE).exists()
 
 
+def test_a_line_that_is_cut_inside_a_character_is_named(write: Write, tmp_path: Path) -> None:
+    some, others = write("some", 0), write("others", 1)
+    n_lines = len((some / PREDICTIONS).read_bytes().splitlines())
+    with (some / PREDICTIONS).open("ab") as file:
+        file.write('{"file": "é'.encode()[:-1])
+    with pytest.raises(InvalidConfig, match=rf"some/predictions\.jsonl:{n_lines + 1}: is not a record of"):
+        calibrate(tmp_path, [some], [others])
+
+
 def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_path: Path) -> None:
     some, more, others, picture = write("some", 0), write("more", 1), write("others", 2), tmp_path / "picture.png"
     command = ["calibrate", tmp_path, some, more, "--on", others, "--picture", picture]
