@@ -3,12 +3,11 @@
 import errno
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -16,6 +15,7 @@ from threading import Event
 import numpy as np
 import pytest
 import tiny_encoders
+from small_disk import files_of_at_most
 from typer.testing import CliRunner
 
 from openbook.cli import app
@@ -87,17 +87,6 @@ def test_it_says_how_much_is_read_though_nobody_knows_how_much_there_is(
         ("read", 5, 5),
     ]
     assert [name for name, *_ in seen[:5]] == [*["read"] * 4, "encode"]
-
-
-@contextmanager
-def files_of_at_most(size_bytes: int) -> Iterator[None]:
-    """What the kernel says beyond it, it says of a full disk too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_without_room_is_one_line_and_the_build_goes_on_when_there_is(

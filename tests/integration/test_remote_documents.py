@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from object_storage import gs, make_folder, s3
+from small_disk import files_of_at_most
 from typer.testing import CliRunner
 from web_files import WebFiles, serving
 
@@ -306,6 +307,13 @@ def test_a_web_address_names_no_file_outside(
         assert (file.read_bytes(), file.parent) == (b"good", tmp_path / "out.documents")
         assert file.name.strip(".")
         assert set(names(file.parent)) == {".fetched.jsonl", ".lock", file.name}
+
+
+def test_a_disk_that_fills_up_cuts_no_document(corpus: Path, tmp_path: Path) -> None:
+    with files_of_at_most(3 * PIECE), pytest.raises(InvalidDocuments, match=r"cannot be written: File too large$"):
+        fetched(f"file://{corpus}", tmp_path / "out", raise_it).__enter__()
+    with fetched(f"file://{corpus}", tmp_path / "out", raise_it) as folder:
+        assert contents(folder) == contents(corpus)
 
 
 def test_what_is_here_needs_no_room_again(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from object_storage import gs, s3
+from small_disk import files_of_at_most
 from web_files import WebFiles, serving
 
 from openbook.config import IndexClientSettings, IndexServerSettings
@@ -222,6 +223,17 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
     with pytest.raises(ShardUnavailable, match=r"new: \d{6} bytes are needed, 1000 are free"):
         fetch(f"{web.url}/new", tmp_path / "new")
     assert set(web.sent) == {"/new/manifest.json", "/new/bm25/about.json"}
+
+
+def test_a_disk_that_fills_up_cuts_no_file(built: Path, tmp_path: Path) -> None:
+    largest = max(map(len, contents(built / "new").values()))
+    with (
+        files_of_at_most(largest - 1),
+        pytest.raises(ShardUnavailable, match=r"cannot be written: File too large$"),
+    ):
+        fetch(f"file://{built}/new", tmp_path / "new")
+    fetch(f"file://{built}/new", tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(built / "new")
 
 
 def test_what_was_altered_since_it_was_fetched_is_fetched_anew(web: WebFiles, built: Path, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class _Fetch:
             pieces = self._place.stream(listed.path, self._piece_bytes)
         else:
             pieces = self._place.pieces(listed.path, begun, listed.size_bytes, self._piece_bytes)
-        with partial.open("r+b" if begun else "wb", buffering=0) as out:
+        with partial.open("r+b" if begun else "wb") as out:
             out.truncate(begun)
             out.seek(begun)
             transfer.count(begun)
@@ -229,6 +229,7 @@ class _Fetch:
                 if transfer.stopped.is_set():
                     return False
                 out.write(piece)
+                out.flush()
                 os.fdatasync(out.fileno())
                 transfer.count(len(piece))
         return True

@@ -1,11 +1,11 @@
 """Index files that are written through little memory are those that FAISS writes."""
 
 import errno
-import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_disk import files_of_at_most
 
 from openbook.index.shard.engine import Index
 
@@ -30,13 +30,8 @@ def test_blocks_give_the_bytes_of_all_at_once(factory: str, n: int, tmp_path: Pa
 def test_a_full_disk_is_told_as_others_tell_it(tmp_path: Path) -> None:
     index = Index.from_factory("Flat", D)
     index.add(np.zeros((5000, D), np.float32))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as raised:
-            index.write(tmp_path / "index")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(10_000), pytest.raises(OSError, match="File too large") as raised:
+        index.write(tmp_path / "index")
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "index"))
     with pytest.raises(RuntimeError, match="No such file"):
         index.write(tmp_path / "none" / "index")

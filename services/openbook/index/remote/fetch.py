@@ -170,7 +170,7 @@ def _fetch_file(
         if begun > file.size_bytes:
             partial.unlink()
             begun = 0
-        with partial.open("a+b", buffering=0) as out:
+        with partial.open("a+b") as out:
             out.seek(0)
             sha256 = hashlib.file_digest(out, "sha256") if begun else hashlib.sha256()
             transfer.count(begun)
@@ -178,6 +178,7 @@ def _fetch_file(
                 if transfer.stopped.is_set():
                     return
                 out.write(piece)
+                out.flush()  # who is killed goes on here
                 sha256.update(piece)
                 transfer.count(len(piece))
         if sha256.hexdigest() == file.sha256:
