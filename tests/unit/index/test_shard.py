@@ -13,13 +13,14 @@ from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, Inv
 from openbook.index.building.build import build_snapshot
 from openbook.index.shard import gpu
 from openbook.index.shard import shard as shard_module
-from openbook.index.shard.engine import NEVER, Tuning, calibrate
+from openbook.index.shard.engine import NEVER, Index, Tuning, calibrate
 from openbook.index.shard.shard import Shard
 
 N, D = 600, 16
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((N, D)).astype(np.float32)
 QUERIES = RNG.standard_normal((30, D)).astype(np.float32)
+BEAM_OF_64 = SearchParameters(ef_search=64)
 
 
 def build(out: Path, factory: str, vectors: Float32 = VECTORS) -> Shard:
@@ -102,6 +103,21 @@ def test_wider_finds_everything_and_narrower_less(
     for query, ids, scores in zip(QUERIES, found.ids, found.scores, strict=True):
         assert canonical_scores(query, VECTORS[ids]).tolist() == scores.tolist()
     same(shard.search(QUERIES, 10, Deadline.never(), AS_BUILT), shard.search(QUERIES, 10, Deadline.never()))
+
+
+def test_a_graph_behind_a_transform_is_searched_as_widely_as_others(tmp_path: Path) -> None:
+    shard = build(tmp_path / "s", "PCA8,HNSW12")
+    same(shard.search(QUERIES, 3, Deadline.never()), shard.search(QUERIES, 3, Deadline.never(), BEAM_OF_64))
+    assert (shard.width(BEAM_OF_64), shard.wider(AS_BUILT)) == (1, SearchParameters(ef_search=128, rerank_factor=8))
+
+
+def test_how_widely_a_graph_is_searched_is_what_its_file_says() -> None:
+    index = Index.from_factory("PCA8,HNSW12", D)
+    index.train(VECTORS)
+    index.add(VECTORS)
+    assert index.reach(AS_BUILT) == 64
+    index._inner.hnsw.efSearch = 16  # as it was built until November 2026
+    assert (index.reach(AS_BUILT), index.wider(AS_BUILT)) == (16, SearchParameters(ef_search=32))
 
 
 def test_a_large_batch_is_searched_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

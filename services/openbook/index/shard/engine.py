@@ -170,8 +170,8 @@ class Index:
         ivf = self._faiss.try_extract_index_ivf(self._index)
         if ivf is not None:  # FAISS would look into a single list
             ivf.nprobe = min(ivf.nlist, max(MIN_PROBES, 2 * round(ivf.nlist**0.5)))
-        elif hasattr(self._index, "hnsw"):
-            self._index.hnsw.efSearch = SEARCH_BEAM
+        elif "ef_search" in self.knows:
+            self._inner.hnsw.efSearch = SEARCH_BEAM
 
     def empty_copy(self) -> "Index":
         """Another one, trained alike."""
@@ -278,7 +278,7 @@ class Index:
             nprobe = min(2 * (parameters.nprobe or self._inner.nprobe), self._most_probes)
             return replace(parameters, nprobe=nprobe)
         if "ef_search" in self.knows:
-            return replace(parameters, ef_search=min(2 * (parameters.ef_search or SEARCH_BEAM), MAX_BEAM))
+            return replace(parameters, ef_search=min(2 * (parameters.ef_search or self._inner.hnsw.efSearch), MAX_BEAM))
         return parameters
 
     def reach(self, parameters: SearchParameters) -> int:
@@ -286,7 +286,7 @@ class Index:
         if "nprobe" in self.knows:
             return min(parameters.nprobe or self._inner.nprobe, self._most_probes)
         if "ef_search" in self.knows:
-            return min(parameters.ef_search or SEARCH_BEAM, max(len(self), 1))
+            return min(parameters.ef_search or self._inner.hnsw.efSearch, max(len(self), 1))
         return 1
 
     def _parameters(self, parameters: SearchParameters) -> Any:
