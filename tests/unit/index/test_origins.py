@@ -15,7 +15,7 @@ from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk import origins
-from openbook.index.disk.origins import PLACES, STRINGS, check_origins, is_of_origins, origin_files
+from openbook.index.disk.origins import LASTING_POSITIONS, PLACES, STRINGS, check_origins, is_of_origins, origin_files
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.index.shard.shard import Shard
@@ -132,6 +132,23 @@ def test_a_row_that_names_nothing_is_found(tmp_path: Path, name: str, column: st
     np.save(tmp_path / name, rows)
     with pytest.raises(InvalidSnapshot, match=rf"{name}: rows must be 0\.\.\d, found 0\.\.99"):
         check_origins(tmp_path, (), 4)
+
+
+@pytest.mark.parametrize(("name", "column"), [(PLACES, "document"), (PLACES, "section"), ("documents.npy", "path")])
+def test_a_row_that_names_nothing_does_not_end_the_passages(tmp_path: Path, name: str, column: str) -> None:
+    write_passages(tmp_path, [passage(i) for i in range(4)], fields=())
+    rows = np.load(tmp_path / name)
+    rows[column][1] = 99
+    np.save(tmp_path / name, rows)
+    with pytest.raises(InvalidSnapshot, match=rf"^{tmp_path}: the origin at \d names what is not there"):
+        list(PassageReader(tmp_path, 0, ()))
+
+
+def test_a_lasting_id_of_no_passage_is_told(tmp_path: Path) -> None:
+    write_passages(tmp_path, [passage(0)], fields=())
+    np.save(tmp_path / LASTING_POSITIONS, np.array([99], np.int32))
+    with pytest.raises(InvalidSnapshot, match=rf"{LASTING_POSITIONS}: rows must be 0\.\.0, found 99"):
+        PassageReader(tmp_path, 0, ()).find(passage(0).lasting_id)
 
 
 def test_texts_that_are_cut_off_are_found(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Origins:
     """
 
     def __init__(self, folder: Path, fields: Sequence[Field], n_passages: int) -> None:
+        self._folder = folder
         self._fields = tuple(fields)
         self._places = read_array(folder / PLACES, PLACE, (n_passages,))
         self._documents = read_array(folder / DOCUMENTS, DOCUMENT, (None,))
@@ -173,6 +174,12 @@ class Origins:
         return len(self._places)
 
     def __getitem__(self, position: int) -> Origin:
+        try:
+            return self._origin(position)
+        except IndexError:  # which would be the end to who reads one after the other
+            raise InvalidSnapshot(f"{self._folder}: the origin at {position} names what is not there") from None
+
+    def _origin(self, position: int) -> Origin:
         row, start, end, section, page = self._places.item(position)
         digest, path, url = self._documents.item(row)
         string = self._string
@@ -196,7 +203,12 @@ class Origins:
         """The positions of the passages whose lasting id begins like this one: hardly ever more than one."""
         key = np.array(_key(lasting_id), KEY)
         first, end = (int(np.searchsorted(self._lasting, key, side)) for side in ("left", "right"))
-        return [int(position) for position in self._positions[first:end]]
+        positions: list[int] = self._positions[first:end].tolist()
+        for each in positions:
+            if not 0 <= each < len(self):
+                path = self._folder / LASTING_POSITIONS
+                raise InvalidSnapshot(f"{path}: rows must be 0..{len(self) - 1}, found {each}")
+        return positions
 
     def _values(self, row: int) -> dict[str, FieldValue]:
         found: dict[str, FieldValue] = {}
