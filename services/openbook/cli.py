@@ -1,6 +1,5 @@
 """One command per job. What a command needs is imported inside it, so that `--help` and the index tier stay light."""
 
-import errno
 import os
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from openbook import __version__
+from openbook import __version__, files
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.doctor.command import doctor
@@ -629,8 +628,8 @@ def main() -> None:
         print(f"openbook: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
     except OSError as error:  # a file that a command was told to write or read
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # found while writing
-            print(f"openbook: {error.strerror}", file=sys.stderr)
+        if error.filename is None and (why := files.why_full(error)):  # found while writing
+            print(f"openbook: {why}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter writes at its end what could not be written
             sys.exit(1)
         if error.filename is None or isinstance(error, ConnectionError):

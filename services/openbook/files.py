@@ -33,6 +33,13 @@ def write(path: Path, text: str) -> None:
         raise
 
 
+def why_full(error: OSError) -> str | None:
+    """What an error says of a disk that takes no more; None of another error."""
+    if error.errno is None and " requested and " in str(error):  # NumPy wrote less, and does not say why
+        return os.strerror(errno.ENOSPC)
+    return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+
+
 def check_place(path: Path) -> None:
     """Before long work. Raises InvalidConfig: no file can be written there."""
     if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
@@ -76,13 +83,17 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 def new_folder(folder: Path) -> Iterator[Path]:
     """An empty folder to write into, which takes its name at the end of the body, where nothing may have it by then.
 
-    What an earlier writer left unfinished is removed. By one writer at a time.
+    Where the body fails, it goes; what a killed writer left unfinished is removed. By one writer at a time.
     """
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    put(partial, folder)
+    try:
+        yield partial
+        put(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def partial_of(path: Path) -> Path:

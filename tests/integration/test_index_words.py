@@ -1,7 +1,11 @@
 """Passages found by their words: as bm25s finds them, whatever the shards, and never from two snapshots."""
 
 import asyncio
+import errno
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +16,7 @@ import bm25s
 import grpc
 import numpy as np
 import pytest
+from small_disk import files_of_at_most
 from typer.testing import CliRunner
 
 from openbook import wire
@@ -149,6 +154,18 @@ def test_a_snapshot_without_words_says_how_to_get_them_and_servers_find_them(tmp
     assert {path.name for path in snapshot.iterdir()} == {"bm25", "manifest.json", "shard-0000", "shard-0001"}
     with pytest.raises(InvalidConfig, match="bm25: exists"):
         add_bm25(snapshot)
+
+
+def test_words_that_find_no_room_are_one_line_and_leave_the_snapshot_as_it_was(tmp_path: Path) -> None:
+    snapshot = built(tmp_path / "s", words=False)
+    before = sorted(snapshot.rglob("*"))
+    with files_of_at_most(200):
+        command = [sys.executable, "-m", "openbook.cli", "index", "bm25", str(snapshot)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *_, said = done.stderr.splitlines()
+    assert (done.returncode, said) == (1, f"openbook: {os.strerror(errno.ENOSPC)}")
+    assert sorted(snapshot.rglob("*")) == before
+    add_bm25(snapshot)
 
 
 def test_damage_is_found(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space left"):
         files.write(tmp_path / "note", "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"note": "former"}
-    with pytest.raises(OSError, match="No space left"), files.new_folder(tmp_path / "new"):
-        pass
-    assert not (tmp_path / "new").exists()
+    with pytest.raises(OSError, match="No space left"), files.new_folder(tmp_path / "new") as folder:
+        (folder / "a").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["note"], "nobody can use what was not finished"
 
 
 def test_where_no_file_can_be_written_is_told_before(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The folder of a build at work: what it is made from, how far it has come, and what must not be in it."""
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -129,10 +127,8 @@ def told_if_full(work: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_cut = error.errno is None and " requested and " in str(error)  # NumPy wrote less, and does not say why
-        if not (is_cut or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+        if (why := files.why_full(error)) is None:
             raise
-        why = error.strerror or os.strerror(errno.ENOSPC)
         hint = "with more room the same command does"
         if (work / LEFT).exists():
             shutil.rmtree(work / LEFT)

@@ -186,8 +186,10 @@ def add_bm25(snapshot: Path, on_progress: OnProgress = lambda stage, done, total
     readers = [PassageReader(held.shard_folder(i), held.shard(i).first_id) for i in shards]
     n_passages, every = held.manifest.n_passages, chain.from_iterable(readers)
     with undisturbed(snapshot):
-        write_bm25(snapshot, every, held.manifest.snapshot_id, lambda done: on_progress("words", done, n_passages))
-    (snapshot / LOCK).unlink()
+        try:
+            write_bm25(snapshot, every, held.manifest.snapshot_id, lambda done: on_progress("words", done, n_passages))
+        finally:
+            (snapshot / LOCK).unlink(missing_ok=True)  # who opened it before another one removed it has none
     return n_passages
 
 
