@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
 from pathlib import Path
 
+import aiohttp
+import fsspec
 import numpy as np
 import pytest
 from object_storage import gs, s3
@@ -186,6 +188,20 @@ def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch
         fetch(f"{web.url}/new", tmp_path / "new")
     assert not web.sent
     assert not (tmp_path / "new").exists()
+
+
+def test_a_web_server_may_be_slow_but_not_silent(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=1e-9))  # of all of an answer
+    monkeypatch.setattr(places, "PAUSES_S", ())
+    fetch(f"{web.url}/new", tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(built / "new")
+    monkeypatch.setattr(places, "SILENCE_S", 0.1)
+    web.held_after = 0
+    with pytest.raises(ShardUnavailable, match=rf"{MANIFEST}: Timeout on reading data from socket"):
+        fetch(f"{web.url}/old", tmp_path / "old")
 
 
 @pytest.mark.parametrize("name", ["shard-0001/vectors.npy", "shard-0000/passages.bin", "bm25/data.csc.index.npy"])

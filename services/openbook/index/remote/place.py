@@ -18,6 +18,7 @@ SCHEMES = {"file": "", "http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs"
 """What may be read, and the package that fsspec needs for it. No other: fsspec knows schemes that run commands."""
 PIECE_BYTES = 8 << 20  # read by one request; what is lost where a connection breaks
 PAUSES_S = (0.2, 1.0, 5.0)  # before a piece is asked for again
+SILENCE_S = 60.0  # of a web server, after which it is asked again; what it sends may take as long as it likes
 
 VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")
 """What fsspec's file systems call what changes with a file's bytes, the surest first."""
@@ -80,7 +81,12 @@ class Place:
         try:
             import fsspec
 
-            return fsspec.filesystem(scheme, **({"allow_redirects": self.follows} if scheme.startswith("http") else {}))
+            if not scheme.startswith("http"):
+                return fsspec.filesystem(scheme)
+            import aiohttp
+
+            silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+            return fsspec.filesystem(scheme, allow_redirects=self.follows, client_kwargs={"timeout": silence})
         except ImportError:
             names = " and ".join(filter(None, ("fsspec", SCHEMES[scheme])))
             raise InvalidConfig(f"{scheme}:// needs {names}: pip install 'openbook[remote]'") from None
@@ -222,6 +228,9 @@ class Place:
                 refused = 400 <= status < 500 and status not in _PASSING
                 for_good = isinstance(error, _FOR_GOOD) or refused or "range requests" in str(error)
                 if pause_s is None or for_good:
-                    raise ShardUnavailable(f"{self.at(path)}: {str(error) or type(error).__name__}") from None
+                    why = (
+                        str(error) or str(error.__cause__ or "") or type(error).__name__
+                    )  # fsspec's timeouts say nothing
+                    raise ShardUnavailable(f"{self.at(path)}: {why}") from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
