@@ -204,6 +204,14 @@ def test_a_web_server_may_be_slow_but_not_silent(
         fetch(f"{web.url}/old", tmp_path / "old")
 
 
+def test_a_web_server_that_compresses_is_asked_for_bytes_as_they_are(
+    web: WebFiles, built: Path, tmp_path: Path
+) -> None:
+    web.compresses = ".json"
+    fetch(f"{web.url}/new", tmp_path / "new", piece_bytes=5_000)
+    assert contents(tmp_path / "new") == contents(built / "new")
+
+
 @pytest.mark.parametrize("name", ["shard-0001/vectors.npy", "shard-0000/passages.bin", "bm25/data.csc.index.npy"])
 def test_a_damaged_file_is_named_and_no_snapshot_appears(name: str, copy: Path, tmp_path: Path) -> None:
     content = (copy / name).read_bytes()

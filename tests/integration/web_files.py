@@ -1,5 +1,6 @@
 """A folder behind a web server of our own, which knows ranges, counts what it sends, and can misbehave."""
 
+import gzip
 import re
 import threading
 from collections import Counter
@@ -22,6 +23,7 @@ class WebFiles:
         self.busy: list[int] = []
         self.elsewhere: str | None = None  # everybody is sent there
         self.knows_ranges = True
+        self.compresses = ""  # what ends so, for who takes it; what is compressed has no ranges, as nginx does
         self.version: str | None = None  # of all that lies there
         self.held_after: int | None = None  # bytes, after which answers wait
         self.is_held, self.go_on = threading.Event(), threading.Event()
@@ -63,6 +65,15 @@ def serving(folder: Path) -> Iterator[WebFiles]:
                 self.send_header("Content-Length", "0")
                 return self.end_headers()
             body = path.read_bytes()
+            if files.compresses and path.name.endswith(files.compresses) and "gzip" in self.headers["Accept-Encoding"]:
+                body = gzip.compress(body)
+                self.send_response(200)
+                self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if with_body:
+                    self.wfile.write(body)
+                return None
             wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "") if files.knows_ranges else "")
             self.send_response(206 if wanted else 200)
             if wanted:

@@ -86,7 +86,9 @@ class Place:
             import aiohttp
 
             silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-            return fsspec.filesystem(scheme, allow_redirects=self.follows, client_kwargs={"timeout": silence})
+            as_they_are = {"Accept-Encoding": "identity"}  # of what is compressed there are other ranges, or none
+            client = {"timeout": silence, "headers": as_they_are}
+            return fsspec.filesystem(scheme, allow_redirects=self.follows, client_kwargs=client)
         except ImportError:
             names = " and ".join(filter(None, ("fsspec", SCHEMES[scheme])))
             raise InvalidConfig(f"{scheme}:// needs {names}: pip install 'openbook[remote]'") from None
@@ -228,9 +230,8 @@ class Place:
                 refused = 400 <= status < 500 and status not in _PASSING
                 for_good = isinstance(error, _FOR_GOOD) or refused or "range requests" in str(error)
                 if pause_s is None or for_good:
-                    why = (
-                        str(error) or str(error.__cause__ or "") or type(error).__name__
-                    )  # fsspec's timeouts say nothing
+                    silent = str(error.__cause__ or "")  # fsspec's timeouts say nothing themselves
+                    why = str(error) or silent or type(error).__name__
                     raise ShardUnavailable(f"{self.at(path)}: {why}") from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
