@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from openbook.index.remote import place as places
 from openbook.index.remote.fetch import fetch
 from openbook.index.remote.place import Place, is_within
 from openbook.index.remote.push import push
+from openbook.index.remote.transfer import Transfer, transfer_all
 from openbook.index.server import download
 from openbook.index.server.server import IndexServer
 
@@ -154,9 +155,10 @@ def test_connections_that_break_are_made_again(
     fetch(f"{web.url}/new", tmp_path / "new")
     assert web.cut == 0
     assert contents(tmp_path / "new") == contents(built / "new")
-    web.cut = 1 << 30
+    web.cut = 100
     with pytest.raises(ShardUnavailable, match=r"manifest\.json"):
         fetch(f"{web.url}/old", tmp_path / "old")
+    assert web.cut == 100 - 4, "tries are not tried again"
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
@@ -175,6 +177,54 @@ def test_a_web_server_that_has_no_time_is_asked_again(
     web.busy = [403]
     with pytest.raises(ShardUnavailable, match=f"{MANIFEST}: 403"):
         list(place.pieces(MANIFEST, 0, len(content)))
+
+
+@contextmanager
+def interrupted_when(is_held: threading.Event) -> Iterator[None]:
+    """Ctrl-C, once a web server lets somebody wait, which it goes on with."""
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        if is_held.wait(60):
+            signal.pthread_kill(me, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        thread.join()
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_ctrl_c_does_not_wait_for_a_silent_web_server(
+    publishes: bool, web: WebFiles, built: Path, tmp_path: Path
+) -> None:
+    read_before = 0 if publishes else sum(len(contents(built / "new")[name]) for name in (MANIFEST, "bm25/about.json"))
+    web.held_after = read_before
+    with interrupted_when(web.is_held):
+        if publishes:
+            asyncio.run(publish(f"{web.url}/new", IndexClientSettings(addresses=("127.0.0.1:1",))))
+        else:
+            fetch(f"{web.url}/new", tmp_path / "new")
+    assert web.sent.total() == read_before
+
+
+def test_ctrl_c_may_come_while_files_are_still_named(tmp_path: Path) -> None:
+    begun, answer = threading.Event(), threading.Event()
+
+    def missing() -> Iterator[str]:
+        yield "a file"
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def bring(file: str, transfer: Transfer) -> None:
+        transfer.read(lambda: (begun.set(), answer.wait()))
+
+    with pytest.raises(KeyboardInterrupt):
+        transfer_all(tmp_path, missing(), bring, 0, 0, lambda done, total: None, 1)
+    answer.set()
 
 
 def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Documents that lie elsewhere, brought beside the snapshot that is built of them, for as long as it is."""
 
+import functools
 import json
 import os
 import shutil
@@ -183,11 +184,10 @@ class _Fetch:
         for n_before in range(N_TRIES):
             shorter = None
             try:
-                if not self._fetch(name, listed, transfer, goes_on=not n_before):
-                    return
+                self._fetch(name, listed, transfer, goes_on=not n_before)
             except InvalidSnapshot as error:  # it ended too soon: perhaps it is another one by now
                 shorter = error
-            if (now := self._now(listed)) == listed:
+            if (now := transfer.read(functools.partial(self._now, listed))) == listed:
                 if shorter:
                     raise shorter
                 files.put(files.partial_of(self._folder / name), self._folder / name)
@@ -209,8 +209,8 @@ class _Fetch:
             found |= {self._place.about(listed.path) for _ in range(N_ASKED)}
         return found.pop() if len(found) == 1 else listed
 
-    def _fetch(self, name: str, listed: Listed, transfer: Transfer, goes_on: bool) -> bool:
-        """Bring a file, or where it `goes_on` the rest of it, beside its place; False: the others were stopped."""
+    def _fetch(self, name: str, listed: Listed, transfer: Transfer, goes_on: bool) -> None:
+        """Bring a file, or where it `goes_on` the rest of it, beside its place."""
         here = self._folder / name
         here.parent.mkdir(parents=True, exist_ok=True)
         partial, begun = files.partial_of(here), self._begun(name, listed) if goes_on else 0
@@ -225,11 +225,8 @@ class _Fetch:
             out.truncate(begun)
             out.seek(begun)
             transfer.count(begun)
-            for piece in pieces:
-                if transfer.stopped.is_set():
-                    return False
+            for piece in transfer.pieces(pieces):
                 out.write(piece)
                 out.flush()
                 os.fdatasync(out.fileno())
                 transfer.count(len(piece))
-        return True

@@ -19,6 +19,7 @@ from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.index.remote.fetch import snapshot_at
+from openbook.index.remote.transfer import apart
 from openbook.secret import bearer
 from openbook.v1.index_pb2 import (
     DiscardRequest,
@@ -127,7 +128,10 @@ async def _publish_once(
 ) -> tuple[int, list[str]]:
     """At all servers that are named now. Returns its sequence, and where it is current."""
     url = source if isinstance(source, str) else ""
-    manifest = await asyncio.to_thread(snapshot_at, url) if url else Snapshot.open(Path(source)).manifest
+    if url:
+        manifest = await asyncio.wrap_future(apart(lambda: snapshot_at(url)))
+    else:
+        manifest = Snapshot.open(Path(source)).manifest
     snapshot_id, n_shards = manifest.snapshot_id, len(manifest.shards)
     async with _servers(settings) as servers:
         infos = await _all_or_raise([server.info() for server in servers])

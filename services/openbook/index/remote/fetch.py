@@ -165,7 +165,7 @@ def _fetch_file(
     path = folder / file.path
     path.parent.mkdir(exist_ok=True)
     partial = files.partial_of(path)
-    while not transfer.stopped.is_set():
+    while True:
         begun = _size(partial)
         if begun > file.size_bytes:
             partial.unlink()
@@ -174,9 +174,7 @@ def _fetch_file(
             out.seek(0)
             sha256 = hashlib.file_digest(out, "sha256") if begun else hashlib.sha256()
             transfer.count(begun)
-            for piece in place.pieces(file.path, begun, file.size_bytes, piece_bytes):
-                if transfer.stopped.is_set():
-                    return
+            for piece in transfer.pieces(place.pieces(file.path, begun, file.size_bytes, piece_bytes)):
                 out.write(piece)
                 out.flush()  # who is killed goes on here
                 sha256.update(piece)

@@ -104,17 +104,12 @@ class Place:
             InvalidSnapshot: it is larger.
             ShardUnavailable: it cannot be read.
         """
-
-        def whole() -> bytes | None:
-            try:
-                size: int | None = self._info(path)["size"]
-            except FileNotFoundError:
-                return None
-            if size is None or size > max_bytes:
-                raise InvalidSnapshot(f"{self.at(path)}: must have at most {max_bytes} bytes, found {size}")
-            return b"".join(self.pieces(path, 0, size))
-
-        return self._again(path, whole)
+        if (about := self._found(path)) is None:
+            return None
+        size: int | None = about["size"]
+        if size is None or size > max_bytes:
+            raise InvalidSnapshot(f"{self.at(path)}: must have at most {max_bytes} bytes, found {size}")
+        return b"".join(self.pieces(path, 0, size))
 
     def pieces(self, path: str, start: int, size: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
         """The bytes of a file from `start` to `size`, asked for again where a connection breaks.
@@ -174,6 +169,16 @@ class Place:
             return replace(listed, size_bytes=None)
         return listed
 
+    def _found(self, path: str) -> Any:
+        """What fsspec knows of a file; None: there is none. Raises ShardUnavailable."""
+
+        def found() -> Any:
+            with suppress(FileNotFoundError):
+                return self._info(path)
+            return None
+
+        return self._again(path, found)
+
     def _info(self, path: str) -> Any:
         """What fsspec knows of a file. It says that there is none whatever came of asking a web server."""
         try:
@@ -191,14 +196,8 @@ class Place:
 
     def digest(self, path: str, size: int) -> str | None:
         """SHA-256 of a file as it lies there, all of which is read; None if there is none of this size."""
-
-        def found() -> int | None:
-            with suppress(FileNotFoundError):
-                size: int | None = self._info(path)["size"]
-                return size
-            return None
-
-        if self._again(path, found) != size:
+        about = self._found(path)
+        if about is None or about["size"] != size:
             return None
         sha256 = hashlib.sha256()
         for piece in self.pieces(path, 0, size):
