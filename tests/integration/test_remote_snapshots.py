@@ -1,6 +1,7 @@
 """Snapshots that lie elsewhere: fetched whole or not at all, nothing twice, and published without a shared disk."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -260,6 +261,29 @@ def test_a_web_server_that_compresses_is_asked_for_bytes_as_they_are(
     web.compresses = ".json"
     fetch(f"{web.url}/new", tmp_path / "new", piece_bytes=5_000)
     assert contents(tmp_path / "new") == contents(built / "new")
+
+
+def test_a_snapshot_without_words_comes_from_where_nobody_may_see_what_is_missing(
+    web: WebFiles, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(copy / "bm25")
+    web.folder, web.missing = tmp_path, 403
+    fetch(f"{web.url}/copy", tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(copy)
+    with pytest.raises(ShardUnavailable, match=f"nowhere/{MANIFEST}: 403"):
+        fetch(f"{web.url}/nowhere", tmp_path / "other")
+    info = Place._info
+    for refusal in (PermissionError(errno.EACCES, "of S3"), OSError("Forbidden: as Google's storage says it")):
+
+        def refused(place: Place, path: str, refusal: OSError = refusal) -> object:
+            if path.endswith("about.json"):
+                raise refusal
+            return info(place, path)
+
+        monkeypatch.setattr(Place, "_info", refused)
+        fetch(f"{web.url}/copy", tmp_path / "new")
+        with pytest.raises(ShardUnavailable, match=r"about\.json"):  # a disk says what is there
+            fetch(f"file://{copy}", tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", ["shard-0001/vectors.npy", "shard-0000/passages.bin", "bm25/data.csc.index.npy"])

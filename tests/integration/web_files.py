@@ -22,6 +22,7 @@ class WebFiles:
         self.cut = 0
         self.busy: list[int] = []
         self.elsewhere: str | None = None  # everybody is sent there
+        self.missing = 404  # what it says of what is not there
         self.knows_ranges = True
         self.compresses = ""  # what ends so, for who takes it; what is compressed has no ranges, as nginx does
         self.version: str | None = None  # of all that lies there
@@ -61,7 +62,7 @@ def serving(folder: Path) -> Iterator[WebFiles]:
                 return self.end_headers()
             path = files.folder / unquote(self.path.partition("?")[0].lstrip("/"))
             if not path.is_file():
-                self.send_response(404)
+                self.send_response(files.missing)
                 self.send_header("Content-Length", "0")
                 return self.end_headers()
             body = path.read_bytes()

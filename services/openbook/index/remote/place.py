@@ -23,7 +23,8 @@ SILENCE_S = 60.0  # of a web server, after which it is asked again; what it send
 VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")
 """What fsspec's file systems call what changes with a file's bytes, the surest first."""
 
-_FOR_GOOD = (PermissionError, NotImplementedError, IsADirectoryError)
+_FOR_GOOD = (NotImplementedError, IsADirectoryError)
+_FORBIDDEN = "Forbidden: "  # gcsfs has no other sign of it
 _PASSING = (408, 429)  # of HTTP: too slow, too many
 
 # No escapes, no user or password, no query, no chain of fsspec's: what is compared is what is read.
@@ -38,6 +39,10 @@ def is_url(text: str) -> bool:
 def is_within(url: str, prefixes: Sequence[str]) -> bool:
     """Whether a URL is one of these or lies below one."""
     return any(f"{url}/".startswith(f"{prefix.rstrip('/')}/") for prefix in prefixes)
+
+
+class Refused(ShardUnavailable):
+    """It may not be read. Object stores say so also of what is not there, to who may not list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class Place:
 
         Raises:
             InvalidSnapshot: it is larger.
-            ShardUnavailable: it cannot be read.
+            ShardUnavailable: it cannot be read; `Refused`, if it must not be.
         """
         if (about := self._found(path)) is None:
             return None
@@ -226,11 +231,12 @@ class Place:
                 status = getattr(error, "status", 0)  # of HTTP
                 if isinstance(error, FileNotFoundError) or status == 404:
                     raise InvalidSnapshot(f"{self.at(path)}: is not there") from None
-                refused = 400 <= status < 500 and status not in _PASSING
-                for_good = isinstance(error, _FOR_GOOD) or refused or "range requests" in str(error)
+                refused = status == 403 or isinstance(error, PermissionError) or str(error).startswith(_FORBIDDEN)
+                wrong = 400 <= status < 500 and status not in _PASSING
+                for_good = refused or wrong or isinstance(error, _FOR_GOOD) or "range requests" in str(error)
                 if pause_s is None or for_good:
                     silent = str(error.__cause__ or "")  # fsspec's timeouts say nothing themselves
                     why = str(error) or silent or type(error).__name__
-                    raise ShardUnavailable(f"{self.at(path)}: {why}") from None
+                    raise (Refused if refused else ShardUnavailable)(f"{self.at(path)}: {why}") from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
