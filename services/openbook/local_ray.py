@@ -123,17 +123,23 @@ def _remove(session: Path) -> None:
 @contextmanager
 def _our_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and leaves the process with code 15. So it may where it would end us anyhow; what
-    we do about it ourselves we go on doing. And its processes are of our group, to which the SIGHUP of a terminal that
-    closes goes: they hold it up, and end with us, or answers under way would be cut off.
+    we do about it ourselves we go on doing, also when it comes while Ray starts. And its processes are of our group, to
+    which the SIGHUP of a terminal that closes goes: they hold it up, and end with us, or answers under way would be cut
+    off.
     """
     handler, held_up = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    is_ours = handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread()
     try:
-        yield
-    finally:
-        is_ours = handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread()
-        if is_ours and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as it is once we stop
-            signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held_up)
+        try:
+            yield
+        finally:
+            if is_ours and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as it is once we stop
+                signal.signal(signal.SIGTERM, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_up)
+    except SystemExit:
+        if is_ours:
+            signal.raise_signal(signal.SIGTERM)
+        raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import ray
 from openbook import local_ray
 from openbook.errors import StartupError
 from openbook.serving.launch.environment import guards
+from openbook.serving.launch.local import until_stopped
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -49,6 +51,19 @@ def session() -> Path:
 
 def test_what_is_done_at_sigterm_is_still_what_we_said(running: ExitStack) -> None:
     assert signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_sigterm_while_ray_starts_stops_us_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does first of all
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    with until_stopped(), local_ray.started(1, {}):
+        pytest.fail("it goes on")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_terminals_hangup_ends_none_of_its_processes_before_we_do(running: ExitStack) -> None:
