@@ -58,10 +58,11 @@ def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = Tru
     with _environment({**FLAGS, "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or str(place()), **flags}):
         import ray
 
+        former = _sessions()
         with ExitStack() as left:
+            left.callback(lambda: _remove(_sessions() - former))
             try:
                 _start(num_cpus, log_to_driver)
-                left.callback(_remove, Path(ray._private.worker._global_node.get_session_dir_path()))
                 yield
             except Exception:
                 left.pop_all()
@@ -112,12 +113,22 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
             log.warning("Ray did not start in time; trying again")
 
 
-def _remove(session: Path) -> None:
-    """The folder of a Ray that has ended, and the link to it: Ray never renews one that leads nowhere."""
-    shutil.rmtree(session, ignore_errors=True)  # a process of it may write its last words
-    latest = session.with_name("session_latest")
-    if latest.is_symlink() and not latest.exists():
-        latest.unlink(missing_ok=True)
+def _sessions() -> set[Path]:
+    """Folders of Rays that were started here: the process stands in their names. Ray itself does not tell until it has
+    started.
+    """
+    from ray._common.utils import get_default_ray_temp_dir
+
+    return set(Path(get_default_ray_temp_dir()).glob(f"session_*_{os.getpid()}"))
+
+
+def _remove(sessions: set[Path]) -> None:
+    """Folders of Rays that have ended, and the link to them: Ray never renews one that leads nowhere."""
+    for session in sessions:
+        shutil.rmtree(session, ignore_errors=True)  # a process of it may write its last words
+        latest = session.with_name("session_latest")
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink(missing_ok=True)
 
 
 @contextmanager

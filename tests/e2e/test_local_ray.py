@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 
 import psutil
 import pytest
@@ -96,14 +96,32 @@ def test_it_leaves_no_files(running: ExitStack) -> None:
     assert [each for each in os.listdir(folder.parent) if each.startswith("session_")] == []
 
 
-def test_of_one_that_failed_the_logs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of each Ray that is started here, which is none."""
+    folder = tmp_path / f"ray/session_2026-01-02_{os.getpid()}"
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda **_: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(local_ray, "_start", lambda *_: None)
+    return folder
+
+
+def test_of_one_that_failed_the_logs_stay(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartupError, match="no such model"), local_ray.started(1, {}):
         raise StartupError("no such model")
-    assert tmp_path.exists()
+    assert begun.exists()
     with local_ray.started(1, {}):
         pass
-    assert not tmp_path.exists()
+    assert begun.exists()
+
+
+def test_one_that_is_stopped_while_it_starts_leaves_no_files(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        ray.init()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(local_ray, "_start", start)
+    with until_stopped(), local_ray.started(1, {}):
+        pytest.fail("it goes on")
+    assert begun.parent.exists()
+    assert not begun.exists()
