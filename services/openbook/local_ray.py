@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from openbook.errors import StartupError
@@ -123,12 +123,17 @@ def _sessions() -> set[Path]:
 
 
 def _remove(sessions: set[Path]) -> None:
-    """Folders of Rays that have ended, and the link to them: Ray never renews one that leads nowhere."""
+    """Folders of Rays that have ended. The link to the latest leads to the one before, if there is one: Ray never
+    renews one that leads nowhere.
+    """
     for session in sessions:
         shutil.rmtree(session, ignore_errors=True)  # a process of it may write its last words
         latest = session.with_name("session_latest")
         if latest.is_symlink() and not latest.exists():
             latest.unlink(missing_ok=True)
+            for other in sorted(session.parent.glob("session_[0-9]*"))[-1:]:
+                with suppress(FileExistsError):  # another Ray has just started
+                    latest.symlink_to(other)
 
 
 @contextmanager

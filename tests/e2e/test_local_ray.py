@@ -125,3 +125,12 @@ def test_one_that_is_stopped_while_it_starts_leaves_no_files(begun: Path, monkey
         pytest.fail("it goes on")
     assert begun.parent.exists()
     assert not begun.exists()
+
+
+def test_the_link_to_the_latest_leads_to_one_that_is_there(begun: Path) -> None:
+    latest, others = begun.with_name("session_latest"), [begun.with_name(f"session_2026-01-0{day}_1") for day in (0, 1)]
+    for each in others:
+        each.mkdir(parents=True)
+    with local_ray.started(1, {}):
+        latest.symlink_to(begun)
+    assert latest.readlink() == others[1]
