@@ -31,7 +31,7 @@ from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import Snapshot
-from openbook.serving.launch import local, supervise
+from openbook.serving.launch import local, probe, supervise
 from openbook.serving.launch.local import IndexProcess, local_tiers
 
 
@@ -258,3 +258,38 @@ def test_a_server_with_tls_is_looked_at_without_a_word_in_its_log(
     assert server.answers(60.0), "who refuses has not frozen"
     server._listener.join()
     assert "Handshake failed" not in capfd.readouterr().err
+
+
+HANGS = """
+import ctypes, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import grpc
+from openbook.config import ServerTls
+from openbook.index.server.server import _credentials
+
+tls = ServerTls(certificate=Path(sys.argv[1]), key=Path(sys.argv[2]))
+server = grpc.server(ThreadPoolExecutor(1))
+print(server.add_secure_port("127.0.0.1:0", _credentials(tls)), flush=True)
+server.start()
+input()
+ctypes.PyDLL(None).pause()  # with Python's lock
+"""
+
+
+def test_a_server_with_tls_whose_python_hangs_is_silent(tmp_path: Path) -> None:
+    tls, _ = tls_files(tmp_path)
+    command = [sys.executable, "-c", HANGS, str(tls.certificate), str(tls.key)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdin
+            assert process.stdout
+            address = f"127.0.0.1:{int(process.stdout.readline())}"
+            assert probe.answers(address, True, 60.0)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            give_up = time.monotonic() + 60
+            while probe.answers(address, True, 0.3):
+                assert time.monotonic() < give_up
+        finally:
+            process.kill()

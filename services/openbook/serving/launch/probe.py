@@ -25,7 +25,7 @@ def _is_checked(address: str, timeout_s: float) -> bool:
 
 def _begins_tls(address: str, timeout_s: float) -> bool:
     """By the first words of a handshake, and no more: we may have no certificate that it wants to see, and it logs each
-    handshake that fails.
+    handshake that fails. It says nothing while its Python hangs: gRPC asks that first which certificate to show.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # it is not asked who it is
