@@ -1,5 +1,6 @@
 """What a keeper does about the nodes that it sees, and what it is told."""
 
+import re
 import subprocess
 import threading
 from collections.abc import Iterable
@@ -78,7 +79,7 @@ class FakeServe:
 
     def get_serve_details(self) -> dict[str, Any]:
         if (told := next(self._told)) is None:
-            raise RuntimeError("503")
+            raise RuntimeError("status code 503")
         proxies = {
             f"node-{i}": {"node_ip": f"10.0.0.{i}", "status": status, "log_file_path": "/serve/proxy.log"}
             for i, status in enumerate(next(self._proxies, "HEALTHY").split())
@@ -107,7 +108,7 @@ def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for openbook: DEPLOYING",
         "waiting for openbook: DEPLOYING; Generator UPDATING 1 replicas that need a GPU",
-        "waiting for openbook: Ray's dashboard: 503",
+        "waiting for openbook: Ray's dashboard: status code 503",
     ]
 
 
@@ -138,13 +139,27 @@ def test_a_config_is_handed_in_once_rays_dashboard_takes_it(
         assert cluster.handed_in({"applications": []}, "http://127.0.0.1:8265", 60.0) is dashboard
     assert dashboard.given == [{"applications": []}]
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for Ray's dashboard: refused",
-        "waiting for Ray's dashboard: status code 503",
+        "waiting for the config to be taken: Ray's dashboard: refused",
+        "waiting for the config to be taken: Ray's dashboard: status code 503",
     ]
     dashboard = FakeDashboard(ConnectionError("refused"))
     monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", dashboard)
-    with pytest.raises(StartupError, match="the config cannot be handed in after -1 s: refused"):
+    with pytest.raises(StartupError, match=r"the config cannot be handed in after -1 s: .* refused"):
         cluster.handed_in({"applications": []}, "http://127.0.0.1:8265", -1.0)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "Request failed with status code 400: ValueError: no such thing",
+        "Version check returned 404. Serve CLI is not supported on the Ray cluster.",
+        "The Serve CLI requires the ray[default] installation",
+    ],
+)
+def test_what_rays_dashboard_refuses_is_told_at_once(refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.dashboard.modules.serve.sdk.ServeSubmissionClient", FakeDashboard(RuntimeError(refusal)))
+    with pytest.raises(StartupError, match=re.escape(refusal)):
+        cluster.handed_in({"applications": []}, "http://127.0.0.1:8265", 60.0)
 
 
 RUNS = {"status": "RUNNING", "message": ""}

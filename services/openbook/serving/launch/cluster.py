@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,6 @@ DASHBOARD = "http://127.0.0.1:8265"
 POLL_S = 2.0
 GRACE_S = 120.0
 """For those that are missing, where a server of each shard is there: a lost machine must not hold up all others."""
-AWAY = (RuntimeError, OSError)
-"""What is raised while Ray's dashboard, or what it asks, is away for a moment."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -182,57 +180,57 @@ def deploy(
 
 
 def handed_in(values: Mapping[str, Any], dashboard: str, timeout_s: float) -> Any:
-    """A `ServeSubmissionClient`, once Ray's dashboard has taken the config, for which it is tried so long.
-
-    Raises:
-        StartupError: it has not; carries what it says.
+    """A `ServeSubmissionClient`, once Ray's dashboard has taken the config, for which it is tried so long. Raises
+    StartupError: it has not, or refuses it; carries what it says.
     """
     from ray.dashboard.modules.serve import sdk
 
-    give_up, said = time.monotonic() + timeout_s, ""
-    while True:
-        try:
-            client = sdk.ServeSubmissionClient(dashboard)
-            client.deploy_applications(values)
-            return client
-        except AWAY as error:
-            missing = str(error)
-        if time.monotonic() > give_up:
-            raise StartupError(f"the config cannot be handed in after {timeout_s:.0f} s: {missing}")
-        if missing != said:
-            log.info("waiting for Ray's dashboard: %s", missing)
-        said = missing
-        time.sleep(POLL_S)
+    clients = []
+
+    def hand_in() -> str:
+        client = sdk.ServeSubmissionClient(dashboard)
+        client.deploy_applications(values)
+        clients.append(client)
+        return ""
+
+    _wait("the config to be taken", hand_in, timeout_s, f"the config cannot be handed in after {timeout_s:.0f} s")
+    return clients[0]
 
 
 def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
     """Serve takes a config up behind our back, and waits for ever where there is no room for its replicas. What
-    runs can be asked once a proxy answers, too.
+    runs can be asked once a proxy answers, too. `client` is a `ServeSubmissionClient`. Raises
+    StartupError: it fails, or does not run in time; carries what Serve says.
+    """
 
-    Args:
-        client: a `ServeSubmissionClient`.
-        name: of the application.
-        timeout_s: to wait so long.
+    def look() -> str:
+        details = client.get_serve_details()
+        found = details["applications"].get(name, {"status": "NOT_STARTED"})
+        if found["status"] == "DEPLOY_FAILED":
+            raise StartupError(f"{name} cannot be deployed: {_not_healthy(found)}")
+        return _no_proxy(details) if found["status"] == "RUNNING" else _not_healthy(found)
 
-    Raises:
-        StartupError: it fails, or does not run in time; carries what Serve says.
+    _wait(name, look, timeout_s, f"{name} does not run after {timeout_s:.0f} s, and Serve goes on trying")
+
+
+def _wait(what: str, look: Callable[[], str], timeout_s: float, late: str) -> None:
+    """Until nothing is missing when we look, by way of Ray's dashboard, which may be away for a moment. Raises
+    StartupError: something still is after that time; or the dashboard refuses us, as it would again.
     """
     give_up, said = time.monotonic() + timeout_s, ""
     while True:
         try:
-            details = client.get_serve_details()
-            found = details["applications"].get(name, {"status": "NOT_STARTED"})
-            missing = _no_proxy(details) if found["status"] == "RUNNING" else _not_healthy(found)
-        except AWAY as error:
-            found, missing = {"status": "UNKNOWN"}, f"Ray's dashboard: {error}"
-        if found["status"] == "RUNNING" and not missing:
+            missing = look()
+        except (RuntimeError, OSError) as error:
+            missing = f"Ray's dashboard: {error}"
+            if isinstance(error, RuntimeError) and "status code 5" not in missing:  # Ray has no class for either
+                raise StartupError(missing) from None
+        if not missing:
             return
-        if found["status"] == "DEPLOY_FAILED":
-            raise StartupError(f"{name} cannot be deployed: {missing}")
         if time.monotonic() > give_up:
-            raise StartupError(f"{name} does not run after {timeout_s:.0f} s, and Serve goes on trying: {missing}")
+            raise StartupError(f"{late}: {missing}")
         if missing != said:
-            log.info("waiting for %s: %s", name, missing)
+            log.info("waiting for %s: %s", what, missing)
         said = missing
         time.sleep(POLL_S)
 
