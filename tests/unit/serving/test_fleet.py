@@ -69,6 +69,9 @@ def test_a_redis_is_started_for_whom_nobody_has_named_one(args: Any, needs_cache
     assert (ports.needs_cache(args), ports.needs_keys(args)) == (needs_cache, needs_keys)
 
 
+HEAD = "node-0"
+
+
 class FakeServe:
     """Tells of one application what the test says, one thing after the other; then no more. None: it is away."""
 
@@ -104,7 +107,7 @@ def test_a_deployment_says_once_what_serve_waits_for_and_ends_when_it_runs(
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
     begins, runs = {"status": "DEPLOYING", "message": ""}, {"status": "RUNNING", "message": ""}
     with caplog.at_level("INFO", cluster.log.name):
-        cluster.wait_until_running(FakeServe(begins, NO_ROOM, NO_ROOM, None, runs), "openbook", 60.0)
+        cluster.wait_until_running(FakeServe(begins, NO_ROOM, NO_ROOM, None, runs), "openbook", 60.0, HEAD)
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for openbook: DEPLOYING",
         "waiting for openbook: DEPLOYING; Generator UPDATING 1 replicas that need a GPU",
@@ -165,20 +168,20 @@ def test_what_rays_dashboard_refuses_is_told_at_once(refusal: str, monkeypatch: 
 RUNS = {"status": "RUNNING", "message": ""}
 
 
-def test_what_runs_is_deployed_once_a_proxy_answers_for_it(
+def test_what_runs_is_deployed_once_the_heads_proxy_answers_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
     with caplog.at_level("INFO", cluster.log.name):
-        serve = FakeServe(RUNS, RUNS, RUNS, proxies=["", "STARTING UNHEALTHY", "STARTING HEALTHY"])
-        cluster.wait_until_running(serve, "openbook", 60.0)
+        serve = FakeServe(RUNS, RUNS, RUNS, proxies=["", "STARTING HEALTHY", "HEALTHY UNHEALTHY"])
+        cluster.wait_until_running(serve, "openbook", 60.0, HEAD)
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for openbook: no proxy answers",
-        "waiting for openbook: no proxy answers: 10.0.0.0 STARTING, 10.0.0.1 UNHEALTHY",
+        "waiting for openbook: no proxy answers on the head",
+        "waiting for openbook: no proxy answers on the head: 10.0.0.0 STARTING, 10.0.0.1 HEALTHY",
     ]
-    with pytest.raises(StartupError, match=r"openbook does not run after .* no proxy answers: 10\.0\.0\.0 STARTING"):
-        cluster.wait_until_running(FakeServe(RUNS, proxies=["STARTING"]), "openbook", -1.0)
-    cluster.wait_until_running(FakeServe(RUNS, proxies=[""], location="Disabled"), "openbook", -1.0)
+    with pytest.raises(StartupError, match=r"openbook does not run after .* on the head: 10\.0\.0\.0 STARTING"):
+        cluster.wait_until_running(FakeServe(RUNS, proxies=["STARTING"]), "openbook", -1.0, HEAD)
+    cluster.wait_until_running(FakeServe(RUNS, proxies=[""], location="Disabled"), "openbook", -1.0, HEAD)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_a_deployment_that_fails_or_finds_no_room_is_told(
 ) -> None:
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
     with pytest.raises(StartupError, match=message):
-        cluster.wait_until_running(FakeServe(told), "openbook", timeout_s)
+        cluster.wait_until_running(FakeServe(told), "openbook", timeout_s, HEAD)
 
 
 WANTED = Wanted("~/snapshot", 2, ClusterPorts(), has_cache=True, keys_folder="~/keys", password="word")

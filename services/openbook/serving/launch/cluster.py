@@ -151,6 +151,7 @@ def deploy(
     give_up = time.monotonic() + timeout_s
     known, whole_since = "", None
     with local_ray.joined(ray_address):
+        node = ray.get_runtime_context().get_node_id()
         if snapshot is not None:
             from openbook.serving.launch import fleet
 
@@ -175,7 +176,7 @@ def deploy(
     client = handed_in(completed, dashboard, timeout_s)
     log.info("handed in %s with index servers %s", path, ", ".join(index.addresses))
     name = completed["applications"][0].get("name", "default")
-    wait_until_running(client, name, timeout_s)
+    wait_until_running(client, name, timeout_s, node)
     log.info("deployed: %s runs as %s says", name, path)
 
 
@@ -197,9 +198,9 @@ def handed_in(values: Mapping[str, Any], dashboard: str, timeout_s: float) -> An
     return clients[0]
 
 
-def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
+def wait_until_running(client: Any, name: str, timeout_s: float, node: str) -> None:
     """Serve takes a config up behind our back, and waits for ever where there is no room for its replicas. What
-    runs can be asked once a proxy answers, too. `client` is a `ServeSubmissionClient`. Raises
+    runs can be asked once the proxy of this node, the head, answers, too. `client` is a `ServeSubmissionClient`. Raises
     StartupError: it fails, or does not run in time; carries what Serve says.
     """
 
@@ -208,7 +209,7 @@ def wait_until_running(client: Any, name: str, timeout_s: float) -> None:
         found = details["applications"].get(name, {"status": "NOT_STARTED"})
         if found["status"] == "DEPLOY_FAILED":
             raise StartupError(f"{name} cannot be deployed: {_not_healthy(found)}")
-        return _no_proxy(details) if found["status"] == "RUNNING" else _not_healthy(found)
+        return _no_proxy(details, node) if found["status"] == "RUNNING" else _not_healthy(found)
 
     _wait(name, look, timeout_s, f"{name} does not run after {timeout_s:.0f} s, and Serve goes on trying")
 
@@ -245,13 +246,13 @@ def _not_healthy(application: Mapping[str, Any]) -> str:
     )
 
 
-def _no_proxy(details: Mapping[str, Any]) -> str:
-    """Nothing if one of Serve's proxies answers, or it is to have none."""
-    proxies = details["proxies"].values()
-    if details.get("proxy_location") == "Disabled" or any(each["status"] == "HEALTHY" for each in proxies):
+def _no_proxy(details: Mapping[str, Any], node: str) -> str:
+    """Nothing if Serve's proxy there answers, or there is to be none."""
+    proxies = details["proxies"]
+    if details.get("proxy_location") == "Disabled" or proxies.get(node, {}).get("status") == "HEALTHY":
         return ""
-    said = ", ".join(f"{each['node_ip']} {each['status']}" for each in proxies)
-    return f"no proxy answers{said and ': ' + said}"
+    said = ", ".join(f"{each['node_ip']} {each['status']}" for each in proxies.values())
+    return f"no proxy answers on the head{said and ': ' + said}"
 
 
 def _how_few(index: IndexClientSettings, n_wanted: int) -> str:
