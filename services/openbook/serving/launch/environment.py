@@ -38,7 +38,8 @@ def guards(within_s: int = LONGEST_S) -> dict[str, str]:
         # that is slow to answer has as long as ever.
         "RAY_health_check_period_ms": "1000",
         # What replicas write on standard error, a line for each request, is in a file of Ray's for each of them, and
-        # by default grows for ever. Its other logs could come to gigabytes each.
+        # by default grows for ever. Its other logs could come to gigabytes each. What is written passes a thread of the
+        # same process, so of one that crashes the last words, such as Python's stack at SIGSEGV, may be missing.
         "RAY_ROTATION_MAX_BYTES": str(16 << 20),
         "RAY_ROTATION_BACKUP_COUNT": "3",
     }
