@@ -134,6 +134,7 @@ def test_sockets_find_room_wherever_temporary_files_are(
         folder, name = os.path.split(told["RAY_SERVE_HAPROXY_SOCKET_PATH"])
         assert len(f"{folder}/{ray.NodeID.from_random().hex()}/{name}") <= 97
         assert len(f"{told['RAY_TMPDIR']}/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store") <= 107
+        assert Path(told["RAY_SERVE_HAPROXY_BINARY_PATH"]).is_relative_to(place), "programs may not run in /tmp"
         assert (told["RAY_TMPDIR"] == "/var/tmp") == (place == Path("/var/tmp"))
 
 

@@ -60,7 +60,9 @@ def local_serve(
         _check_free(serving.host, getattr(serving, name), name)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("openbook-ray-", local_ray.place()))
-        stack.enter_context(local_ray.started(num_cpus, serve_flags(serving, folder, stops_within_s), shows_logs))
+        programs = stack.enter_context(temporary_folder("openbook-ray-"))
+        flags = serve_flags(serving, folder, stops_within_s, programs)
+        stack.enter_context(local_ray.started(num_cpus, flags, shows_logs))
 
         from ray import serve
         from ray.serve.config import HTTPOptions, gRPCOptions
@@ -168,16 +170,16 @@ def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], b
     deploy(assemble(fitted(settings), make_encoder, make_generator), settings.serving, timeout_s, is_wanted)
 
 
-def serve_flags(serving: ServingSettings, folder: Path, stops_within_s: int = LONGEST_S) -> dict[str, str]:
-    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`. Raises StartupError."""
-    haproxy: dict[str, object] = {
-        "METRICS_PORT": free_port(),
-        "STATS_PORT": free_port(),
-        "NBTHREAD": 1,
-    }
+def serve_flags(
+    serving: ServingSettings, folder: Path, stops_within_s: int = LONGEST_S, programs: Path | None = None
+) -> dict[str, str]:
+    """What Serve reads from the environment, beside `openbook.local_ray.FLAGS`. Sockets are in the folder, HAProxy's
+    starter in that of `programs`, if it is another. Raises StartupError.
+    """
+    haproxy: dict[str, object] = {"METRICS_PORT": free_port(), "STATS_PORT": free_port(), "NBTHREAD": 1}
     if serving.proxy == "haproxy":
         environment = tls.to_environment(serving.tls, folder) if serving.tls else {}
-        haproxy["BINARY_PATH"] = _starter(folder, environment)
+        haproxy["BINARY_PATH"] = _starter(programs or folder, environment)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
         # By default a proxy that is not up 15 s after it began is killed: it took longer on a machine with much to do.
