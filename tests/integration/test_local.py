@@ -251,6 +251,7 @@ def test_a_server_with_tls_is_looked_at_without_a_word_in_its_log(
         server.address()
         assert server.answers(60.0)
         server.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)  # until each of its threads has
         assert not server.answers(0.2)
         server.process.send_signal(signal.SIGCONT)
     finally:
