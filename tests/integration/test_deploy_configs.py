@@ -25,7 +25,7 @@ SERVE = ROOT / "deploy" / "serve.yaml"
 NEEDED = [
     "RAY_SERVE_ENABLE_HA_PROXY=1",
     "RAY_SERVE_HAPROXY_BINARY_PATH=$HOME/openbook/bin/openbook-haproxy",
-    *(f"{name}={value}" for name, value in environment.guards().items()),
+    *(f"{name}={shlex.quote(value)}" for name, value in environment.guards().items()),
 ]
 """Of every node: see `environment.guards`."""
 
