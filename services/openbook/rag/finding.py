@@ -19,6 +19,7 @@ from openbook.core.types import (
     Passage,
     RetrievalSettings,
     Retrieved,
+    RetrieverKind,
 )
 from openbook.errors import InvalidRequest, ShardUnavailable
 from openbook.rag.cached import Queries, Query
@@ -52,6 +53,7 @@ class Finder:
         self._passages = passages
         self._limits = limits
         self._queries = Queries(encoder, cache, clock)
+        self._found_in, self._most_found = "", 0  # a snapshot, and how many passages a question found in it at most
 
     def checked(self, question: str, own: Sequence[OwnPassage]) -> tuple[str, list[Passage]]:
         """Raises InvalidRequest as `openbook.rag.own.check_text`."""
@@ -78,12 +80,21 @@ class Finder:
         if settings.k:
             hits, found = await self._retrieve(question, query, settings, self._passages.fetch, context, watch)
             retrieved = Retrieved(tuple(found), hits.scores[0], hits.snapshot_id, hits.coverage, made_by)
+            former = self._most_found if hits.snapshot_id == self._found_in else 0
+            self._found_in, self._most_found = hits.snapshot_id, max(former, len(found))
         if query and own:
             vectors = await self.encode_own(own, context, watch)
             retrieved = joined(retrieved, own, canonical_scores(query.embedding, vectors))
         if not retrieved.passages:
             raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
         return retrieved
+
+    def n_expected(self, settings: RetrievalSettings, n_own: int) -> int:
+        """About how many passages there will be to answer from: a small index may have less than k, and few may have a
+        word of the question.
+        """
+        n_found = 0 if settings.retriever is RetrieverKind.BM25 else min(settings.k, self._most_found)
+        return max(1, n_own + max(0, n_found - len(settings.without)))
 
     async def look(self, text: str, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Found:
         """The passages with their vectors, for who looks more than once. Raises as `find`."""

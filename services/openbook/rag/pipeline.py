@@ -22,7 +22,6 @@ from openbook.core.types import (
     ReplySettings,
     RetrievalSettings,
     Retrieved,
-    RetrieverKind,
     Token,
 )
 from openbook.errors import InvalidRequest
@@ -57,7 +56,6 @@ class Pipeline:
         self._clock = clock
         self._finder = Finder(encoder, retriever, passages, cache, limits, clock)
         self._generations = Generations(generator, answers)
-        self._found_in, self._most_found = "", 0  # a snapshot, and how many passages a question found in it at most
 
     async def answer(
         self,
@@ -83,8 +81,8 @@ class Pipeline:
         if generation.follow:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
         else:
-            self._generations.check(generation, self._n_expected(retrieval, len(own)), context)
-            retrieved = await self._find(question, retrieval, passages, context, watch)
+            self._generations.check(generation, self._finder.n_expected(retrieval, len(own)), context)
+            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
             with watch.stage("generate", context) as inner:
                 generated = await self._generations.find(question, retrieved, generation, inner)
         return self._to_answer(generated, retrieved, generation, reply, context, watch)
@@ -111,8 +109,8 @@ class Pipeline:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
             yield self._to_retrieval(retrieved, context, watch)
         else:
-            self._generator.check(generation, self._n_expected(retrieval, len(own)), context, is_stream=True)
-            retrieved = await self._find(question, retrieval, passages, context, watch)
+            self._generator.check(generation, self._finder.n_expected(retrieval, len(own)), context, is_stream=True)
+            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
             yield self._to_retrieval(retrieved, context, watch)
             with watch.stage("generate", context) as inner:
                 made_by = Maker.of(self._generator)
@@ -171,27 +169,6 @@ class Pipeline:
         """Wait for what is still on its way into the caches."""
         await self._finder.aclose()
         await self._generations.aclose()
-
-    def _n_expected(self, retrieval: RetrievalSettings, n_own: int) -> int:
-        """About how many passages there will be to answer from: a small index may have less than k, and few may have a
-        word of the question.
-        """
-        n_found = 0 if retrieval.retriever is RetrieverKind.BM25 else min(retrieval.k, self._most_found)
-        return max(1, n_own + max(0, n_found - len(retrieval.without)))
-
-    async def _find(
-        self,
-        question: str,
-        retrieval: RetrievalSettings,
-        own: Sequence[Passage],
-        context: Context,
-        watch: Stopwatch,
-    ) -> Retrieved:
-        retrieved = await self._finder.find(question, retrieval, own, context, watch)
-        if retrieval.k and retrieved.snapshot_id != self._found_in:
-            self._found_in, self._most_found = retrieved.snapshot_id, 0
-        self._most_found = max(self._most_found, len(retrieved.passages) - len(own))
-        return retrieved
 
     async def _follow(
         self,

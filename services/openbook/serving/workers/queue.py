@@ -132,7 +132,7 @@ class Queue(Generic[W]):
 
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
         left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting: also where that one
-        is late for it, unless it is heavier than the batch.
+        is late for it, unless they take more than half of what it takes.
         """
         batch: list[W] = []
         n_of = self._n_of_callers()
