@@ -216,32 +216,27 @@ class ShardedIndex:
 
     async def locate(self, passage_id: str, snapshot_id: str, context: Context) -> Located:
         """As `openbook.rag.ports.PassageStore.locate`."""
-        return await self._locate(passage_id, snapshot_id, context)
 
-    async def _locate(self, passage_id: str, snapshot_id: str, context: Context, was_refused: bool = False) -> Located:
-        context.deadline.check("a passage was looked for")
-        tier = await self._tier_of(snapshot_id, context) if snapshot_id else await self._usable(context.deadline, 0.0)
-        if not is_lasting_id(passage_id):
-            return Located(position_of(passage_id), tier.snapshot_id, tier.n_passages)
+        async def tier_of() -> Tier:
+            context.deadline.check("a passage was looked for")
+            return await (self._tier_of(snapshot_id, context) if snapshot_id else self._usable(context.deadline, 0.0))
 
-        async def find(client: IndexClient, inner: Context, timeout_s: float) -> list[Passage]:
-            return await client.find(passage_id, tier.snapshot_id, inner, timeout_s)
+        async def once(tier: Tier) -> Located:
+            if not is_lasting_id(passage_id):
+                return Located(position_of(passage_id), tier.snapshot_id, tier.n_passages)
 
-        replicas = self._connected()
-        try:
+            async def find(client: IndexClient, inner: Context, timeout_s: float) -> list[Passage]:
+                return await client.find(passage_id, tier.snapshot_id, inner, timeout_s)
+
+            replicas = self._connected()
             found = await all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
-        except Moved:
-            return await self._locate(passage_id, snapshot_id, context, was_refused)
-        except SnapshotMismatch:  # a replica began anew with another one: others may hold it
-            if was_refused:
-                raise
-            await self._ask_all(context.deadline)
-            return await self._locate(passage_id, snapshot_id, context, was_refused=True)
-        for passage in chain.from_iterable(found):
-            return Located(passage.id, tier.snapshot_id, tier.n_passages)
-        if tier.missing:
-            raise ShardUnavailable(f"{no_server(tier)}, and passage {passage_id} may be in one of those")
-        raise UnknownPassage(f"no passage of snapshot {tier.snapshot_id} has the lasting id {passage_id}")
+            for passage in chain.from_iterable(found):
+                return Located(passage.id, tier.snapshot_id, tier.n_passages)
+            if tier.missing:
+                raise ShardUnavailable(f"{no_server(tier)}, and passage {passage_id} may be in one of those")
+            raise UnknownPassage(f"no passage of snapshot {tier.snapshot_id} has the lasting id {passage_id}")
+
+        return await self._in_one(tier_of, once, context)
 
     async def close(self) -> None:
         """Let go of all connections and of what runs in the background."""
@@ -271,12 +266,18 @@ class ShardedIndex:
     async def _on_latest(
         self, once: Callable[[Tier], Awaitable[Result]], settings: RetrievalSettings, context: Context
     ) -> Result:
-        """What `once` finds in the snapshot published last: all of it in one, for it is made again when another one is
-        published meanwhile.
+        """What `once` finds in the snapshot published last."""
+        return await self._in_one(lambda: self._usable(context.deadline, settings.min_coverage), once, context)
+
+    async def _in_one(
+        self, tier_of: Callable[[], Awaitable[Tier]], once: Callable[[Tier], Awaitable[Result]], context: Context
+    ) -> Result:
+        """What `once` finds, all of it in one snapshot: it is made again when another one is to be searched meanwhile,
+        when servers have left, and, after all were asked, when one does not hold the snapshot any more.
         """
         refused = ""
         while True:
-            tier = await self._usable(context.deadline, settings.min_coverage)
+            tier = await tier_of()
             try:
                 return await once(tier)
             except (_Outdated, Moved):
@@ -326,37 +327,31 @@ class ShardedIndex:
         return list(answers.values()), coverage
 
     async def _fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, was_refused: bool = False
+        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context
     ) -> tuple[list[Passage], Float32]:
-        context.deadline.check("passages were fetched")
-        tier = await self._tier_of(snapshot_id, context)
-        parts = tier.locate(np.asarray(ids, np.int64))
-        passages: dict[int, Passage] = {}
-        vectors = np.empty((len(ids), tier.dimension if with_vectors else 0), np.float32)
+        async def tier_of() -> Tier:
+            context.deadline.check("passages were fetched")
+            return await self._tier_of(snapshot_id, context)
 
-        async def fill(shard: ShardServers, positions: list[int]) -> None:
-            wanted = [ids[i] for i in positions]
-            found, part = await self._connected().ask(
-                "Fetch",
-                shard,
-                len(wanted),
-                context,
-                lambda client, inner, timeout_s: client.fetch(wanted, snapshot_id, with_vectors, inner, timeout_s),
-            )
-            passages.update(zip(positions, found, strict=True))
-            if with_vectors:
-                vectors[positions] = part
+        async def once(tier: Tier) -> tuple[list[Passage], Float32]:
+            passages: dict[int, Passage] = {}
+            vectors = np.empty((len(ids), tier.dimension if with_vectors else 0), np.float32)
 
-        try:
-            await all_of([fill(shard, positions.tolist()) for shard, positions in parts])
-        except Moved:
-            return await self._fetch(ids, snapshot_id, with_vectors, context, was_refused)
-        except SnapshotMismatch:  # as above
-            if was_refused:
-                raise
-            await self._ask_all(context.deadline)
-            return await self._fetch(ids, snapshot_id, with_vectors, context, was_refused=True)
-        return [passages[i] for i in range(len(ids))], vectors
+            async def fill(shard: ShardServers, positions: list[int]) -> None:
+                wanted = [ids[i] for i in positions]
+
+                async def fetch(client: IndexClient, inner: Context, timeout_s: float) -> tuple[list[Passage], Float32]:
+                    return await client.fetch(wanted, snapshot_id, with_vectors, inner, timeout_s)
+
+                found, part = await self._connected().ask("Fetch", shard, len(wanted), context, fetch)
+                passages.update(zip(positions, found, strict=True))
+                if with_vectors:
+                    vectors[positions] = part
+
+            await all_of(fill(shard, where.tolist()) for shard, where in tier.locate(np.asarray(ids, np.int64)))
+            return [passages[i] for i in range(len(ids))], vectors
+
+        return await self._in_one(tier_of, once, context)
 
     async def _tier_of(self, snapshot_id: str, context: Context) -> Tier:
         tier = self._told.tiers.get(snapshot_id)
