@@ -242,7 +242,7 @@ def test_kubernetes_reads_every_port_of_every_pod_and_the_same_rules() -> None:
     assert rules["spec"] == yaml.safe_load(RULES.read_text())
     monitors = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(rendered[f"{folder}/pods.yaml"])}
     read = [each["relabelings"][0] for each in monitors["openbook-endpoint"]["podMetricsEndpoints"]]
-    assert [each["replacement"] for each in read] == [f"$1:{port}" for port in prometheus.ports(TOPOLOGY)]
+    assert [each["replacement"] for each in read] == [f"$1:{port}" for port in TOPOLOGY.metrics_ports]
     policies = yaml.safe_load_all(rendered["deploy/kubernetes/base/network-policies.yaml"])
     (policy,) = (each["spec"] for each in policies if each["metadata"]["name"] == "openbook-endpoint")
     allowed = {
@@ -251,7 +251,7 @@ def test_kubernetes_reads_every_port_of_every_pod_and_the_same_rules() -> None:
         for port in rule.get("ports", ())
         if "endPort" in port
     }
-    assert allowed == {(prometheus.ports(TOPOLOGY)[0], prometheus.ports(TOPOLOGY)[-1])}
+    assert allowed == {(TOPOLOGY.metrics_ports[0], TOPOLOGY.metrics_ports[-1])}
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")

@@ -10,10 +10,13 @@ from openbook.deployment.kubernetes_common import (
     env,
     guarded,
     index_name,
+    kustomization,
     labels_of,
     meta,
     pod_security,
     requested,
+    resource,
+    volumes,
 )
 from openbook.deployment.kubernetes_index import budget, headless, redis_and_service, shard_set
 from openbook.deployment.kubernetes_policies import policies
@@ -35,7 +38,7 @@ def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
     redis = [
         each for name in topology.redis_of_ours(True, False) for each in redis_and_service(topology, cluster, name)
     ]
-    name = f"openbook-index.{cluster.namespace}.svc"
+    name = index_name(cluster)
     parts = {
         "namespace.yaml": to_yaml({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}),
         "index.yaml": to_yaml(*index, about=f"Index servers. The certificate in secret openbook-tls is of {name}."),
@@ -45,13 +48,8 @@ def manifests(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
     }
     if not redis:
         del parts["redis.yaml"]
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(parts),
-    }
     files = {f"{BASE}/{name}": text for name, text in parts.items()}
-    files[f"{BASE}/kustomization.yaml"] = to_yaml(kustomization)
+    files[f"{BASE}/kustomization.yaml"] = to_yaml(kustomization(list(parts)))
     for name, has_gpus in (("cpu", False), ("gpu", True)):
         files[f"{OVERLAYS}/{name}/kustomization.yaml"] = to_yaml(_overlay(topology, cluster, has_gpus))
     return files
@@ -79,36 +77,30 @@ def _serve_config(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> st
 
 def _ray_service(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
     endpoint = topology.endpoint
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": meta(cluster, "openbook", "endpoint"),
-        "spec": {
-            "serveConfigV2": Lines(_serve_config(topology, cluster, has_gpus=False)),
-            "excludeHeadPodFromServeSvc": True,  # it would be in only if it answered without TLS
-            "rayClusterConfig": {
-                "rayVersion": cluster.ray_version,
-                "authOptions": {"mode": "token"},  # KubeRay makes the token
-                "enableInTreeAutoscaling": True,
-                "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0", "port": str(topology.ports.ray)},
-                    "template": _ray_pod(topology, cluster, "ray-head", 2, 8, is_head=True),
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "models",
-                        "replicas": endpoint.min_workers,
-                        "minReplicas": endpoint.min_workers,
-                        "maxReplicas": endpoint.max_workers,
-                        "rayStartParams": {},
-                        "template": _ray_pod(
-                            topology, cluster, "ray-worker", endpoint.cpus, endpoint.memory_gb, is_head=False
-                        ),
-                    }
-                ],
-            },
+    head = {
+        "rayStartParams": {"num-cpus": "2", "dashboard-host": "0.0.0.0", "port": str(topology.ports.ray)},
+        "template": _ray_pod(topology, cluster, "ray-head", 2, 8, is_head=True),
+    }
+    workers = {
+        "groupName": "models",
+        "replicas": endpoint.min_workers,
+        "minReplicas": endpoint.min_workers,
+        "maxReplicas": endpoint.max_workers,
+        "rayStartParams": {},
+        "template": _ray_pod(topology, cluster, "ray-worker", endpoint.cpus, endpoint.memory_gb, is_head=False),
+    }
+    spec = {
+        "serveConfigV2": Lines(_serve_config(topology, cluster, has_gpus=False)),
+        "excludeHeadPodFromServeSvc": True,  # it would be in only if it answered without TLS
+        "rayClusterConfig": {
+            "rayVersion": cluster.ray_version,
+            "authOptions": {"mode": "token"},  # KubeRay makes the token
+            "enableInTreeAutoscaling": True,
+            "headGroupSpec": head,
+            "workerGroupSpecs": [workers],
         },
     }
+    return resource("ray.io/v1", "RayService", meta(cluster, "openbook", "endpoint"), spec)
 
 
 def _ray_pod(
@@ -150,11 +142,7 @@ def _ray_pod(
         "spec": {
             "securityContext": pod_security(topology),
             "containers": [container],
-            "volumes": [
-                {"name": "tls", "secret": {"secretName": "openbook-tls"}},
-                {"name": "tmp", "emptyDir": {}},
-                {"name": "home", "emptyDir": {}},
-            ],
+            "volumes": volumes("tmp", "home"),
         },
     }
 
@@ -189,9 +177,5 @@ def _overlay(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> dict[st
             for where in ("headGroupSpec", "workerGroupSpecs/0")
         ]
     target = {"group": "ray.io", "version": "v1", "kind": "RayService", "name": "openbook"}
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../../base"],
-        "patches": [{"target": target, "patch": Lines(to_yaml(patches).partition("\n")[2])}],
-    }
+    patch = Lines(to_yaml(patches).partition("\n")[2])
+    return kustomization(["../../base"], patches=[{"target": target, "patch": patch}])

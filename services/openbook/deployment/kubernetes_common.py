@@ -8,9 +8,32 @@ TLS, UID = "/etc/openbook/tls", 10001
 PART = "app.kubernetes.io/component"
 
 
+def resource(api: str, kind: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """One of our resources."""
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def kustomization(resources: list[str], **more: Any) -> dict[str, Any]:
+    """What `kubectl apply -k` puts together."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": resources,
+        **more,
+    }
+
+
 def meta(cluster: Kubernetes, name: str, part: str) -> dict[str, Any]:
     """Of one of our resources."""
     return {"name": name, "namespace": cluster.namespace, "labels": labels_of(part)}
+
+
+def volumes(*empty: str) -> list[dict[str, Any]]:
+    """Of a pod: the certificate, and folders that end with it."""
+    return [
+        {"name": "tls", "secret": {"secretName": "openbook-tls"}},
+        *({"name": each, "emptyDir": {}} for each in empty),
+    ]
 
 
 def labels_of(part: str) -> dict[str, str]:
@@ -27,13 +50,9 @@ def requested(cpus: int) -> str:
     return f"{900 * cpus}m"
 
 
-def guarded(read_only: bool = True) -> dict[str, Any]:
+def guarded() -> dict[str, Any]:
     """Of every container."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": read_only,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod_security(topology: Topology) -> dict[str, Any]:

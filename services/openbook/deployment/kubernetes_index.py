@@ -11,6 +11,8 @@ from openbook.deployment.kubernetes_common import (
     meta,
     pod_security,
     requested,
+    resource,
+    volumes,
 )
 from openbook.deployment.topology import LOADS_WITHIN_S, Kubernetes, Topology
 
@@ -22,16 +24,9 @@ a cache may keep the former answer for half a minute.
 
 def headless(topology: Topology, cluster: Kubernetes) -> dict[str, Any]:
     """All index servers under one name."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta(cluster, "openbook-index", "index"),
-        "spec": {
-            "clusterIP": "None",
-            "selector": labels_of("index"),
-            "ports": [{"name": "grpc", "port": topology.ports.index}],
-        },
-    }
+    ports = [{"name": "grpc", "port": topology.ports.index}]
+    spec = {"clusterIP": "None", "selector": labels_of("index"), "ports": ports}
+    return resource("v1", "Service", meta(cluster, "openbook-index", "index"), spec)
 
 
 def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, Any]:
@@ -79,35 +74,24 @@ def shard_set(topology: Topology, cluster: Kubernetes, shard: int) -> dict[str, 
         "containers": [container],
         "volumes": [
             {"name": "snapshot", "persistentVolumeClaim": {"claimName": cluster.claim, "readOnly": True}},
-            {"name": "tls", "secret": {"secretName": "openbook-tls"}},
-            {"name": "tmp", "emptyDir": {}},
+            *volumes("tmp"),
         ],
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {**meta(cluster, name, "index"), "labels": labels},
-        "spec": {
-            "serviceName": "openbook-index",
-            "replicas": topology.index.replicas,
-            "minReadySeconds": MIN_READY_S,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
+    spec = {
+        "serviceName": "openbook-index",
+        "replicas": topology.index.replicas,
+        "minReadySeconds": MIN_READY_S,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
     }
+    return resource("apps/v1", "StatefulSet", {**meta(cluster, name, "index"), "labels": labels}, spec)
 
 
 def budget(cluster: Kubernetes, shard: int) -> dict[str, Any]:
     """Whoever drains nodes takes one replica of a shard at a time."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": meta(cluster, f"openbook-index-{shard}", "index"),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": {**labels_of("index"), "openbook/shard": str(shard)}},
-        },
-    }
+    labels = {**labels_of("index"), "openbook/shard": str(shard)}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+    return resource("policy/v1", "PodDisruptionBudget", meta(cluster, f"openbook-index-{shard}", "index"), spec)
 
 
 def redis_and_service(topology: Topology, cluster: Kubernetes, name: str) -> list[dict[str, Any]]:
@@ -136,22 +120,13 @@ def redis_and_service(topology: Topology, cluster: Kubernetes, name: str) -> lis
     }
     if not keeps:
         pod["volumes"] = [{"name": "data", "emptyDir": {}}]
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta(cluster, f"openbook-{name}", name),
-        "spec": {"selector": labels, "ports": [{"name": "redis", "port": port}]},
+    spec = {
+        "serviceName": f"openbook-{name}",
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+        **({"volumeClaimTemplates": [claim]} if keeps else {}),
     }
-    stateful = {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": meta(cluster, f"openbook-{name}", name),
-        "spec": {
-            "serviceName": f"openbook-{name}",
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-            **({"volumeClaimTemplates": [claim]} if keeps else {}),
-        },
-    }
-    return [service, stateful]
+    named = meta(cluster, f"openbook-{name}", name)
+    service = resource("v1", "Service", named, {"selector": labels, "ports": [{"name": "redis", "port": port}]})
+    return [service, resource("apps/v1", "StatefulSet", named, spec)]

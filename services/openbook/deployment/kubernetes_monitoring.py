@@ -4,20 +4,15 @@ from typing import Any
 
 from openbook.deployment import prometheus
 from openbook.deployment.files import to_yaml
-from openbook.deployment.kubernetes_common import PART, labels_of, meta
+from openbook.deployment.kubernetes_common import PART, kustomization, labels_of, meta, resource
 from openbook.deployment.topology import Kubernetes, Topology
 
-FOLDER = "deploy/kubernetes/monitoring"
+API, FOLDER = "monitoring.coreos.com/v1", "deploy/kubernetes/monitoring"
 
 
 def monitoring(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
     """Texts by path."""
-    rule = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": meta(cluster, "openbook", "monitoring"),
-        "spec": prometheus.groups(topology),
-    }
+    rule = resource(API, "PrometheusRule", meta(cluster, "openbook", "monitoring"), prometheus.groups(topology))
     index = [{"port": "metrics", "interval": prometheus.EVERY}]
     # A pod of Ray has many processes, each at a port of its own: one name of a port, and all addresses that follow.
     endpoint = [
@@ -25,37 +20,20 @@ def monitoring(topology: Topology, cluster: Kubernetes) -> dict[str, str]:
             "port": "metrics",
             "interval": prometheus.EVERY,
             "relabelings": [
-                {
-                    "sourceLabels": ["__meta_kubernetes_pod_ip"],
-                    "targetLabel": target,
-                    "replacement": f"$1:{port}",
-                }
+                {"sourceLabels": ["__meta_kubernetes_pod_ip"], "targetLabel": target, "replacement": f"$1:{port}"}
                 for target in ("__address__", "instance")
             ],
         }
-        for port in prometheus.ports(topology)
+        for port in topology.metrics_ports
     ]
     parts = {
         "pods.yaml": to_yaml(_pods(cluster, "index", index), _pods(cluster, "endpoint", endpoint)),
         "rules.yaml": to_yaml(rule),
     }
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(parts),
-    }
-    parts["kustomization.yaml"] = to_yaml(kustomization, about="Needs the Prometheus operator.")
+    parts["kustomization.yaml"] = to_yaml(kustomization(list(parts)), about="Needs the Prometheus operator.")
     return {f"{FOLDER}/{name}": text for name, text in parts.items()}
 
 
 def _pods(cluster: Kubernetes, part: str, endpoints: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": meta(cluster, f"openbook-{part}", "monitoring"),
-        "spec": {
-            "jobLabel": PART,
-            "selector": {"matchLabels": labels_of(part)},
-            "podMetricsEndpoints": endpoints,
-        },
-    }
+    spec = {"jobLabel": PART, "selector": {"matchLabels": labels_of(part)}, "podMetricsEndpoints": endpoints}
+    return resource(API, "PodMonitor", meta(cluster, f"openbook-{part}", "monitoring"), spec)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from openbook.deployment import prometheus
-from openbook.deployment.kubernetes_common import labels_of, meta
+from openbook.deployment.kubernetes_common import labels_of, meta, resource
 from openbook.deployment.topology import Kubernetes, Topology
+
+POLICY = "networking.k8s.io/v1", "NetworkPolicy"
 
 
 def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
@@ -20,23 +21,11 @@ def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
             else {"from": sources}
             for sources, numbers in rules
         ]
-        return {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": meta(cluster, f"openbook-{part}", part),
-            "spec": {
-                "podSelector": {"matchLabels": labels_of(part)},
-                "policyTypes": ["Ingress"],
-                "ingress": ingress,
-            },
-        }
+        spec = {"podSelector": {"matchLabels": labels_of(part)}, "policyTypes": ["Ingress"], "ingress": ingress}
+        return resource(*POLICY, meta(cluster, f"openbook-{part}", part), spec)
 
-    nothing = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": meta(cluster, "openbook-nothing-else", "all"),
-        "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
-    }
+    none = {"podSelector": {}, "policyTypes": ["Ingress"]}
+    nothing = resource(*POLICY, meta(cluster, "openbook-nothing-else", "all"), none)
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
     return [
         nothing,
@@ -50,7 +39,7 @@ def policies(topology: Topology, cluster: Kubernetes) -> list[dict[str, Any]]:
             (None, [ports.http, ports.grpc]),  # callers, who show keys
             ([endpoint], []),  # Ray among itself
             ([operator], [8265, ports.http]),
-            ([monitoring], [prometheus.ports(topology)]),
+            ([monitoring], [topology.metrics_ports]),
         ),
     ]
 

@@ -214,13 +214,8 @@ def files(topology: Topology) -> dict[str, str]:
     return found
 
 
-def ports(topology: Topology) -> range:
-    """Where a machine's processes may be read: each takes the first free one."""
-    return topology.metrics_ports
-
-
 def _config(topology: Topology, machines: Sequence[str], **more: Any) -> str:
-    targets = [f"{machine}:{port}" for machine in machines for port in ports(topology)]
+    targets = [f"{machine}:{port}" for machine in machines for port in topology.metrics_ports]
     told = [{"targets": list(topology.alertmanagers)}]
     config = {
         "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
