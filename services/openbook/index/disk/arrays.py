@@ -1,7 +1,4 @@
-"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with.
-
-And what is wrong with its files of JSON.
-"""
+"""NumPy's files in a snapshot: mapped, and looked at for what neither a search nor a fetch can be right with."""
 
 import math
 import os
@@ -12,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
-from pydantic import ValidationError
 
 from openbook.errors import InvalidSnapshot, StartupError
 
@@ -109,12 +105,6 @@ def read_array(path: Path, dtype: "type[np.generic] | np.dtype[Any]", shape: tup
         raise InvalidSnapshot(f"{path}: must hold {wanted}, found {mapped.dtype} of shape {mapped.shape}")
     array: NDArray[Any] = mapped.view(np.ndarray)  # as a memmap every slice costs microseconds
     return array
-
-
-def first_problem(error: ValidationError) -> str:
-    """Where a file is wrong and how, without a word of what stands in it: it may be another file than it should be."""
-    problem = error.errors(include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc'])) or 'content'}: {problem['msg']}"
 
 
 def check_vectors(path: Path, dtype: type[np.generic], shape: tuple[int, int], max_norm: float) -> None:

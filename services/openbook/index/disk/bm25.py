@@ -19,21 +19,20 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.core.topk import top_k
 from openbook.core.types import Float32, Int64
 from openbook.errors import InvalidSnapshot
-from openbook.index.disk.arrays import first_problem, read_array
+from openbook.index.disk.arrays import read_array
+from openbook.index.disk.records import Record, read_record
 
 FOLDER = "bm25"
 ABOUT = "about.json"
 DATA, INDICES, INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 VOCABULARY, PARAMETERS = "vocab.index.json", "params.index.json"
 FILES = (DATA, INDICES, INDPTR, VOCABULARY, PARAMETERS)
-MAX_ABOUT_BYTES = 1 << 16
 PIECE_CHARS = 1 << 16
 """Of the vocabulary, parsed at once: a millisecond."""
 
@@ -45,11 +44,7 @@ _LETTERS = string.ascii_lowercase + string.digits + "_"
 _NO_LETTERS = {ord(char): " " for char in map(chr, range(128)) if char not in _LETTERS}
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _File(_Entry):
+class _File(Record):
     name: Literal[
         "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json", "params.index.json"
     ]
@@ -57,7 +52,7 @@ class _File(_Entry):
     sha256: str
 
 
-class About(_Entry):
+class About(Record):
     """What the folder holds."""
 
     format_version: Literal[1] = 1
@@ -103,7 +98,7 @@ def write_about(folder: Path, snapshot_id: str, n_passages: int) -> None:
 def move_bm25(made: Path, snapshot: Path, snapshot_id: str) -> None:
     """Put the index of one folder into another of the same file system: that of a snapshot of the same passages."""
     folder = (made / FOLDER).rename(snapshot / FOLDER)
-    _write(folder, _about(folder).model_copy(update={"snapshot_id": snapshot_id}))
+    _write(folder, read_record(About, folder / ABOUT).model_copy(update={"snapshot_id": snapshot_id}))
 
 
 def _write(folder: Path, about: About) -> None:
@@ -215,19 +210,9 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 def _checked(folder: Path, snapshot_id: str, n_passages: int) -> About:
     """What it is, which is of this snapshot and of so many passages or more. Raises InvalidSnapshot."""
-    about = _about(folder)
+    about = read_record(About, folder / ABOUT)
     if about.snapshot_id != snapshot_id:
         raise InvalidSnapshot(f"{folder}: is of snapshot {about.snapshot_id}, not of {snapshot_id}")
     if n_passages > about.n_passages:
         raise InvalidSnapshot(f"{folder}: has {about.n_passages} passages, must have {n_passages}")
     return about
-
-
-def _about(folder: Path) -> About:
-    path = folder / ABOUT
-    try:
-        return About.model_validate_json(files.read_regular(path, MAX_ABOUT_BYTES))
-    except OSError as error:
-        raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None

@@ -12,25 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from openbook import files
-from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
-from openbook.index.disk.arrays import first_problem
+from openbook.errors import InvalidConfig, ShardUnavailable
+from openbook.index.disk.records import Record, read_record
 from openbook.index.disk.snapshot import Snapshot
 
 PUBLISHED = "published.json"
 LOCK = ".published.lock"
-MAX_RECORD_BYTES = 1 << 16
-
 FIRST_SEQUENCE = 1
 """Of the snapshot that a server was started with, where no publication is on record."""
 
 
-class Published(BaseModel):
+class Published(Record):
     """What a root serves. Folders are names within the root, or absolute paths."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: Literal[1] = 1
     sequence: Annotated[int, Field(ge=FIRST_SEQUENCE)]
@@ -97,13 +93,7 @@ class Root:
         Raises:
             InvalidSnapshot: the record is missing or damaged.
         """
-        path = self._folder / PUBLISHED
-        try:
-            return Published.model_validate_json(files.read_regular(path, MAX_RECORD_BYTES))
-        except OSError as error:
-            raise InvalidSnapshot(f"{path}: cannot be read: {error.strerror}") from None
-        except ValidationError as error:
-            raise InvalidSnapshot(f"{path}: {first_problem(error)}") from None
+        return read_record(Published, self._folder / PUBLISHED)
 
     def folder_of(self, name: str) -> Path:
         """The folder that a name in the record means."""

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from openbook.core.fingerprint import file_digest, json_digest
 from openbook.core.origin import Field as OriginField
 from openbook.errors import InvalidSnapshot
 from openbook.files import read_regular
-from openbook.index.disk.arrays import check_vectors, first_problem, read_array
+from openbook.index.disk.arrays import check_vectors, read_array
 from openbook.index.disk.bm25 import verify_bm25
 from openbook.index.disk.origins import check_origins, is_of_origins, origin_files
+from openbook.index.disk.records import Record, parse_record
 from openbook.index.disk.store import OFFSETS, TEXTS, check_offsets
 
 MANIFEST = "manifest.json"
@@ -47,11 +48,7 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileEntry(_Entry):
+class FileEntry(Record):
     """One file of a shard, as it must be found."""
 
     name: str
@@ -66,7 +63,7 @@ class FileEntry(_Entry):
         return name
 
 
-class ShardEntry(_Entry):
+class ShardEntry(Record):
     """One shard: passages first_id .. first_id + n_passages - 1."""
 
     first_id: Count
@@ -79,7 +76,7 @@ class ShardEntry(_Entry):
         return any(file.name == CODES for file in self.files)
 
 
-class Recall(_Entry):
+class Recall(Record):
     """Share of the exact best k that a search as built finds."""
 
     n_queries: Count
@@ -95,7 +92,7 @@ class Recall(_Entry):
         return {k: getattr(self, f"at_{k}") for k in RECALL_AT}
 
 
-class SearchDefaults(_Entry):
+class SearchDefaults(Record):
     """How widely to search unless a request says otherwise; None takes the index's own."""
 
     nprobe: int | None = None
@@ -103,13 +100,13 @@ class SearchDefaults(_Entry):
     rerank_factor: int | None = None
 
 
-class OriginsEntry(_Entry):
+class OriginsEntry(Record):
     """Of each passage it is known where it comes from."""
 
     fields: tuple[OriginField, ...] = ()  # that the user declared for his documents
 
 
-class Manifest(_Entry):
+class Manifest(Record):
     """What a snapshot is made of. Equal contents have equal ids, whenever they were made."""
 
     format_version: Literal[1, 2] = 2
@@ -251,10 +248,7 @@ except (AttributeError, OSError):
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """A manifest as it was read from somewhere. Raises InvalidSnapshot: it is none, or was altered; names where."""
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise InvalidSnapshot(f"{where}: {first_problem(error)}") from None
+    manifest = parse_record(Manifest, data, where)
     if manifest.snapshot_id != manifest.content_id():
         raise InvalidSnapshot(f"{where}: was altered: its content is not that of snapshot {manifest.snapshot_id}")
     return manifest

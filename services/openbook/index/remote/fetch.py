@@ -11,13 +11,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, InvalidSnapshot, OpenbookError, ShardUnavailable
 from openbook.index.disk import bm25
-from openbook.index.disk.arrays import first_problem
+from openbook.index.disk.records import MAX_BYTES, parse_record
 from openbook.index.disk.snapshot import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -133,17 +131,14 @@ def _about(place: Place, manifest: Manifest) -> tuple[str, bm25.About] | None:
     """Of its index of words, if it has one."""
     path = f"{bm25.FOLDER}/{bm25.ABOUT}"
     try:
-        data = place.read(path, bm25.MAX_ABOUT_BYTES)
+        data = place.read(path, MAX_BYTES)
     except Refused:  # whoever may read the manifest may read this one
         if place.url.startswith("file:"):
             raise
         data = None
     if data is None:
         return None
-    try:
-        about = bm25.About.model_validate_json(data)
-    except ValidationError as error:
-        raise InvalidSnapshot(f"{place.at(path)}: {first_problem(error)}") from None
+    about = parse_record(bm25.About, data, place.at(path))
     if about.snapshot_id != manifest.snapshot_id:
         raise InvalidSnapshot(f"{place.at(path)}: is of snapshot {about.snapshot_id}, not of {manifest.snapshot_id}")
     return data.decode(), about

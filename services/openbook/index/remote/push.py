@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig, InvalidSnapshot
 from openbook.index.disk import bm25
+from openbook.index.disk.records import MAX_BYTES
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import MANIFEST, MAX_MANIFEST_BYTES, Snapshot
 from openbook.index.remote.fetch import RemoteFile, shard_files
@@ -53,7 +54,7 @@ def push(folder: Path, url: str, on_bytes: OnBytes = lambda done, total: None) -
 
 def _check_free(place: Place, snapshot_id: str) -> None:
     """Raises InvalidConfig: another snapshot lies there, which would be neither old nor new on the way."""
-    for path, most in ((MANIFEST, MAX_MANIFEST_BYTES), (f"{bm25.FOLDER}/{bm25.ABOUT}", bm25.MAX_ABOUT_BYTES)):
+    for path, most in ((MANIFEST, MAX_MANIFEST_BYTES), (f"{bm25.FOLDER}/{bm25.ABOUT}", MAX_BYTES)):
         with suppress(ValidationError):  # damaged: it is written anew
             held = _Named.model_validate_json(place.read(path, most) or b"").snapshot_id
             if held != snapshot_id:
