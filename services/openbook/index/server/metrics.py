@@ -10,23 +10,23 @@ from prometheus_client.registry import Collector
 
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.held import HeldSnapshots
-from openbook.index.server.service import IndexService
+from openbook.index.server.streams import OpenStreams
 from openbook.index.shard.shard import Shard
 
 
 class ServerMetrics(Collector):
     """Of the one server of this process: among its metrics while it is entered."""
 
-    def __init__(self, held: HeldSnapshots[Shard], searches: Coalescer, service: IndexService) -> None:
+    def __init__(self, held: HeldSnapshots[Shard], searches: Coalescer, streams: OpenStreams) -> None:
         self._held = held
         self._searches = searches
-        self._service = service
+        self._streams = streams
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         shard = self._held.current
         for name, what, value in (
             ("rows_waiting", "Query rows that wait to be searched for", self._searches.n_rows),
-            ("streams", "Connections of clients", self._service.n_streams),
+            ("streams", "Connections of clients", len(self._streams)),
             ("passages", "In the shard of the current snapshot", shard.n_passages),
             ("shard", "Which shard of the snapshot it serves", shard.number),
         ):

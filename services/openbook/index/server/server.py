@@ -42,7 +42,6 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 log = logging.getLogger(__name__)
 
 N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
-N_FETCHERS = 1  # nearly all that fetching does holds Python's lock
 MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 0.05
@@ -73,12 +72,12 @@ class IndexServer:
         self.held = self._publishing.held
         self._downloads = Downloads(settings.snapshot, settings.shard, settings.fetch_from)
         self._searches = Coalescer(settings.max_queued_rows, settings.max_rows)
-        self._fetches = Fetches(N_FETCHERS, MAX_FETCHED_IDS)
+        self._fetches = Fetches(MAX_FETCHED_IDS)
         n_workers = N_WORKERS + settings.max_streams  # a stream takes one for as long as it lives
         self._workers = CallThreads(n_workers, n_spared=N_WORKERS // 2)
         self._streams = OpenStreams(settings.max_streams)
         self._service = IndexService(self.held, self._searches, self._fetches, self._workers, self._streams)
-        self.metrics = ServerMetrics(self.held, self._searches, self._service)
+        self.metrics = ServerMetrics(self.held, self._searches, self._streams)
         self._stopped = threading.Event()
         self._drainer = threading.Thread(target=self._drain, name="drain", daemon=True)
         self._follower = threading.Thread(

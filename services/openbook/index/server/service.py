@@ -127,11 +127,6 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             stream.end()
         return stream
 
-    @property
-    def n_streams(self) -> int:
-        """Open now."""
-        return len(self._streams)
-
     def leave(self, stream: CallStream) -> None:
         """It is over."""
         self._streams.leave(stream)

@@ -206,26 +206,24 @@ class _Fetch:
     n_left: int  # ids, and one for the end
     parts: Iterator[None]
     refuse: Callable[[Overloaded], None]
-    is_running: bool = False
 
 
 class Fetches:
-    """Fetches in a few threads, by turns.
+    """Fetches in one thread, by turns: nearly all that fetching does holds Python's lock.
 
     Args:
-        n_threads: in all.
         max_ids: of all fetches that wait.
     """
 
-    def __init__(self, n_threads: int, max_ids: int) -> None:
+    def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
         self._turns: Turns[_Fetch] = Turns(max_ids)
         self._lock = threading.Lock()
-        self._threads = Threads(n_threads, "fetch")
+        self._thread = Threads(1, "fetch")
 
     def start(self) -> None:
         """Raises StartupError."""
-        self._threads.start()
+        self._thread.start()
 
     def submit(self, caller: Hashable, n_ids: int, parts: Iterator[None], refuse: Callable[[Overloaded], None]) -> None:
         """Have it done part by part, each of PART_IDS and when it is its turn; or refuse it, or those of another caller
@@ -238,25 +236,23 @@ class Fetches:
         for each in lost:
             refused("index", "ids").inc()
             each.refuse(Overloaded(f"at most {self._max_ids} ids may wait to be fetched, {n_waiting} do"))
-        self._threads.submit(self._run)
+        self._thread.submit(self._run)
 
     def stop(self) -> None:
         """Do those that wait, and end the threads."""
-        self._threads.shutdown()
+        self._thread.shutdown()
 
     def _run(self) -> None:
         """Parts, whosever turn it is, until there is one fetch less."""
         while True:
             with self._lock:
-                fetch = next((each for each in self._turns.in_order(PART_IDS) if not each.is_running), None)
+                fetch = next(iter(self._turns.in_order(PART_IDS)), None)
                 if fetch is None:
                     return  # some were refused
                 n_ids = min(PART_IDS, fetch.n_left - 1)
                 fetch.n_left -= n_ids
-                fetch.is_running = True
                 self._turns.give(fetch, n_ids)
             if next(fetch.parts, END) is END:
                 with self._lock:
                     self._turns.give(fetch)
                 return
-            fetch.is_running = False
