@@ -69,13 +69,13 @@ class Queries:
         await self._write_backs.done()
 
     async def _find(self, key: str, made_by: str, question: str, context: Context) -> Query:
-        watch = Stopwatch(self._clock)
-        with watch.stage("cache", context):
+        watch = Stopwatch(self._clock, context)
+        with watch.stage("cache"):
             (embedding,) = await self._cache.get_many([key])
         # Whatever stands in a shared cache, only a vector of this encoder's shape is one of its embeddings.
         if embedding is not None and embedding.shape == (self._encoder.dimension,):
             return Query(embedding, made_by, watch.stages)
-        with watch.stage("encode", context) as inner:
+        with watch.stage("encode") as inner:
             embedding = (await self._encoder.encode([question], inner))[0]
         if (of_call := self._encoder.fingerprint) == made_by:
             self._write_backs.start(self._cache.put_many([(key, embedding)]))

@@ -69,21 +69,21 @@ class Finder:
         return np.stack([query.embedding for query in queries])
 
     async def find(
-        self, question: str, settings: RetrievalSettings, own: Sequence[Passage], context: Context, watch: Stopwatch
+        self, question: str, settings: RetrievalSettings, own: Sequence[Passage], watch: Stopwatch
     ) -> Retrieved:
         """The passages to answer from. Raises as the ports say; InvalidRequest: there is none."""
         if own:
             check_retriever(settings, "passages of the caller's own")
-        query = await self._query(question, context, watch) if needs_queries(settings) else None
+        query = await self._query(question, watch) if needs_queries(settings) else None
         made_by = query.made_by if query else self._encoder.fingerprint
         retrieved = replace(NOTHING, encoder_fingerprint=made_by)
         if settings.k:
-            hits, found = await self._retrieve(question, query, settings, self._passages.fetch, context, watch)
+            hits, found = await self._retrieve(question, query, settings, self._passages.fetch, watch)
             retrieved = Retrieved(tuple(found), hits.scores[0], hits.snapshot_id, hits.coverage, made_by)
             former = self._most_found if hits.snapshot_id == self._found_in else 0
             self._found_in, self._most_found = hits.snapshot_id, max(former, len(found))
         if query and own:
-            vectors = await self.encode_own(own, context, watch)
+            vectors = await self.encode_own(own, watch)
             retrieved = joined(retrieved, own, canonical_scores(query.embedding, vectors))
         if not retrieved.passages:
             raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
@@ -96,18 +96,17 @@ class Finder:
         n_found = 0 if settings.retriever is RetrieverKind.BM25 else min(settings.k, self._most_found)
         return max(1, n_own + max(0, n_found - len(settings.without)))
 
-    async def look(self, text: str, settings: RetrievalSettings, context: Context, watch: Stopwatch) -> Found:
+    async def look(self, text: str, settings: RetrievalSettings, watch: Stopwatch) -> Found:
         """The passages with their vectors, for who looks more than once. Raises as `find`."""
         check_retriever(settings, "passages that are looked for again")
-        query = await self._query(text, context, watch)
-        hits, (found, vectors) = await self._retrieve(
-            text, query, settings, self._passages.fetch_with_vectors, context, watch
-        )
+        query = await self._query(text, watch)
+        fetch = self._passages.fetch_with_vectors
+        hits, (found, vectors) = await self._retrieve(text, query, settings, fetch, watch)
         return Found(query.embedding, tuple(found), vectors, hits.snapshot_id, hits.coverage, query.made_by)
 
-    async def encode_own(self, own: Sequence[Passage], context: Context, watch: Stopwatch) -> Float32:
+    async def encode_own(self, own: Sequence[Passage], watch: Stopwatch) -> Float32:
         """(n, d) embeddings of the caller's own passages. Raises as `Encoder.encode_own`."""
-        with watch.stage("encode passages", context) as inner:
+        with watch.stage("encode passages") as inner:
             return await self._encoder.encode_own(own, inner)
 
     async def aclose(self) -> None:
@@ -115,23 +114,17 @@ class Finder:
         await self._queries.aclose()
 
     async def _retrieve(
-        self,
-        text: str,
-        query: Query | None,
-        settings: RetrievalSettings,
-        fetch: Fetch[Fetched],
-        context: Context,
-        watch: Stopwatch,
+        self, text: str, query: Query | None, settings: RetrievalSettings, fetch: Fetch[Fetched], watch: Stopwatch
     ) -> tuple[Hits, Fetched]:
         """The hits, without empty slots, and what is fetched of them."""
 
         async def once() -> tuple[Hits, Fetched]:
             queries = None if query is None else query.embedding[None, :]
-            with watch.stage("search", context, k=settings.k, retriever=settings.retriever) as inner:
+            with watch.stage("search", k=settings.k, retriever=settings.retriever) as inner:
                 hits = await find(self._retriever, [text], queries, settings, inner)
             held = hits.ids[0] != NO_HIT
             hits = replace(hits, ids=hits.ids[:, held], scores=hits.scores[:, held])
-            with watch.stage("fetch", context, snapshot=hits.snapshot_id) as inner:
+            with watch.stage("fetch", snapshot=hits.snapshot_id) as inner:
                 return hits, await fetch(hits.ids[0].tolist(), hits.snapshot_id, inner)
 
         try:
@@ -141,8 +134,8 @@ class Finder:
                 raise
             return await once()  # a shard that took part in the search is gone by now: do without it
 
-    async def _query(self, text: str, context: Context, watch: Stopwatch) -> Query:
-        query = await self._queries.find(text, context)
+    async def _query(self, text: str, watch: Stopwatch) -> Query:
+        query = await self._queries.find(text, watch.context)
         watch.add(query.stages)
         return query
 

@@ -76,16 +76,16 @@ class Pipeline:
         """
         self.work(retrieval, generation, len(own))
         _check_reply(reply, generation, self._generator.calibration)
-        watch = Stopwatch(self._clock)
+        watch = Stopwatch(self._clock, context)
         question, passages = self._finder.checked(question, own)
         if generation.follow:
-            retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
+            retrieved, generated = await self._follow(question, retrieval, generation, passages, watch)
         else:
             self._generations.check(generation, self._finder.n_expected(retrieval, len(own)), context)
-            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
-            with watch.stage("generate", context) as inner:
+            retrieved = await self._finder.find(question, retrieval, passages, watch)
+            with watch.stage("generate") as inner:
                 generated = await self._generations.find(question, retrieved, generation, inner)
-        return self._to_answer(generated, retrieved, generation, reply, context, watch)
+        return self._to_answer(generated, retrieved, generation, reply, watch)
 
     async def stream(
         self,
@@ -103,16 +103,16 @@ class Pipeline:
         """
         self.work(retrieval, generation, len(own))
         _check_reply(reply, generation, self._generator.calibration)
-        watch, n_told = Stopwatch(self._clock), 0
+        watch, n_told = Stopwatch(self._clock, context), 0
         question, passages = self._finder.checked(question, own)
         if generation.follow:
-            retrieved, generated = await self._follow(question, retrieval, generation, passages, context, watch)
-            yield self._to_retrieval(retrieved, context, watch)
+            retrieved, generated = await self._follow(question, retrieval, generation, passages, watch)
+            yield self._to_retrieval(retrieved, watch)
         else:
             self._generator.check(generation, self._finder.n_expected(retrieval, len(own)), context, is_stream=True)
-            retrieved = await self._finder.find(question, retrieval, passages, context, watch)
-            yield self._to_retrieval(retrieved, context, watch)
-            with watch.stage("generate", context) as inner:
+            retrieved = await self._finder.find(question, retrieval, passages, watch)
+            yield self._to_retrieval(retrieved, watch)
+            with watch.stage("generate") as inner:
                 made_by = Maker.of(self._generator)
                 items = self._generator.stream(question, retrieved, generation, inner)
                 async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
@@ -124,7 +124,7 @@ class Pipeline:
                         elif not reply.may_hold_back:
                             n_told += 1
                             yield item
-        answer = self._to_answer(generated, retrieved, generation, reply, context, watch)
+        answer = self._to_answer(generated, retrieved, generation, reply, watch)
         if not (n_told or answer.abstained):
             for token in generated.generation.tokens:
                 yield token
@@ -135,10 +135,10 @@ class Pipeline:
     ) -> Retrieval:
         """The passages and their prior alone. Raises as `answer`."""
         self.work(retrieval, n_own=len(own))
-        watch = Stopwatch(self._clock)
+        watch = Stopwatch(self._clock, context)
         question, passages = self._finder.checked(question, own)
-        retrieved = await self._finder.find(question, retrieval, passages, context, watch)
-        return self._to_retrieval(retrieved, context, watch)
+        retrieved = await self._finder.find(question, retrieval, passages, watch)
+        return self._to_retrieval(retrieved, watch)
 
     async def embed(self, texts: Sequence[str], context: Context) -> Float32:
         """(n, d) queries, as questions become them. Raises InvalidRequest as `answer`, and as `Encoder.encode`."""
@@ -146,7 +146,7 @@ class Pipeline:
 
     async def excerpt(self, passage_id: str, around: int, snapshot_id: str, context: Context) -> Excerpt:
         """A passage in its document. Raises as `openbook.rag.excerpt.excerpt`."""
-        with Stopwatch(self._clock).stage("fetch", context) as inner:
+        with Stopwatch(self._clock, context).stage("fetch") as inner:
             return await excerpt(self._passages, passage_id, around, snapshot_id, inner)
 
     def work(self, retrieval: RetrievalSettings, generation: GenerationSettings | None = None, n_own: int = 0) -> int:
@@ -176,21 +176,20 @@ class Pipeline:
         retrieval: RetrievalSettings,
         generation: GenerationSettings,
         own: Sequence[Passage],
-        context: Context,
         watch: Stopwatch,
     ) -> tuple[Retrieved, Generated]:
         made_by = Maker.of(self._generator)
-        vectors = await self._finder.encode_own(own, context, watch) if own else None
+        vectors = await self._finder.encode_own(own, watch) if own else None
 
         async def look(text: str) -> Found:
-            found = await self._finder.look(text, retrieval, context, watch)
+            found = await self._finder.look(text, retrieval, watch)
             return found if vectors is None else found.beside(own, vectors)
 
         async def generate(retrieved: Retrieved, of_part: PartSettings) -> Generation:
             nonlocal made_by
             if of_part.begun:
                 of_part = replace(of_part, begun_by=made_by.generates_by)
-            with watch.stage("generate", context) as inner:
+            with watch.stage("generate") as inner:
                 part = await self._generator.generate(question, retrieved, of_part, inner)
             made_by = Maker.of(self._generator)
             return part
@@ -198,7 +197,7 @@ class Pipeline:
         retrieved, generated = await followed(question, generation, look, generate)
         return retrieved, Generated(generated, made_by)
 
-    def _to_retrieval(self, retrieved: Retrieved, context: Context, watch: Stopwatch) -> Retrieval:
+    def _to_retrieval(self, retrieved: Retrieved, watch: Stopwatch) -> Retrieval:
         prior = log_prior(retrieved.scores)
         return Retrieval(
             evidence=evidence_of(retrieved, prior, prior),
@@ -207,7 +206,7 @@ class Pipeline:
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=_is_cached(watch),
-            request_id=context.request_id,
+            request_id=watch.context.request_id,
             timings=watch.read(),
         )
 
@@ -217,7 +216,6 @@ class Pipeline:
         retrieved: Retrieved,
         settings: GenerationSettings,
         reply: ReplySettings,
-        context: Context,
         watch: Stopwatch,
     ) -> Answer:
         generation, made_by = generated.generation, generated.made_by
@@ -242,7 +240,7 @@ class Pipeline:
             complete=retrieved.complete,
             coverage=retrieved.coverage,
             cached=_is_cached(watch),
-            request_id=context.request_id,
+            request_id=watch.context.request_id,
             timings=watch.read(),
             labels=labels_of(generation),
             tokens=() if abstained else best.tokens,

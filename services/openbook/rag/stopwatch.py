@@ -14,9 +14,10 @@ from openbook.tracing.spans import span
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds by stage, and since it was made."""
+    """Seconds by stage of what is done under a context, and since it was made."""
 
     clock: Clock
+    context: Context
     started: float = field(init=False)
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -24,11 +25,11 @@ class Stopwatch:
         self.started = self.clock()
 
     @contextmanager
-    def stage(self, name: str, context: Context, **attributes: Value) -> Iterator[Context]:
+    def stage(self, name: str, **attributes: Value) -> Iterator[Context]:
         """Time the body, for the answer, for the metric and for the trace; the context is for what it calls."""
         begun = self.clock()
         try:
-            with span(name, context, **attributes) as inner:
+            with span(name, self.context, **attributes) as inner:
                 yield inner
         except BaseException as error:
             stage_errors(name, _code(error)).inc()
