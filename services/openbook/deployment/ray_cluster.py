@@ -1,6 +1,7 @@
 """For `ray up`: the cluster of a cloud, and of machines that stand; and the Serve config."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from textwrap import indent
 from typing import Any
@@ -48,18 +49,8 @@ def aws(topology: Topology, cloud: Aws, has_gpus: bool, path: str) -> str:
             "BlockDeviceMappings": [disk],
         }
 
-    types = {
-        "head": {"resources": {}, "node_config": node(cloud.head, 100)},
-        "index": {**_index(topology), "node_config": node(cloud.index, topology.index.disk_gb)},
-        "worker": {**_workers(topology), "node_config": node(cloud.gpu if has_gpus else cloud.cpu, 100)},
-    }
-    provider = {
-        "type": "aws",
-        "region": cloud.region,
-        "availability_zone": cloud.zone,
-        "cache_stopped_nodes": False,
-    }
-    return _of_a_cloud(topology, cloud, provider, types, has_gpus, path)
+    types = _types(topology, cloud, has_gpus, node)
+    return _of_a_cloud(topology, cloud, types, has_gpus, path, "aws", cache_stopped_nodes=False)
 
 
 def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
@@ -80,32 +71,17 @@ def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
             "disks": [{"boot": True, "autoDelete": True, "type": "PERSISTENT", "initializeParams": initial}],
         }
 
-    gpu: dict[str, Any] = {}
+    types = _types(topology, cloud, has_gpus, node)
+    types["head"]["resources"]["CPU"] = cloud.cpus_of(cloud.head)
+    types["worker"]["resources"]["CPU"] = cloud.cpus_of(cloud.gpu if has_gpus else cloud.cpu)
     if has_gpus:
+        types["worker"]["resources"]["GPU"] = 1
         where = f"projects/{cloud.project}/zones/{cloud.zone}/acceleratorTypes/{cloud.accelerator}"
-        gpu = {
+        types["worker"]["node_config"] |= {
             "guestAccelerators": [{"acceleratorType": where, "acceleratorCount": 1}],
             "scheduling": [{"onHostMaintenance": "TERMINATE"}],
         }
-    types = {
-        "head": {"resources": {"CPU": cloud.cpus_of(cloud.head)}, "node_config": node(cloud.head, 100)},
-        "index": {**_index(topology), "node_config": node(cloud.index, topology.index.disk_gb)},
-        "worker": {
-            **_workers(topology),
-            "resources": {
-                "CPU": cloud.cpus_of(cloud.gpu if has_gpus else cloud.cpu),
-                **({"GPU": 1} if has_gpus else {}),
-            },
-            "node_config": {**node(cloud.gpu if has_gpus else cloud.cpu, 100), **gpu},
-        },
-    }
-    provider = {
-        "type": "gcp",
-        "region": cloud.region,
-        "availability_zone": cloud.zone,
-        "project_id": cloud.project,
-    }
-    return _of_a_cloud(topology, cloud, provider, types, has_gpus, path)
+    return _of_a_cloud(topology, cloud, types, has_gpus, path, "gcp", project_id=cloud.project)
 
 
 def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
@@ -152,9 +128,33 @@ _ON_PATH = "grep -qs openbook/bin ~/.bashrc || echo 'export PATH=$HOME/openbook/
 """`ray down` looks for `ray` there."""
 
 
+def _types(
+    topology: Topology, cloud: Cloud, has_gpus: bool, node: Callable[[str, int], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Kinds of nodes, each a `node` of so many GB. Serve places nothing on those of the index: they offer no CPUs."""
+    index, endpoint = topology.index, topology.endpoint
+    limits = {"min_workers": endpoint.min_workers, "max_workers": endpoint.max_workers}
+    return {
+        "head": {"resources": {}, "node_config": node(cloud.head, 100)},
+        "index": {
+            **dict.fromkeys(("min_workers", "max_workers"), index.replicas),
+            "resources": {"CPU": 0, INDEX_RESOURCE: 1},
+            "node_config": node(cloud.index, index.disk_gb),
+        },
+        "worker": {**limits, "resources": {}, "node_config": node(cloud.gpu if has_gpus else cloud.cpu, 100)},
+    }
+
+
 def _of_a_cloud(
-    topology: Topology, cloud: Cloud, provider: dict[str, Any], types: dict[str, Any], has_gpus: bool, path: str
+    topology: Topology,
+    cloud: Cloud,
+    types: dict[str, dict[str, Any]],
+    has_gpus: bool,
+    path: str,
+    name: str,
+    **provider: Any,
 ) -> str:
+    provider = {"type": name, "region": cloud.region, "availability_zone": cloud.zone, **provider}
     home = _home(cloud.ssh_user)
     if fetch := cloud.fetch or topology.index.fetch:  # a node's own list replaces the common one
         types["index"]["worker_setup_commands"] = [cloud.install, _ON_PATH, fetch]
@@ -178,17 +178,6 @@ def _of_a_cloud(
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
     about += "\n" + NODES.format(replicas=topology.index.replicas, what="GPUs" if has_gpus else "CPUs")
     return to_yaml(config, about=about)
-
-
-def _index(topology: Topology) -> dict[str, Any]:
-    """Serve places nothing on these nodes: they offer no CPUs."""
-    n = topology.index.replicas
-    return {"min_workers": n, "max_workers": n, "resources": {"CPU": 0, INDEX_RESOURCE: 1}}
-
-
-def _workers(topology: Topology) -> dict[str, Any]:
-    endpoint = topology.endpoint
-    return {"min_workers": endpoint.min_workers, "max_workers": endpoint.max_workers, "resources": {}}
 
 
 def _home(user: str) -> str:
