@@ -28,6 +28,14 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
+GIVE_WAY = """
+import os, sys
+try:  # before the imports, which are a third of a second of work; and where it can be, below the nicest of all
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+except (AttributeError, OSError):
+    os.nice(19)
+"""
+"""What a process begins with that is to be noticed by nobody who searches."""
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:

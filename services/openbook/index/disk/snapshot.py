@@ -236,16 +236,6 @@ class Snapshot:
                 raise InvalidSnapshot(f"{folder}: {SCALES} or {CENTRE} holds NaN or infinity")
 
 
-GIVE_WAY = """
-import os, sys
-try:  # before the imports, which are a third of a second of work; and where it can be, below the nicest of all
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-except (AttributeError, OSError):
-    os.nice(19)
-"""
-"""What a process begins with that is to be noticed by nobody who searches."""
-
-
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """A manifest as it was read from somewhere. Raises InvalidSnapshot: it is none, or was altered; names where."""
     manifest = parse_record(Manifest, data, where)

@@ -14,10 +14,9 @@ from typing import Any
 from openbook.core.deadline import Clock
 from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, Overloaded, PermissionDenied, from_grpc_code
 from openbook.index.disk.root import Root
-from openbook.index.disk.snapshot import GIVE_WAY
 from openbook.index.remote.fetch import FAILED
 from openbook.index.remote.place import Place, is_within
-from openbook.processes import end, start
+from openbook.processes import GIVE_WAY, end, start
 
 log = logging.getLogger(__name__)
 

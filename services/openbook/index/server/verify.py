@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from openbook.errors import InvalidSnapshot, ShardUnavailable
-from openbook.index.disk.snapshot import GIVE_WAY, Snapshot
-from openbook.processes import start
+from openbook.index.disk.snapshot import Snapshot
+from openbook.processes import GIVE_WAY, start
 
 _VERIFY = f"""{GIVE_WAY}
 from pathlib import Path
