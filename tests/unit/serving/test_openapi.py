@@ -47,6 +47,16 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
     assert named <= set(described["components"]["schemas"])
 
 
+def test_logarithms_are_described_as_null_where_they_are_of_zero(described: dict[str, Any]) -> None:
+    schemas = described["components"]["schemas"].values()
+    fields = [each for schema in schemas for each in schema.get("properties", {}).items()]
+    logs = {name: each for name, each in fields if name.startswith("log_")}
+    assert set(logs) == {"log_prior", "log_posterior", "log_likelihood", "log_probability"}
+    for name, each in fields:
+        if name in logs:
+            assert each.get("items", each)["type"] == ["number", "null"], each
+
+
 def test_every_body_has_examples_that_fit_and_are_answered(described: dict[str, Any]) -> None:
     n_examples = 0
     for path, method, operation in operations(described):

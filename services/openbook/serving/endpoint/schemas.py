@@ -7,7 +7,7 @@ repeated here: the pipeline and `GenerationSettings` know them.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
@@ -114,8 +114,12 @@ class PassageRequest(Sent):
     request_id: str = ""
 
 
+Log = Annotated[float, WithJsonSchema({"type": ["number", "null"]})]
+"""A natural logarithm. In JSON, null stands for that of zero."""
+
+
 class _Response(BaseModel):
-    """Made from the pipeline's dataclasses by attribute. In JSON, null stands for the logarithm of zero."""
+    """Made from the pipeline's dataclasses by attribute."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -161,8 +165,8 @@ class EvidenceOut(_Response):
 
     passage: PassageOut
     score: float
-    log_prior: float
-    log_posterior: float
+    log_prior: Log
+    log_posterior: Log
 
 
 class CoverageOut(_Response):
@@ -190,8 +194,8 @@ class LabelOut(_Response):
     """One of the labels that the answer was chosen from. Logs are natural."""
 
     text: str
-    log_likelihood: Annotated[float, Field(description="Among all answers there are.")]
-    log_probability: Annotated[float, Field(description="Among the labels.")]
+    log_likelihood: Annotated[Log, Field(description="Among all answers there are.")]
+    log_probability: Annotated[Log, Field(description="Among the labels.")]
 
 
 class CitationOut(_Response):
@@ -207,8 +211,8 @@ class TokenOut(_Response):
     """One token of an answer. Its place in the answer is known once that stands."""
 
     text: str
-    log_likelihood: float
-    log_posterior: list[float]
+    log_likelihood: Log
+    log_posterior: list[Log]
     start: int | None = None
     end: int | None = None
 
@@ -217,8 +221,8 @@ class AlternativeOut(_Response):
     """One of several answers."""
 
     answer: Annotated[str, Field(validation_alias="text")]
-    log_likelihood: float
-    log_posterior: Annotated[list[float], Field(description="Of each passage of the evidence.")]
+    log_likelihood: Log
+    log_posterior: Annotated[list[Log], Field(description="Of each passage of the evidence.")]
     tokens: list[TokenOut]
     citations: list[CitationOut]
 
@@ -227,7 +231,7 @@ class AnswerResponse(_Response):
     """The answer, what it rests on, and what made it."""
 
     answer: Annotated[str, Field(validation_alias="text")]
-    log_likelihood: float
+    log_likelihood: Log
     evidence: list[EvidenceOut]
     formulation: Formulation
     decoding: Decoding

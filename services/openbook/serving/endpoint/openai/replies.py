@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from openbook.serving.endpoint.schemas import AnswerResponse, OriginOut
+from openbook.serving.endpoint.schemas import AnswerResponse, Log, OriginOut
 
 
 class UrlCitation(BaseModel):
@@ -37,8 +37,8 @@ class Cited(BaseModel):
     lasting_id: str
     origin: OriginOut | None
     score: float
-    log_prior: float
-    log_posterior: float
+    log_prior: Log
+    log_posterior: Log
 
 
 class TokenLogprob(BaseModel):
