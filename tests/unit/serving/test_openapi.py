@@ -58,7 +58,7 @@ def test_logarithms_are_described_as_null_where_they_are_of_zero(described: dict
 
 
 def test_every_body_has_examples_that_fit_and_are_answered(described: dict[str, Any]) -> None:
-    n_examples = 0
+    n_examples, streams = 0, set[str]()
     for path, method, operation in operations(described):
         if method == "post":
             ((_, content),) = operation["requestBody"]["content"].items()
@@ -66,9 +66,14 @@ def test_every_body_has_examples_that_fit_and_are_answered(described: dict[str, 
             for example in content["examples"].values():
                 schema = {**content["schema"], "components": described["components"]}
                 jsonschema.validate(example["value"], schema)
-                assert request("POST", path, json=example["value"], headers=ACCEPT).status_code == 200, path
+                reply = request("POST", path, json=example["value"], headers=ACCEPT)
+                assert reply.status_code == 200, path
+                media_type = reply.headers["content-type"].partition(";")[0]
+                assert media_type in operation["responses"]["200"]["content"], path
+                streams |= {path} if media_type == "text/event-stream" else set()
                 n_examples += 1
     assert n_examples > 4
+    assert streams == {"/v1/answer/stream", "/v1/chat/completions"}
 
 
 def test_the_page_is_whole_without_another_host() -> None:

@@ -72,7 +72,7 @@ def take_keys(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def streamed(example: str) -> dict[int | str, dict[str, Any]]:
-    """The response that is a stream of server-sent events."""
+def streamed(example: str, description: str = "Server-sent events.") -> dict[int | str, dict[str, Any]]:
+    """The response that is a stream of server-sent events, or may be one."""
     content = {"text/event-stream": {"example": example}}  # JSON schema has no words for them
-    return {200: {"description": "Server-sent events.", "content": content}}
+    return {200: {"description": description, "content": content}}

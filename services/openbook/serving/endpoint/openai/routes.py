@@ -24,6 +24,7 @@ from openbook.serving.endpoint.openai.replies import (
 )
 from openbook.serving.endpoint.openai.requests import ChatRequest, EmbeddingsRequest
 from openbook.serving.endpoint.openai_errors import OpenAIError, UnknownModel, openai_error
+from openbook.serving.endpoint.openapi import streamed
 from openbook.serving.endpoint.replies import EVENT_STREAM, to_json
 from openbook.serving.endpoint.service import AnswerService
 
@@ -35,6 +36,13 @@ OPENAI: dict[str, Any] = {
 }
 """Of all its paths, for OpenAPI."""
 CHAT = {"model": OURSELVES, "messages": [{"role": "user", "content": "who invented the telephone?"}]}
+CHATS: dict[str, Any] = {"a question": {"value": CHAT}, "in chunks": {"value": {**CHAT, "stream": True}}}
+CHUNKS = """data: {"choices": [{"index": 0, "delta": {"content": "Alexander"}, ...}], ...}
+
+data: [DONE]
+
+"""
+WHOLE_OR_CHUNKS = OPENAI["responses"] | streamed(CHUNKS, "Whole; with `stream` as server-sent events, a chunk each.")
 EMBED = {"model": OURSELVES, "input": ["who invented the telephone?", "where was Marie Curie born?"]}
 
 
@@ -44,9 +52,9 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
     generators = [OURSELVES, _shown(settings.generator.model)]
     encoders = [OURSELVES, _shown(settings.encoder.model)]
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, **OPENAI)
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, **OPENAI | {"responses": WHOLE_OR_CHUNKS})
     async def chat_completions(
-        body: Annotated[ChatRequest, Body(openapi_examples={"a question": {"value": CHAT}})], request: Request
+        body: Annotated[ChatRequest, Body(openapi_examples=CHATS)], request: Request
     ) -> Response:
         """The answer to the user's last message; earlier ones are not read. With `stream` in chunks."""
         check_model(body.model, generators)
