@@ -3,9 +3,13 @@
 import re
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
-from small_endpoint import request
+from small_endpoint import in_process, request, service
+from starlette.routing import Route
+
+from openbook.serving.endpoint.http import build_app
 
 ACCEPT = {"accept": "application/json, text/event-stream"}  # as MCP demands
 PATHS = {
@@ -74,6 +78,22 @@ def test_every_body_has_examples_that_fit_and_are_answered(described: dict[str, 
                 n_examples += 1
     assert n_examples > 4
     assert streams == {"/v1/answer/stream", "/v1/chat/completions"}
+
+
+def test_what_is_there_to_get_has_a_head() -> None:
+    app = build_app(service())
+    gets = [each for each in app.routes if isinstance(each, Route) and each.methods and "GET" in each.methods]
+    paths = [each.path.replace("{id}", "0").replace("{name:path}", "openbook") for each in gets]
+    assert len(set(paths)) == len(paths) > 15
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        for path in paths:
+            got, head, refused = [await client.request(method, path) for method in ("GET", "HEAD", "PUT")]
+            assert (got.status_code, head.status_code, refused.status_code) == (200, 200, 405), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+            assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+    in_process(ask)
 
 
 def test_the_page_is_whole_without_another_host() -> None:

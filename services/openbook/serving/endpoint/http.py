@@ -9,6 +9,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -131,13 +132,11 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
             wanted = PassageRequest.model_construct(id=id, around=around, snapshot_id=snapshot_id, timeout_s=timeout_s)
             return to_json(ExcerptOut.model_validate(await service.excerpt(wanted, context)))
 
-    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=[HEALTH])
     async def healthz() -> dict[str, str]:
         """Whether the replica that answers lives, whatever else does: its event loop runs."""
         return {"status": "ok"}
 
-    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=[HEALTH])
     async def readyz(request: Request) -> dict[str, str]:
         """Whether questions can be answered now: the index tier is within reach."""
@@ -145,7 +144,6 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
             await service.check_ready()
         return {"status": "ok"}
 
-    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=_Exposition, tags=[HEALTH])
     async def metrics() -> Response:
         """Prometheus metrics of the replica that answers: stages, cache, shards, batches, requests."""
@@ -158,6 +156,9 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
 
         add_mcp(app, service)
     take_keys(app)
+    for route in app.routes:  # behind what OpenAPI describes, in which HEAD goes without saying
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            route.methods = {"GET", "HEAD"}
     return app
 
 

@@ -1,8 +1,10 @@
 """What stands in the endpoint's OpenAPI beside its types: examples, errors, streams."""
 
+from copy import copy
 from typing import Any
 
 from fastapi import Body, FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem
 
@@ -59,15 +61,17 @@ CALL_OF_A_TOOL: dict[str, Any] = {
 
 
 def take_keys(app: FastAPI) -> None:
-    """Say that a key may be needed, and how it is sent, so that the page can ask for one."""
-    made = app.openapi
+    """Describe the routes there are by now, and how a key is sent, should one be needed: the page can ask for it."""
+    routes = [copy(route) for route in app.routes]
 
     def openapi() -> dict[str, Any]:
-        described = made()
-        scheme = {"type": "http", "scheme": "bearer", "description": "A key, where the endpoint wants one."}
-        described["components"]["securitySchemes"] = {"key": scheme}
-        described["security"] = [{}, {"key": []}]
-        return described
+        if app.openapi_schema is None:
+            described = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
+            scheme = {"type": "http", "scheme": "bearer", "description": "A key, where the endpoint wants one."}
+            described["components"]["securitySchemes"] = {"key": scheme}
+            described["security"] = [{}, {"key": []}]
+            app.openapi_schema = described
+        return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 

@@ -47,10 +47,10 @@ class _File:
 
 
 def mount_page(app: FastAPI) -> None:
-    """Serve the page at `/` and what it loads below `/page/`, to GET and HEAD, each at a path of its own."""
+    """Serve the page at `/` and what it loads below `/page/`, each at a path of its own."""
     for file in sorted(FOLDER.iterdir()):
         path = "/" if file.name == "index.html" else f"/page/{file.name}"
-        app.add_api_route(path, _handler(_read(file)), methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route(path, _handler(_read(file)), include_in_schema=False)
 
 
 def _handler(file: _File) -> Callable[[Request], Awaitable[Response]]:
