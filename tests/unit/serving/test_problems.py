@@ -34,6 +34,7 @@ def test_an_error_that_only_a_part_of_openbook_knows_goes_under_its_kins_name() 
     [
         ("POST", "/v1/answer", {"question": ""}, 400, "INVALID_ARGUMENT", "urn:openbook:error:InvalidRequest"),
         ("GET", "/v2/answer", None, 404, "NOT_FOUND", "about:blank"),
+        ("GET", "/docs/", None, 404, "NOT_FOUND", "about:blank"),
         ("PUT", "/v1/answer", {}, 405, "UNIMPLEMENTED", "about:blank"),
         (
             "POST",

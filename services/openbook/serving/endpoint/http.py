@@ -69,6 +69,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         responses=PROBLEM,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to http where a proxy in front ends TLS
     )
     app.add_middleware(BufferedBodies)
     if gate:
