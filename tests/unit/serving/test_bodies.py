@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 from ray.serve._private import constants, http_util
+from small_endpoint import QUESTION, service
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.serving.endpoint.bodies import BodyLimits, BufferedBodies, middlewares
+from openbook.serving.endpoint.http import build_app
 
 MANY = 1000
 
@@ -210,6 +213,31 @@ def test_a_reply_has_one_request_id_though_serve_adds_its_own(method: str, serve
         caller.sends(b"")
         await caller.hears()
         assert caller._told[0]["headers"] == [ours, (b"a", b"b"), (b"a", b"b")]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/answer", {"question": QUESTION, "request_id": "mine"}),
+        ("POST", "/v1/answer/stream", {"question": QUESTION, "request_id": "mine"}),
+        ("POST", "/v1/answer", {"question": "", "request_id": "mine"}),
+        ("POST", "/v1/answer", {"question": QUESTION, "request_id": "mine", "any": "x" * (1 << 20)}),
+        ("GET", "/v1/chat", None),
+        ("PUT", "/v1/models", None),
+        ("GET", "/healthz", None),
+    ],
+)
+def test_behind_serve_a_reply_has_the_id_of_its_body_and_of_the_log(method: str, path: str, body: Any) -> None:
+    app = http_util._apply_middlewares(build_app(service()), middlewares())
+
+    async def scenario() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            reply = await client.request(method, path, json=body, headers={"x-request-id": "header"})
+            read = body and len(body) == 2
+            assert reply.headers.get_list("x-request-id") == ["mine" if read else "header"]
+            assert not read or '"request_id":"mine"' in reply.text
 
     run(scenario)
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, OpenbookError, Overloaded
 from openbook.serving.endpoint.quiet import quieten
-from openbook.serving.endpoint.replies import error_reply
+from openbook.serving.endpoint.replies import error_reply, request_id_of
 from openbook.telemetry import refused
 
 BODY_WANTS: dict[type[OpenbookError], str] = {
@@ -74,7 +74,9 @@ class BufferedBodies:
             body = await self._read(scope, receive)
         except OpenbookError as error:
             refused("endpoint", BODY_WANTS.get(type(error), "UTF-8")).inc()
-            reply = error_reply(Request(scope), error)
+            request = Request(scope)
+            reply = error_reply(request, error)
+            reply.headers["X-Request-Id"] = request_id_of(request)
             reply.headers["Connection"] = "close"  # what is still to come of the body is not waited for
             await reply(scope, receive, send)
             return

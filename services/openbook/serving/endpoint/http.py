@@ -34,7 +34,7 @@ from openbook.serving.endpoint.openai.routes import add_openai
 from openbook.serving.endpoint.openapi import ASKED, BATCH, HEALTH, OURS, PROBLEM, RETRIEVED, streamed, take_keys
 from openbook.serving.endpoint.page import mount_page
 from openbook.serving.endpoint.problems import problem_of
-from openbook.serving.endpoint.replies import EVENT_STREAM, error_reply, status_reply, to_json
+from openbook.serving.endpoint.replies import EVENT_STREAM, Named, error_reply, status_reply, to_json
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
@@ -76,6 +76,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         app.add_middleware(Guarded, gate=gate)  # in front of it: who may not ask needs not send
     elif is_loopback(service.settings.serving.host):
         app.add_middleware(OfThisMachine, domains=service.settings.serving.domains)
+    app.add_middleware(Named)
     add_docs(app)
     if origins := service.settings.serving.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)  # outermost: browsers ask it before all else

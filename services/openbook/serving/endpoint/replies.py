@@ -4,6 +4,8 @@ from typing import Any
 
 from fastapi import Request, Response
 from pydantic import BaseModel
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import wire
 from openbook.errors import OpenbookError, Overloaded, Unauthenticated
@@ -28,7 +30,6 @@ def error_reply(request: Request, error: OpenbookError) -> Response:
     """The response to a request that failed."""
     if speaks_openai(request.url.path):
         reply = to_json(openai_error(error), error.http_status)
-        reply.headers["X-Request-Id"] = request_id_of(request)
     else:
         reply = to_json(problem_of(error, request_id_of(request)), error.http_status, problems.MEDIA_TYPE)
     if isinstance(error, Overloaded):
@@ -52,3 +53,20 @@ def request_id_of(request: Request) -> str:
         request.state.request_id = with_request_id(wire.context_of_headers(request.headers), "").request_id
     request_id: str = request.state.request_id
     return request_id
+
+
+class Named:
+    """The application behind it: every reply has the request's id for a header, the one of its body and of the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})  # one for all, also for those behind it who copy the scope
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id_of(Request(scope))
+            await send(message)
+
+        await self._app(scope, receive, send_named)

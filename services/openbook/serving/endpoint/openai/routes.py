@@ -64,13 +64,10 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
         chat = Chat(body, max_new_tokens, tells_tokens=bool(question.tokens))
         with asked(request, question.request_id) as context, body.in_their_words():
             if not body.stream:
-                reply = to_json(chat.completion(await service.answer(told, context)))
-                return _with_id(reply, context.request_id)
+                return to_json(chat.completion(await service.answer(told, context)))
             events = service.stream(told, context)
             first = await anext(events)  # what fails until here has a status of its own
-        return _with_id(
-            StreamingResponse(_sent(chat, first, events, context.request_id), **EVENT_STREAM), context.request_id
-        )
+        return StreamingResponse(_sent(chat, first, events, context.request_id), **EVENT_STREAM)
 
     @app.post("/v1/embeddings", response_model=Embeddings, **OPENAI)
     async def embeddings(
@@ -88,7 +85,7 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
         ]
         n_read = sum(map(n_words, body.texts))
         usage = Usage(prompt_tokens=n_read, total_tokens=n_read)
-        return _with_id(to_json(Embeddings(data=data, model=body.model, usage=usage)), context.request_id)
+        return to_json(Embeddings(data=data, model=body.model, usage=usage))
 
     @app.get("/v1/models", **OPENAI)
     async def models() -> ModelList:
@@ -125,8 +122,3 @@ async def _sent(chat: Chat, first: Event, events: AsyncGenerator[Event], request
 
 def _data(chunk: ChatCompletionChunk) -> str:
     return f"data: {chunk.to_json()}\n\n"
-
-
-def _with_id(reply: Response, request_id: str) -> Response:
-    reply.headers["X-Request-Id"] = request_id  # where OpenAI's clients look for it
-    return reply
