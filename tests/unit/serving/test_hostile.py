@@ -77,6 +77,9 @@ class Call:
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code.name
 
+    def trailing_metadata(self) -> list[tuple[str, str]]:
+        return []
+
     def __getattr__(self, name: str) -> Any:
         return lambda *told: None
 

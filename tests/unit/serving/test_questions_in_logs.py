@@ -101,6 +101,9 @@ class GrpcContext:
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return []
 
+    def trailing_metadata(self) -> list[tuple[str, str]]:
+        return []
+
     def __getattr__(self, name: str) -> Any:
         return lambda *told: None
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.serve._private.grpc_util import start_grpc_server
 from ray.serve.config import gRPCOptions
+from ray.serve.grpc_util import RayServegRPCContext
 
 from openbook.cache.memory import MemoryCache
-from openbook.config import Settings, parse
+from openbook.config import Limits, Settings, parse
 from openbook.core.context import NEVER, Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
-from openbook.errors import Overloaded, ShardUnavailable
+from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.client.client import from_grpc
 from openbook.processes import free_port
 from openbook.rag.pipeline import Pipeline
+from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
@@ -49,26 +52,26 @@ class FastGenerator(EchoGenerator):
         return replace(echo, log_posterior=posterior)
 
 
-class GrpcContext:
+class GrpcContext(RayServegRPCContext):
     """What Serve hands to a gRPC method."""
 
     def __init__(self, **metadata: str) -> None:
-        self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+        self._invocation_metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+        self._trailing_metadata = [("request_id", "serves")]
         self.code: grpc.StatusCode | None = None
         self.details = ""
 
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return self._metadata
+    @property
+    def trailing(self) -> dict[str, str]:
+        found = dict(self.trailing_metadata())
+        assert len(found) == len(self.trailing_metadata())
+        return found
 
     def set_code(self, code: grpc.StatusCode) -> None:
         self.code = code
 
     def set_details(self, details: str) -> None:
         self.details = details
-
-    def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        self.trailing = dict(metadata)
-        assert "request_id" in self.trailing
 
 
 async def ready() -> None:
@@ -312,6 +315,32 @@ def test_the_requests_id_is_the_bodys_then_the_headers_then_a_new_one() -> None:
     assert id_of({}, {"x-request-id": "header"}) == "header"
     assert len(id_of({}, {})) == 16
     assert len(id_of({}, {"x-request-id": "x" * 200})) == 16  # not ours to complain about, nor to put in a log
+
+
+def test_over_grpc_every_reply_names_its_request_in_the_trailing_metadata() -> None:
+    ask = answer_pb2.AnswerRequest(question="who")
+    named = answer_pb2.AnswerRequest(question="who", request_id="body")
+
+    def id_of(data: bytes, gate: Gate | None = None, method: str = "Answer") -> str:
+        context = GrpcContext(x_request_id="header")
+
+        async def call() -> None:
+            reply = getattr(AnswerIngress(service(), gate), method)(data, context)
+            with suppress(OpenbookError):  # as streams end for Serve's Python proxy
+                if method == "AnswerStream":
+                    async for _ in reply:
+                        assert context.trailing["request_id"] != "serves", "it comes with each message"
+                else:
+                    await reply
+
+        asyncio.run(call())
+        return context.trailing["request_id"]
+
+    for method in ("Answer", "AnswerStream"):
+        assert id_of(ask.SerializeToString(), method=method) == "header"
+        assert id_of(named.SerializeToString(), method=method) == "body"
+        assert id_of(named.SerializeToString(), Gate(None, Limits()), method) == "header", "a key is needed"
+        assert id_of(b"\xff", method=method) == "header"
 
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,7 +6,7 @@ cannot be parsed is answered with INVALID_ARGUMENT. An exception would reach the
 
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -39,7 +39,6 @@ from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.reflection import add_reflection
 from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
 from openbook.serving.endpoint.service import AnswerService, with_request_id
-from openbook.telemetry import new_request_id
 from openbook.v1 import answer_pb2
 
 if TYPE_CHECKING:
@@ -178,17 +177,19 @@ class _Call:
         self._path = f"/{ANSWER_SERVICE}/{method}"
         self._call = call
         self._raises = raises
-        self._request_id = new_request_id()
+        self._headers = dict(call.invocation_metadata())
+        self._request_id = with_request_id(context_of(self._headers, None), "").request_id  # of who is refused, too
         self._patience_s = math.inf
         self._identity: Identity | None = None
 
     async def read(self, kind: type[M], data: bytes) -> tuple[M, Context]:
         """The request and its context, once its caller is admitted. Raises InvalidRequest, and as `Gate.admit`."""
-        headers = dict(self._call.invocation_metadata())
-        self._identity = await self._gate.admit(self._path, headers) if self._gate else None
+        self._identity = await self._gate.admit(self._path, self._headers) if self._gate else None
         message = parse_proto(kind, data)
-        context = with_request_id(context_of(headers, self._identity), message.request_id)
+        context = context_of(self._headers, self._identity)
+        context = with_request_id(context, message.request_id or self._request_id)
         self._request_id = context.request_id
+        self._trail([])  # Serve's Python proxy takes it from beside the messages
         self._patience_s = message.timeout_s or self._patience_s
         return message, context
 
@@ -202,15 +203,20 @@ class _Call:
             return -1
         return math.ceil(1000 * error.retry_after_s)
 
+    def _trail(self, more: Sequence[tuple[str, str | bytes]]) -> None:
+        """End the call with the request's id, and more. One that Serve has made up would stay in front."""
+        self._call.trailing_metadata().clear()
+        self._call.set_trailing_metadata([("request_id", self._request_id), *more])
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         quota = self._gate.quotas.headers(self._identity) if self._gate and self._identity else {}
-        trailing: list[tuple[str, str | bytes]] = [("request_id", self._request_id), *quota.items()]
+        trailing: list[tuple[str, str | bytes]] = list(quota.items())
         if not isinstance(error, Exception):
-            if quota and error is None:
-                self._call.set_trailing_metadata(trailing)
+            if error is None:
+                self._trail(trailing)
             return False  # it ended well, or was cancelled
         ours = as_ours(error, self._request_id)
         self._call.set_code(grpc.StatusCode[ours.grpc_code])
@@ -220,7 +226,7 @@ class _Call:
             trailing.append(("grpc-retry-pushback-ms", str(self._pushback_ms(ours))))
         trailing.append((wire.ERROR_HEADER, name_of(ours)))
         trailing.append((status.KEY, status.status_of(ours, self._request_id).SerializeToString()))
-        self._call.set_trailing_metadata(trailing)
+        self._trail(trailing)
         if self._raises:
             raise ours from None
         return True
