@@ -32,6 +32,7 @@ from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.encoder import EncoderDeployment, LocalEncoder
 from openbook.serving.workers.generator import LocalGenerator
 from openbook.testing import EchoGenerator, HashEncoder
+from openbook.tracing.otel import OtelTracer
 from openbook.tracing.picture import choose, draw, in_rows, read
 from openbook.tracing.spans import setup_tracing, span
 
@@ -300,6 +301,15 @@ def test_spans_go_to_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (names["service.name"], names["openbook.role"]) == ("openbook-index", "index-3")
     (sent,) = resource.scope_spans[0].spans
     assert (sent.name, sent.trace_id.hex(), sent.parent_span_id.hex()) == ("Search", TRACE_ID, CALLERS)
+
+
+@pytest.mark.parametrize("variable", ["OTEL_SERVICE_NAME=search", "OTEL_RESOURCE_ATTRIBUTES=a=b,service.name=search"])
+def test_the_environment_may_name_the_service(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(*variable.split("=", 1))
+    tracer = OtelTracer("index-3", None, sends=False)
+    named = tracer._provider.resource.attributes
+    tracer.close()
+    assert (named["service.name"], named["openbook.role"]) == ("search", "index-3")
 
 
 def test_what_cannot_be_traced_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

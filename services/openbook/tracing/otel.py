@@ -15,7 +15,7 @@ from openbook.tracing.ports import Kind, Value
 try:
     from opentelemetry import trace
     from opentelemetry.context import Context as Parent
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 except ModuleNotFoundError as missing:
@@ -45,8 +45,9 @@ class OtelTracer:
     """
 
     def __init__(self, role: str, file: str | None, sends: bool) -> None:
-        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"openbook-{role.partition('-')[0]}"}
-        self._provider = TracerProvider(resource=Resource.create({**named, "openbook.role": role}))
+        named = OTELResourceDetector().detect().attributes.get("service.name")  # what we say outweighs the environment
+        name = named or f"openbook-{role.partition('-')[0]}"
+        self._provider = TracerProvider(resource=Resource.create({"service.name": name, "openbook.role": role}))
         if file:
             self._provider.add_span_processor(SimpleSpanProcessor(_Lines(role, file)))
         if sends:
