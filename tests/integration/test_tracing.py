@@ -26,11 +26,12 @@ from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.server import IndexServer
 from openbook.rag.pipeline import Pipeline
+from openbook.serving.app import Ingress
 from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.encoder import EncoderDeployment, LocalEncoder
-from openbook.serving.workers.generator import LocalGenerator
+from openbook.serving.workers.generator import GeneratorDeployment, LocalGenerator
 from openbook.testing import EchoGenerator, HashEncoder
 from openbook.tracing.otel import OtelTracer
 from openbook.tracing.picture import choose, draw, in_rows, read
@@ -272,12 +273,14 @@ def test_a_trace_goes_on_in_another_process(file: Path) -> None:
     ]
 
 
-def test_spans_go_to_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    received: list[tuple[str, bytes]] = []
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bytes]]]:
+    """What a collector hears of this process's spans."""
+    heard: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            heard.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
             self.send_response(200)
             self.end_headers()
 
@@ -287,13 +290,19 @@ def test_spans_go_to_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         threading.Thread(target=server.serve_forever).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # by itself nothing is sent
         monkeypatch.setenv("no_proxy", "*")
         setup_tracing("index-3")
-        with span("Search", ASKED, "server", k=5):
-            pass
+        yield heard
         monkeypatch.undo()
-        setup_tracing("test")  # what was not sent yet is
+        setup_tracing("test")
         server.shutdown()
+
+
+def test_spans_go_to_a_collector(received: list[tuple[str, bytes]]) -> None:
+    with span("Search", ASKED, "server", k=5):
+        pass
+    setup_tracing("another")  # what was not sent yet is
     ((path, body),) = received
     assert path == "/v1/traces"
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -301,6 +310,15 @@ def test_spans_go_to_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (names["service.name"], names["openbook.role"]) == ("openbook-index", "index-3")
     (sent,) = resource.scope_spans[0].spans
     assert (sent.name, sent.trace_id.hex(), sent.parent_span_id.hex()) == ("Search", TRACE_ID, CALLERS)
+
+
+@pytest.mark.parametrize("replica", [Ingress, EncoderDeployment, GeneratorDeployment])
+def test_a_replica_that_serve_ends_sends_its_last_spans(replica: Any, received: list[tuple[str, bytes]]) -> None:
+    with span("last", ASKED):
+        pass
+    assert not received
+    replica.__new__(replica).__del__()  # as Serve calls it
+    assert len(received) == 1
 
 
 @pytest.mark.parametrize("variable", ["OTEL_SERVICE_NAME=search", "OTEL_RESOURCE_ATTRIBUTES=a=b,service.name=search"])

@@ -39,7 +39,7 @@ from openbook.serving.workers.hop import over_grpc
 from openbook.serving.workers.routing import AnsweringRouter
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import setup_tracing
+from openbook.tracing.spans import flush_spans, setup_tracing
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +194,9 @@ class Ingress(AnswerIngress):
         super().__init__(service, gate)
         metrics.become("ingress")
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
+
+    def __del__(self) -> None:
+        flush_spans()  # Serve calls this, and kills the process
 
 
 def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:

@@ -72,6 +72,9 @@ class OtelTracer:
         )
         return _Span(started, context)
 
+    def flush(self) -> None:
+        self._provider.force_flush()
+
     def close(self) -> None:
         self._provider.shutdown()
 

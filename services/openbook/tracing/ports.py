@@ -34,5 +34,8 @@ class Tracer(Protocol):
     def begin(
         self, name: str, context: Context, kind: Kind, links: Iterable[Context], attributes: dict[str, Value]
     ) -> Recording: ...
-    def close(self) -> None:
+    def flush(self) -> None:
         """Send what was not sent yet."""
+
+    def close(self) -> None:
+        """The same, and record nothing any more."""

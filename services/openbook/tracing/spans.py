@@ -60,6 +60,12 @@ def setup_tracing(role: str) -> None:
         _tracer = OtelTracer(role, file, sends)
 
 
+def flush_spans() -> None:
+    """Send what has been recorded: for processes that are about to be killed."""
+    if _tracer is not None:
+        _tracer.flush()
+
+
 def is_traced(context: Context) -> bool:
     """Whether there is a trace that spans on this context's behalf become part of."""
     return _tracer is not None and context.trace[-1:] in SAMPLED

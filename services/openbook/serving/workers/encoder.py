@@ -19,7 +19,7 @@ from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import setup_tracing
+from openbook.tracing.spans import flush_spans, setup_tracing
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -121,6 +121,9 @@ class EncoderDeployment:
         self._settings = settings
         with loading():
             self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
+
+    def __del__(self) -> None:
+        flush_spans()  # Serve calls this, and kills the process
 
     async def describe(self, settings: ServedEncoderSettings | None = None) -> AboutEncoder | None:
         """What it has; None if that was made with other settings than these."""

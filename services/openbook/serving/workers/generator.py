@@ -24,7 +24,7 @@ from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
 from openbook.serving.workers.worker import apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import setup_tracing, span
+from openbook.tracing.spans import flush_spans, setup_tracing, span
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -192,6 +192,9 @@ class GeneratorDeployment:
         with loading():
             self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
             self._generator.warm_up()
+
+    def __del__(self) -> None:
+        flush_spans()  # Serve calls this, and kills the process
 
     async def describe(self, settings: GeneratorSettings | None = None) -> AboutGenerator | None:
         """What it has; None if that was made with other settings than these."""
