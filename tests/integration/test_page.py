@@ -1100,6 +1100,11 @@ def test_the_page_is_served_with_its_policy_and_once(endpoint: Endpoint) -> None
         assert (whole.headers["content-encoding"], plain.headers["etag"] != whole.headers["etag"]) == ("gzip", True)
         again = client.get("/", headers={"If-None-Match": whole.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
+        for known, status in (('"older", ' + whole.headers["etag"], 304), ("*", 304), ('"older"', 200)):
+            assert client.get("/", headers={"If-None-Match": known}).status_code == status
+        for accepted, packs in (("gzip;q=0, identity", False), ("br, gzip; q=0.000", False), ("GZip;q=0.1", True)):
+            sent = client.get("/", headers={"Accept-Encoding": accepted})
+            assert (sent.headers.get("content-encoding") == "gzip", sent.text) == (packs, whole.text), accepted
         head = client.head("/")
         assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", whole.headers["etag"])
         names = re.findall(r'(?:href|src)="(page/[^"]+)"', whole.text)

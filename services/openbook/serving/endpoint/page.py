@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ HEADERS = {
     "Cache-Control": "no-cache",  # kept, and asked for by its ETag each time: another version has the same names
     "Vary": "Accept-Encoding",
 }
+GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
+"""Where it is named, but not as what may not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,11 @@ def _read(path: Path) -> _File:
 
 def _reply(file: _File, request: Request) -> Response:
     """The file, or 304 where the browser has it already."""
-    packs = "gzip" in request.headers.get("Accept-Encoding", "")
+    packs = bool(GZIP.search(request.headers.get("Accept-Encoding", "")))
     tag = f'"{file.digest}{"-gzip" if packs else ""}"'
     headers = {**HEADERS, "ETag": tag}
-    if tag in request.headers.get("If-None-Match", ""):
+    known = request.headers.get("If-None-Match", "")
+    if tag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     if packs:
         headers["Content-Encoding"] = "gzip"
