@@ -61,6 +61,11 @@ class Finder:
         passages = [as_passage(number, each, limit) for number, each in enumerate(own)]
         return check_text("question", question, self._limits.max_question_chars), passages
 
+    @property
+    def dimension(self) -> int:
+        """d of the queries."""
+        return self._encoder.dimension
+
     async def embed(self, texts: Sequence[str], context: Context) -> Float32:
         """(n, d) queries, as questions become them. Raises as `checked`, and as `Encoder.encode`."""
         limit = self._limits.max_question_chars

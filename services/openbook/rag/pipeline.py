@@ -140,6 +140,11 @@ class Pipeline:
         retrieved = await self._finder.find(question, retrieval, passages, watch)
         return self._to_retrieval(retrieved, watch)
 
+    @property
+    def dimension(self) -> int:
+        """d of the queries."""
+        return self._finder.dimension
+
     async def embed(self, texts: Sequence[str], context: Context) -> Float32:
         """(n, d) queries, as questions become them. Raises InvalidRequest as `answer`, and as `Encoder.encode`."""
         return await self._finder.embed(texts, context)

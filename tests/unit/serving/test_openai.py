@@ -22,6 +22,7 @@ from openbook.errors import Overloaded
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.openai import chat as completions
 from openbook.serving.endpoint.openai_errors import speaks_openai
+from openbook.serving.endpoint.service import AnswerService
 from openbook.testing import EchoGenerator, HashEncoder
 
 ANSWER = "Bell patented the telephone in 1876"
@@ -347,6 +348,12 @@ def test_embeddings_that_cannot_be_had_are_refused(fields: dict[str, Any], messa
     assert message in error(refused)["message"]
     if param:
         assert error(refused)["param"] == param
+
+
+def test_embeddings_of_another_dimension_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AnswerService, "embed", None)
+    refused = request("POST", "/v1/embeddings", json={"model": "openbook", "input": "a", "dimensions": 3})
+    assert (refused.status_code, error(refused)["param"]) == (400, "dimensions")
 
 
 def test_models_are_listed_without_their_folders(client: openai.OpenAI) -> None:

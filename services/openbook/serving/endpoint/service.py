@@ -97,6 +97,11 @@ class AnswerService:
                 async with self._quotas.charged(context.caller):
                     return await self._pipeline.retrieve(request.question, retrieval, context, _own(request))
 
+    @property
+    def dimension(self) -> int:
+        """Of the queries that `embed` gives."""
+        return self._pipeline.dimension
+
     async def embed(self, texts: Sequence[str], timeout_s: float | None, context: Context) -> Float32:
         """(n, d) queries of as many texts as there may be. As `answer`, and raises as `Pipeline.embed`."""
         with self._served("Embed", "; ".join(texts), context) as context:

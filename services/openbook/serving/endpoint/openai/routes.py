@@ -75,9 +75,9 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
     ) -> Response:
         """The query encoder's embeddings of questions, as the index is searched with them: not of length 1."""
         check_model(body.model, encoders)
+        body.check_dimension(service.dimension)
         with asked(request) as context:
             found = await service.embed(body.texts, body.timeout_s, context)
-        body.check_dimension(found.shape[1])
         packed = body.encoding_format == "base64"
         data = [
             Embedding(index=n, embedding=base64.b64encode(each.astype("<f4")).decode() if packed else each.tolist())
