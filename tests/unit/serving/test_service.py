@@ -14,6 +14,7 @@ import httpx
 import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.serve._private.grpc_util import start_grpc_server
@@ -386,6 +387,21 @@ def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:
     assert response.status_code == 503
     assert response.json()["code"] == "UNAVAILABLE"
     assert response.json()["detail"] == "shard 1 does not answer"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("", None),
+        ("openbook.v1.AnswerService", None),
+        ("grpc.health.v1.Health", None),
+        ("openbook.v1.IndexService", grpc.StatusCode.NOT_FOUND),
+    ],
+)
+def test_of_what_is_not_served_there_is_no_health(name: str, code: grpc.StatusCode | None) -> None:
+    context, data = GrpcContext(), health_pb2.HealthCheckRequest(service=name).SerializeToString()
+    reply = asyncio.run(AnswerIngress(service()).Check(data, context))
+    assert (context.code, reply.status) == (code, reply.UNKNOWN if code else reply.SERVING)
 
 
 def test_callers_do_not_hear_where_index_servers_listen_and_the_log_does(caplog: pytest.LogCaptureFixture) -> None:

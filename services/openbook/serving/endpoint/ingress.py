@@ -58,6 +58,13 @@ M = TypeVar(
 )
 
 
+class UnknownService(OpenbookError):
+    """Nothing of this name has a health here."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+
+
 def add_services(servicer: Any, server: grpc.Server) -> None:
     """Register the gRPC methods of `AnswerIngress`: what Serve's `grpc_servicer_functions` names.
 
@@ -136,11 +143,17 @@ class AnswerIngress:
     async def Check(  # noqa: N802
         self, request: bytes, grpc_context: "RayServegRPCContext"
     ) -> health_pb2.HealthCheckResponse:
-        try:
-            await self._service.check_ready()
-        except OpenbookError:
-            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
-        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        reply = health_pb2.HealthCheckResponse
+        with _Call(None, "Check", grpc_context):
+            name = parse_proto(health_pb2.HealthCheckRequest, request).service
+            if name not in ("", ANSWER_SERVICE, HEALTH_SERVICE):
+                raise UnknownService(f"service must be {ANSWER_SERVICE}, {HEALTH_SERVICE} or none, got {name[:100]!r}")
+            try:
+                await self._service.check_ready()
+            except OpenbookError:
+                return reply(status=reply.NOT_SERVING)
+            return reply(status=reply.SERVING)
+        return reply()
 
 
 def _mend_grpc() -> None:
