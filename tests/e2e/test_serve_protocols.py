@@ -228,6 +228,18 @@ def test_streams_give_passages_then_tokens_then_the_answer(client: Client, http:
     assert data[0]["evidence"][0]["score"] == first.evidence[0].score
 
 
+def test_a_request_keeps_its_id_whatever_serve_calls_it(channel: grpc.Channel, http: httpx.Client) -> None:
+    body = {"question": QUESTION, "request_id": "mine"}
+    for path in ("/v1/answer", "/v1/answer/stream"):
+        assert http.post(path, json=body).headers.get_list("x-request-id") == ["mine"]
+    stub, asked = answer_pb2_grpc.AnswerServiceStub(channel), answer_pb2.AnswerRequest(**body)
+    _, call = stub.Answer.with_call(asked)
+    stream = stub.AnswerStream(asked)
+    assert list(stream)
+    for ended in (call, stream):
+        assert [value for key, value in ended.trailing_metadata() if key == "request_id"] == ["mine"]
+
+
 GRPC_REFUSALS = [
     ({"question": ""}, r"question must have 1\.\.2000 characters, got none"),
     ({"question": "x" * 2001}, r"question must have 1\.\.2000 characters, got 2001"),
@@ -575,7 +587,7 @@ def test_only_what_the_docs_name_listens_beyond_this_machine(system: System) -> 
 
 
 def test_heads_are_given_where_gets_are_and_a_405_says_what_is(http: httpx.Client) -> None:
-    for path in ("/healthz", "/readyz", "/metrics"):
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/models", "/docs"):
         response = http.head(path)
         assert (response.status_code, response.content) == (200, b"")
     assert http.put("/v1/answer").headers["allow"] == "POST"
