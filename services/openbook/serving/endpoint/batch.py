@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from grpc import StatusCode
-from pydantic import BaseModel, Field, SkipValidation, ValidationError
+from pydantic import BaseModel, Field, SkipValidation
 
 from openbook.core.context import MAX_CHARS, Context
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded
@@ -14,7 +14,7 @@ from openbook.logs import as_ours
 from openbook.rag.answer import Answer
 from openbook.serving.endpoint.messages import answer_to_proto
 from openbook.serving.endpoint.problems import Problem, name_of, problem_of
-from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, Sent, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, Sent
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import requests
 from openbook.v1 import answer_pb2
@@ -75,14 +75,6 @@ async def answer_batch(
         return outcomes
     finally:
         requests("AnswerBatch", code).inc()
-
-
-def entry_from_json(sent: Any) -> AnswerRequest:
-    """What an entry asks. Raises InvalidRequest."""
-    try:
-        return AnswerRequest.model_validate(sent)
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
 
 
 def batch_to_json(outcomes: Iterable[Outcome], request_id: str) -> BatchResponse:

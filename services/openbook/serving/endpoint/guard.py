@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import wire
 from openbook.core.context import Context
-from openbook.errors import OpenbookError, PermissionDenied
+from openbook.errors import PermissionDenied
 from openbook.logs import as_ours
 from openbook.serving.access.gate import Gate
 from openbook.serving.access.keys import Identity
@@ -41,8 +41,7 @@ class Guarded:
         try:
             identity = await self._gate.admit(scope["path"], request.headers)
         except Exception as error:
-            ours = error if isinstance(error, OpenbookError) else as_ours(error, request_id_of(request))
-            await error_reply(request, ours)(scope, receive, send)
+            await error_reply(request, as_ours(error, request_id_of(request)))(scope, receive, send)
             return
         scope.setdefault("state", {})["identity"] = identity
 

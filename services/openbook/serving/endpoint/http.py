@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -21,13 +22,7 @@ from openbook.processes import is_loopback
 from openbook.rag.answer import Event
 from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.asked import asked
-from openbook.serving.endpoint.batch import (
-    BatchRequest,
-    BatchResponse,
-    answer_batch,
-    batch_to_json,
-    entry_from_json,
-)
+from openbook.serving.endpoint.batch import BatchRequest, BatchResponse, answer_batch, batch_to_json
 from openbook.serving.endpoint.bodies import BufferedBodies
 from openbook.serving.endpoint.guard import Guarded, OfThisMachine
 from openbook.serving.endpoint.openai.routes import add_openai
@@ -44,6 +39,7 @@ from openbook.serving.endpoint.schemas import (
     RetrieveResponse,
     describe,
     event_to_json,
+    parsed,
 )
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.swagger import add_docs
@@ -94,7 +90,9 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     async def answer_many(body: Annotated[BatchRequest, BATCH], request: Request) -> Response:
         """Many questions at once. Each has its answer, or its own error; the order is kept."""
         with asked(request, body.request_id) as context:
-            outcomes = await answer_batch(service, body.requests, entry_from_json, body.timeout_s, context)
+            outcomes = await answer_batch(
+                service, body.requests, partial(parsed, AnswerRequest), body.timeout_s, context
+            )
         return to_json(batch_to_json(outcomes, context.request_id))
 
     @app.post("/v1/answer/stream", response_class=StreamingResponse, responses=streamed(EVENTS), tags=[OURS])

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from math import exp
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from mcp.server.lowlevel.server import Server
@@ -24,14 +24,14 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from openbook import __version__
 from openbook.core.context import Context
 from openbook.core.types import Passage
-from openbook.errors import InvalidRequest, OpenbookError, Overloaded, UnknownPassage
+from openbook.errors import OpenbookError, Overloaded, UnknownPassage
 from openbook.logs import as_ours
 from openbook.rag.answer import Answer
 from openbook.serving.access.keys import Identity
@@ -39,11 +39,10 @@ from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
-from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Sent, Whole32, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Sent, Whole32, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 
-A = TypeVar("A", bound=BaseModel)
 SNIPPET_CHARS = 300
 """Of a passage among the results of a search."""
 INSTRUCTIONS = (
@@ -122,7 +121,7 @@ def build_server(service: AnswerService, context: Context, identity: Identity | 
             raise MCPError(INVALID_PARAMS, f"tool must be one of {', '.join(tools)}, got {call.name[:50]!r}")
         arguments, use = tools[call.name]
         try:
-            found = await use(_parsed(arguments, call.arguments or {}))
+            found = await use(parsed(arguments, call.arguments or {}))
         except Exception as error:
             ours = as_ours(error, context.request_id)
             return CallToolResult(content=[TextContent(text=_said_of(ours))], is_error=True)
@@ -161,7 +160,7 @@ async def _fetch(service: AnswerService, asked: Fetch, context: Context) -> dict
 
 async def _answer(service: AnswerService, asked: Ask, context: Context) -> dict[str, Any]:
     wanted = asked.model_dump(exclude_none=True)
-    answer = await service.answer(_parsed(AnswerRequest, {**wanted, "tokens": True}), context)
+    answer = await service.answer(parsed(AnswerRequest, {**wanted, "tokens": True}), context)
     return {
         "answer": answer.text,
         "probability": exp(answer.log_likelihood),
@@ -206,13 +205,6 @@ def _described(name: str, arguments: type[Sent]) -> Tool:
     description = schema.pop("description")
     hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     return Tool(name=name, description=description, input_schema=schema, annotations=hints)
-
-
-def _parsed(kind: type[A], arguments: dict[str, Any]) -> A:
-    try:
-        return kind.model_validate(arguments)
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
 
 
 def _said_of(error: OpenbookError) -> str:

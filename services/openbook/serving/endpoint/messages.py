@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from pydantic import ValidationError
 
 from openbook import wire
 from openbook.core.types import MAX_LABELS, MAX_WITHOUT, Citation, Coverage, Token, check_labels
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
-from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, describe
+from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, parsed
 from openbook.v1 import answer_pb2
 
 ENUMS: dict[str, Any] = {
@@ -59,18 +58,12 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
         check_labels(labels)
     if passages := values.get("passages"):
         values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
-    try:
-        return kind.model_validate({"question": "", **values})
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
+    return parsed(kind, {"question": "", **values})
 
 
 def passage_request_from_proto(message: answer_pb2.PassageRequest) -> PassageRequest:
     """Fields that the message leaves out stay open. Raises InvalidRequest."""
-    try:
-        return PassageRequest(**{"id": "", **{field.name: value for field, value in message.ListFields()}})
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
+    return parsed(PassageRequest, {"id": "", **{field.name: value for field, value in message.ListFields()}})
 
 
 def excerpt_to_proto(excerpt: Excerpt) -> answer_pb2.Excerpt:

@@ -5,12 +5,13 @@ repeated here: the pipeline and `GenerationSettings` know them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
+from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Retrieval
 
 # What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
@@ -36,6 +37,17 @@ class Sent(BaseModel):
             said = "there are {n} fields, and not {sent}"
             raise PydanticCustomError("too_many_fields", said, {"n": n, "sent": len(sent)})
         return sent
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def parsed(kind: type[S], sent: Any) -> S:
+    """What a caller sent. Raises InvalidRequest: it is no such thing."""
+    try:
+        return kind.model_validate(sent)
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors())) from None
 
 
 class OwnPassageIn(Sent):

@@ -69,8 +69,7 @@ class AnswerService:
 
         Who gets no place is charged nothing, nor is who hears that a model or a shard has none.
         """
-        with self._served("Answer", request.question, context) as context:
-            context = self.due(request.timeout_s, context)
+        with self._served("Answer", request.question, request.timeout_s, context) as context:
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
                 async with self._quotas.charged(context.caller, n_tokens=tokens_of(generation)):
@@ -78,8 +77,7 @@ class AnswerService:
 
     async def stream(self, request: AnswerRequest, context: Context) -> AsyncGenerator[Event]:
         """As `answer`, and raises as `Pipeline.stream`."""
-        with self._served("AnswerStream", request.question, context) as context:
-            context = self.due(request.timeout_s, context)
+        with self._served("AnswerStream", request.question, request.timeout_s, context) as context:
             retrieval, generation, reply, own = self._asked_for(request)
             with self._admission.admitted(context, self._pipeline.work(retrieval, generation, len(own))):
                 async with self._quotas.charged(context.caller, n_tokens=tokens_of(generation)):
@@ -90,8 +88,7 @@ class AnswerService:
 
     async def retrieve(self, request: RetrieveRequest, context: Context) -> Retrieval:
         """As `answer`, and raises as `Pipeline.retrieve`."""
-        with self._served("Retrieve", request.question, context) as context:
-            context = self.due(request.timeout_s, context)
+        with self._served("Retrieve", request.question, request.timeout_s, context) as context:
             retrieval = self._retrieval(request)
             with self._admission.admitted(context):
                 async with self._quotas.charged(context.caller):
@@ -104,20 +101,17 @@ class AnswerService:
 
     async def embed(self, texts: Sequence[str], timeout_s: float | None, context: Context) -> Float32:
         """(n, d) queries of as many texts as there may be. As `answer`, and raises as `Pipeline.embed`."""
-        with self._served("Embed", "; ".join(texts), context) as context:
+        with self._served("Embed", "; ".join(texts), timeout_s, context) as context:
             self.check_entries("input", len(texts))
-            context = self.due(timeout_s, context)
             with self._admission.admitted(context):
                 async with self._quotas.charged(context.caller, len(texts)):
                     return await self._pipeline.embed(texts, context)
 
     async def excerpt(self, request: PassageRequest, context: Context) -> Excerpt:
         """A passage in its document. As `answer`, and raises as `Pipeline.excerpt`."""
-        with self._served("GetPassage", "", context) as context:
-            context = self.due(request.timeout_s, context)
-            with self._admission.admitted(context):
-                async with self._quotas.charged(context.caller):
-                    return await self._pipeline.excerpt(request.id, request.around or 0, request.snapshot_id, context)
+        with self._served("GetPassage", "", request.timeout_s, context) as context, self._admission.admitted(context):
+            async with self._quotas.charged(context.caller):
+                return await self._pipeline.excerpt(request.id, request.around or 0, request.snapshot_id, context)
 
     def check_entries(self, name: str, n: int) -> None:
         """Raises InvalidRequest: `name` has none, or more than one call may have."""
@@ -139,7 +133,7 @@ class AnswerService:
         return replace(context, deadline=Deadline.after(min(timeout_s, limit_s, context.deadline.remaining_s())))
 
     @contextmanager
-    def _served(self, method: str, question: str, context: Context) -> Iterator[Context]:
+    def _served(self, method: str, question: str, timeout_s: float | None, context: Context) -> Iterator[Context]:
         """Errors as callers may hear them, counted. One line in the log, refusals apart; of the question, and of errors
         that may quote what was asked, only with OPENBOOK_LOG_QUESTIONS=1. The context is for what serves it.
         """
@@ -148,7 +142,7 @@ class AnswerService:
         recorded = span(method, context, "server")
         try:
             with recorded as inner:
-                yield inner
+                yield self.due(timeout_s, inner)
             code = "OK"
         except OpenbookError as error:
             code = error.grpc_code

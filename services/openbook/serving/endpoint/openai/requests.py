@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
-from openbook.serving.endpoint.schemas import AnswerRequest, Sent, Whole32, Whole64, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, Sent, Whole32, Whole64, parsed
 
 OURS = {
     "max_tokens": "max_new_tokens",
@@ -120,11 +120,7 @@ class ChatRequest(BaseModel):
         if "question" in own:
             raise Refused("question must be the last message of the user's, not a field", "question")
         given = {ours: value for theirs, ours in OURS.items() if (value := getattr(self, theirs)) is not None}
-        fields = {**given, **own, "question": self.question}
-        try:
-            return AnswerRequest.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidRequest(describe(error.errors())) from None
+        return parsed(AnswerRequest, {**given, **own, "question": self.question})
 
     @contextmanager
     def in_their_words(self) -> Iterator[None]:
