@@ -214,6 +214,17 @@ def test_a_file_that_the_endpoint_may_read_stays_so_when_a_key_is_revoked(tmp_pa
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_key_revoked_through_a_link_is_dead_for_who_reads_the_file_itself(tmp_path: Path) -> None:
+    file = tmp_path / "disk" / "keys.jsonl"
+    kept = KeyFileBook(file).put(lambda _: record())
+    link = tmp_path / "keys.jsonl"
+    link.symlink_to(file)
+    run("revoke", kept.prefix, "--file", str(link))
+    (now_kept,) = KeyFileBook(file).all()
+    assert now_kept.why_dead(0.0) == "revoked"
+    assert list(tmp_path.glob(".*")) == [], "who writes the file itself waits for the same lock"
+
+
 def test_who_does_not_say_where_keys_are_kept_hears_how(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"access.keys must say where .* --file"):
         run("list")

@@ -35,7 +35,7 @@ class KeyFileBook:
         """Bare."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with files.locked(files.beside(self._path, ".{}.lock"), LOCK_TIMEOUT_S):
+            with files.locked(files.beside(files.followed(self._path), ".{}.lock"), LOCK_TIMEOUT_S):
                 records = {each.digest: each for each in self.all()}
                 chosen = decide(list(records.values()))
                 records[chosen.digest] = chosen
