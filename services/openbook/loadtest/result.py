@@ -190,10 +190,12 @@ def latency(latencies_s: Float64) -> Latency | None:
 
 def of_histogram(of: HdrHistogram, mean_s: float) -> Latency:
     """The percentiles of a histogram that is not empty."""
-    at = of.get_percentile_to_value_dict([50, 90, 99, 99.9])
-    p50, p90, p99, p999 = (at[p] / US for p in (50, 90, 99, 99.9))
+    n = of.get_total_count()
+    percents = [100 * rank(each, n) / n for each in (500, 900, 990, 999)]  # it would round up or down to a rank
+    at = of.get_percentile_to_value_dict(percents)
+    p50, p90, p99, p999 = (at[percent] / US for percent in percents)
     return Latency(
-        n=of.get_total_count(),
+        n=n,
         mean_s=mean_s,
         p50_s=p50,
         p90_s=p90,
@@ -201,6 +203,11 @@ def of_histogram(of: HdrHistogram, mean_s: float) -> Latency:
         p999_s=p999,
         max_s=of.get_max_value() / US,
     )
+
+
+def rank(per_mille: int, n: int) -> int:
+    """Among n, from the smallest on, 1 to n: the first that so many of a thousand do not exceed."""
+    return -(-per_mille * n // 1000)  # upwards: 59 of 60 are not 99 %
 
 
 def wrong(answered: Outcomes) -> tuple[int, int]:
@@ -234,7 +241,7 @@ def _statuses(outcomes: Outcomes) -> tuple[Status, ...]:
 def _second(number: int, outcomes: Outcomes, settings: LoadSettings) -> Second:
     latency_s = np.sort(outcomes.where(outcomes.among(OK)).latency_s)
     p50, p99, longest = (
-        float(latency_s[ceil(share * len(latency_s)) - 1]) if len(latency_s) else None for share in (0.5, 0.99, 1.0)
+        float(latency_s[rank(each, len(latency_s)) - 1]) if len(latency_s) else None for each in (500, 990, 1000)
     )
     counts = {each.status: each.n for each in _statuses(outcomes)}
     n_good = int(good(outcomes, settings).sum())
