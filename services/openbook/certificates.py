@@ -102,6 +102,20 @@ def load(
     return pem
 
 
+def trusted() -> bytes | None:
+    """Whom this machine trusts, as OpenSSL finds them, for gRPC: by itself it knows but the list it was built with.
+
+    None, for that list: there are none here, or gRPC's own variable names others.
+    """
+    if "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" in os.environ:
+        return None
+    found = ssl.get_default_verify_paths()
+    file = [Path(found.cafile)] if found.cafile else []
+    by_hash = sorted(Path(found.capath).glob("[0-9a-f]" * 8 + ".[0-9]")) if found.capath else []
+    # OpenSSL too passes over links that lead nowhere.
+    return b"\n".join(path.read_bytes() for path in (*file, *by_hash) if os.access(path, os.R_OK)) or None
+
+
 def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path | None]:
     authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
     return _at_home(tls.certificate), _at_home(tls.key), _at_home(authorities)

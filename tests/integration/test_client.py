@@ -543,6 +543,15 @@ def test_tls(kind: Any, tmp_path: Path) -> None:
 
 
 @CLIENTS
+def test_tls_trusts_whom_this_machine_trusts(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, client = tls_files(tmp_path)
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(client.ca))  # as OpenSSL has it, and so all else that asks over TLS
+    with serving(Script(), server) as address:
+        assert kind(address, timeout_s=5, tls=True, retries=False).answer("who").text == "WHO"
+
+
+@CLIENTS
 def test_files_of_tls_in_ones_home_are_found(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     server, _ = tls_files(tmp_path)

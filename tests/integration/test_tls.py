@@ -194,6 +194,14 @@ def test_the_load_test_trusts_whom_it_is_told_to(served: Edge, tmp_path: Path) -
         measured(f"127.0.0.1:{served.grpc}")
 
 
+def test_the_load_test_trusts_whom_this_machine_trusts(served: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.loadtest.grpc_sender.CONNECT_TIMEOUT_S", 2.0)
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(served.ca))
+    for address in (f"grpcs://127.0.0.1:{served.grpc}", f"https://127.0.0.1:{served.http}"):
+        assert asyncio.run(measure(LoadSettings(address=address, warm_up_s=0, duration_s=0.1, rate=50))).measured.n
+
+
 def test_the_load_test_says_why_it_reaches_nobody(
     served: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from openbook.certificates import Pem, Renewed, read
+from openbook.certificates import Pem, Renewed, read, trusted
 from openbook.config import ClientTls, ServerTls
 from openbook.errors import InvalidConfig
 
@@ -113,3 +113,20 @@ def test_what_could_not_be_read_is_once_its_rights_are_put_right(
         tls.key.chmod(0o640)
     assert renewed.changed()
     assert renewed.current == content(tls)
+
+
+def test_this_machine_trusts_the_authorities_of_its_file_and_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "some.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    assert trusted() is None, "gRPC has a list of its own"
+    for name in ("some.pem", "0123abcd.0", "README"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "4567abcd.0").symlink_to("none.pem")
+    assert trusted() == b"some.pem\n0123abcd.0"
+    (tmp_path / "some.pem").unlink()
+    assert trusted() == b"0123abcd.0"
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "other.pem")
+    assert trusted() is None, "gRPC reads it itself"

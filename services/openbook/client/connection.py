@@ -111,7 +111,8 @@ class Connection:
         from openbook import certificates  # with it come all settings, which a client in the clear does without
 
         pem = certificates.load("tls", self.tls_cert, self.tls_key, self.tls_ca)
-        return grpc.ssl_channel_credentials(pem.authorities or None, pem.key or None, pem.certificate or None)
+        authorities = pem.authorities or certificates.trusted()
+        return grpc.ssl_channel_credentials(authorities, pem.key or None, pem.certificate or None)
 
     def call(self) -> dict[str, Any]:
         """Arguments of every call."""

@@ -53,7 +53,7 @@ def _channel(settings: LoadSettings) -> grpc.aio.Channel:
     how = (*OPTIONS, ("grpc.enable_http_proxy", int(not is_here(address))))
     if not settings.is_tls:
         return grpc.aio.insecure_channel(address, how)
-    trusted = certificates.load("tls_ca", authorities=settings.tls_ca).authorities or None
+    trusted = certificates.load("tls_ca", authorities=settings.tls_ca).authorities or certificates.trusted()
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(trusted), how)
 
 
