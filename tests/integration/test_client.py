@@ -443,6 +443,14 @@ def test_what_may_be_tried_again_is_until_the_server_says_no(
             kind(address, retries=False).answer("who")
 
 
+@CLIENTS
+def test_what_is_tried_again_may_be_as_large_as_the_endpoint_takes(kind: Any) -> None:
+    script = Script([(GONE, ())])
+    with serving(script) as address:
+        assert len(kind(address).answer("x" * ((4 << 20) - 100)).text) == (4 << 20) - 100
+    assert script.n_calls == 2
+
+
 def test_retries_have_a_budget() -> None:
     script = Script([(BUSY, (SOON,))] * 1000)
     with serving(script) as address, Client(address) as client:

@@ -101,6 +101,8 @@ class Connection:
             ("grpc.enable_retries", int(self.retries)),
             ("grpc.enable_http_proxy", int(not is_here(self.address))),
             ("grpc.max_receive_message_length", -1),  # batches of answers with their passages
+            # Kept to be sent again, with its metadata: all that the endpoint takes. By itself gRPC keeps 256 KiB.
+            ("grpc.per_rpc_retry_buffer_size", (4 << 20) + (64 << 10)),
             *KEEPALIVE.items(),
         ]
         return [*options, ("grpc.service_config", json.dumps(RETRIES))] if self.retries else options
