@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
@@ -49,8 +49,11 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class SafeConsole(Console):
-    """Whatever texts of strangers hold, in passages, names and answers: nothing of it moves the cursor, or tells the
-    terminal anything else. rich counts no width for what is left out here."""
+    """Whatever texts of strangers hold, in passages, names and answers: nothing of it is markup, moves the cursor, or
+    tells the terminal anything else. rich counts no width for what is left out here."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -234,7 +237,7 @@ class _Rate(ProgressColumn):
 def build_progress() -> Iterator[OnProgress]:
     """One bar for each stage that reports."""
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<28}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(),
@@ -242,7 +245,7 @@ def build_progress() -> Iterator[OnProgress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=SafeConsole(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
@@ -257,7 +260,7 @@ def build_progress() -> Iterator[OnProgress]:
 def bytes_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes, with speed and time left."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=SafeConsole(stderr=True)) as bars:
         task = bars.add_task("", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -273,7 +276,7 @@ def training_progress(n_steps: int) -> Iterator[Callable[[int, Mapping[str, floa
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=SafeConsole(stderr=True)) as bars:
         task = bars.add_task("", total=n_steps)
         mean: float | None = None
 
@@ -319,5 +322,5 @@ def print_calibration(judged: Sequence["Judged"]) -> None:
 def print_finding(what: str, level: str, says: str) -> None:
     """A row of `openbook doctor`."""
     style = {"well": "green", "mind": "yellow", "ill": "red"}[level]
-    console.print(f"[{style}]{level:<5}[/] ", end="")
-    console.print(f"{what}: {says}", markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(f"{level:<5} ", style), end="")
+    console.print(f"{what}: {says}", highlight=False, soft_wrap=True)

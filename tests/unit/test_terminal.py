@@ -124,3 +124,15 @@ def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
     with terminal.print_failures([Failure("a.csv:7", "not UTF-8"), Failure("a.csv", "and 6 more", 6)]):
         pass
     assert capsys.readouterr().err.splitlines()[-1] == "left out: 7 in all"
+
+
+def test_a_file_of_questions_has_its_name_in_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.build_progress() as on_progress:
+        on_progress("nq[/b].jsonl", 1, 2)
+    assert "nq[/b].jsonl" in capsys.readouterr().err
+
+
+def test_a_folder_has_its_name_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.console.print("building var[/b]/:m:")
+    terminal.print_finding("a[/b]", "ill", "b[/b]")
+    assert capsys.readouterr().out == "building var[/b]/:m:\nill   a[/b]: b[/b]\n"

@@ -1,17 +1,16 @@
 """A plan for people."""
 
-from rich.console import Console
 from rich.table import Table
 
 from openbook.planning.constants import Constants
 from openbook.planning.plan import GB, Plan, everything_held
+from openbook.terminal import console
 
 ENDLESS = 1000
 
 
-def show(found: Plan, constants: Constants, console: Console | None = None) -> None:
+def show(found: Plan, constants: Constants) -> None:
     """Machines, what they do, what breaks first, what it rests on."""
-    console = console or Console()
     index, endpoint, demand = found.index, found.endpoint, found.demand
     machines = Table(box=None, padding=(0, 2), header_style="dim")
     for title, justify in (

@@ -281,6 +281,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
 
 
+def test_names_of_machines_and_of_where_it_was_measured_are_shown_as_they_are(tmp_path: Path) -> None:
+    offered = [{**each.model_dump(), "name": f"{each.name}[/b]:m:"} for each in OFFERED.machines]
+    (tmp_path / "m.yaml").write_text(json.dumps({"currency": "[red]", "machines": offered}))
+    measured = Calibration(machine="[/i]", date="2026-11-23", values={"call_s": 0.5})
+    (tmp_path / "c.yaml").write_text(measured.model_dump_json())
+    asked = ["--machines", str(tmp_path / "m.yaml"), "--calibration", str(tmp_path / "c.yaml"), "--p99", "400"]
+    shown = CliRunner().invoke(app, ["plan", "--passages", "1000000", *asked], catch_exceptions=False).output
+    assert [said in shown for said in ("[/b]:m:", "[red] a month", "[/i]")] == [True] * 3
+
+
 def test_where_a_calibration_goes_is_tried_before_it_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
