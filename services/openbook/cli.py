@@ -625,7 +625,9 @@ def main() -> None:
                 print(end="", flush=True)  # here, and not at the interpreter's end: a full disk is told as one
             raise
     except OpenbookError as error:
-        print(f"openbook: {error}", file=sys.stderr)
+        from openbook.console import without_controls
+
+        print(without_controls(f"openbook: {error}"), file=sys.stderr)  # perhaps an endpoint's words
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
     except OSError as error:  # a file that a command was told to write or read
         if error.filename is None and (why := files.why_full(error)):  # found while writing

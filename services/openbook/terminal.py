@@ -1,16 +1,15 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import (
@@ -26,10 +25,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from openbook.console import CONTROLS, SafeConsole
 from openbook.core import metrics
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Passage
@@ -43,22 +42,6 @@ if TYPE_CHECKING:
     from openbook.evaluation.calibrate import Judged
     from openbook.index.client.publish import Listed
     from openbook.serving.access.keys import KeyRecord
-
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Of ASCII and Latin 1, but for the end of a line and the tab. rich lets most of them through."""
-
-
-class SafeConsole(Console):
-    """Whatever texts of strangers hold, in passages, names and answers: nothing of it is markup, moves the cursor, or
-    tells the terminal anything else. rich counts no width for what is left out here."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=CONTROLS.sub("", segment.text))
-
 
 console = SafeConsole()
 

@@ -7,13 +7,19 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from openbook import terminal
+from openbook import cli, terminal
+from openbook.console import SafeConsole
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Decoding, Formulation, Passage
 from openbook.corpus.duplicates import Pair, Repeated
 from openbook.corpus.former import Changes, Difference
 from openbook.corpus.sources.limits import Failure
+from openbook.errors import InvalidRequest
 from openbook.index.client.publish import Listed
+from openbook.loadtest import screen as loadtest_screen
+from openbook.loadtest.outcomes import Log, Reply
+from openbook.loadtest.result import Result
+from openbook.loadtest.settings import LoadSettings
 from openbook.rag.answer import Answer, Evidence
 
 RECALL = {1: 1.0, 5: 0.974, 10: 0.97, 100: 0.933}
@@ -101,7 +107,7 @@ def test_passages_and_answers_of_strangers_do_nothing_to_the_terminal(
         origin = replace(ORIGIN, path=text, section=text, url=text, fields={"by": text})
         passage = Passage(1, text, text, f"{text}\n{text} again", origin)
         screen = StringIO()
-        monkeypatch.setattr(terminal, "console", terminal.SafeConsole(width=80, file=screen))
+        monkeypatch.setattr(terminal, "console", SafeConsole(width=80, file=screen))
         terminal.print_passages([passage])
         terminal.print_answer("who?", answered(text, passage))
         return screen.getvalue().replace(passage.lasting_id, "")
@@ -109,6 +115,23 @@ def test_passages_and_answers_of_strangers_do_nothing_to_the_terminal(
     left = "".join(c for c in control if c.isprintable())
     assert shown(control) == shown(left)
     assert "\n    Bell again" in shown(""), "lines of a text stay"
+
+
+def test_what_an_endpoint_says_does_nothing_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        raise InvalidRequest(said)
+
+    said = "no \x1b]0;title\x07\x9b2Jk\nsecond line"
+    monkeypatch.setattr(cli, "app", refused)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == "openbook: no ]0;title2Jk\nsecond line\n"
+    log = Log(0.0)
+    log.add(6.0, 6.0, 6.1, Reply("UNAVAILABLE", "503", said))
+    loadtest_screen.show(Result(LoadSettings(address="h:1"), log.outcomes(), 0.0, 0.0))
+    assert "UNAVAILABLE: no ]0;title2Jk" in capsys.readouterr().out
 
 
 def test_passages_of_strangers_do_nothing_to_the_terminal_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from openbook.console import SafeConsole
 from openbook.loadtest.drive import OnProgress
 from openbook.loadtest.knee import Knee
 from openbook.loadtest.report import knee_summary
@@ -16,7 +16,7 @@ from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
 from openbook.loadtest.tables import knee_rows, latency_rows, milliseconds, status_rows, summary
 
-console = Console()
+console = SafeConsole()
 
 
 def show(result: Result) -> None:
@@ -59,7 +59,7 @@ def _print(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def load_progress(settings: LoadSettings) -> Iterator[OnProgress]:
     """A bar that is full when nothing more is sent, and what was sent, answered, and is in flight."""
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bars:
+    with Progress(*columns, console=SafeConsole(stderr=True), refresh_per_second=2) as bars:
         task = bars.add_task("connecting", total=settings.length_s)
         begun: list[float] = []
 
