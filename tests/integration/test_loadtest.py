@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -397,6 +398,14 @@ def test_processes_tell_why_they_cannot_begin(tmp_path: Path) -> None:
     missing = tmp_path / "missing.txt"
     with pytest.raises(Unreachable, match=r"missing\.txt"):
         run(asked("127.0.0.1:1", processes=2, questions=missing))
+
+
+def test_what_a_killed_run_left_behind_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "openbook-loadtest-left").mkdir()
+    with pytest.raises(Unreachable):
+        run(asked("127.0.0.1:1", processes=2, questions=tmp_path / "missing.txt"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_loop_asks_again_when_answered() -> None:

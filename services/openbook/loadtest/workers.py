@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from openbook import processes
 from openbook.errors import OpenbookError
+from openbook.files import temporary_folder
 from openbook.loadtest import outcomes
 from openbook.loadtest.drive import OnProgress
 from openbook.loadtest.outcomes import Outcomes
@@ -36,8 +36,7 @@ async def in_processes(settings: LoadSettings, began: Callable[[], float], on_pr
         Unreachable: one of them could not begin; with what it says.
     """
     numbers = range(settings.processes)
-    with TemporaryDirectory(prefix="openbook-loadtest-") as name, ExitStack() as stack:
-        folder = Path(name)
+    with temporary_folder("openbook-loadtest-") as folder, ExitStack() as stack:
         # Of the standard library: pydantic's JSON refuses a file's name that is not UTF-8.
         (folder / SETTINGS).write_text(json.dumps(settings.model_dump(mode="json")), encoding="utf-8")
         # A thread each, which reads what it says. They are left last: they end when their processes have.
