@@ -1,6 +1,7 @@
 """When each question is to be sent and which one it is, all of it drawn before the run. Pure."""
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from openbook.loadtest.kinds import Arrivals
 from openbook.loadtest.settings import LoadSettings
 
 N_CLOSED = 1 << 16
-"""Questions drawn for a closed loop, of which nobody knows how many it will ask."""
+"""Questions drawn at least for a closed loop, of which nobody knows how many it will ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ def draw(settings: LoadSettings, n_questions: int) -> Schedule:
     """The whole run's schedule, warm-up included. That of callers in a closed loop has no times, and begins anew."""
     times, questions = np.random.SeedSequence(settings.seed).spawn(2)
     if settings.closed is not None:
-        n = max(N_CLOSED, n_questions)
+        n = ceil(N_CLOSED / n_questions) * n_questions  # a replay begins anew where the file does
         return Schedule(np.zeros(n), choices(n, n_questions, settings, np.random.default_rng(questions)))
     cv = {Arrivals.CONSTANT: 0.0, Arrivals.POISSON: 1.0, Arrivals.GAMMA: settings.cv}[settings.arrivals]
     intended_s = arrivals(settings.rate, settings.length_s, cv, np.random.default_rng(times))

@@ -79,6 +79,13 @@ def test_a_replay_asks_in_order_again_and_again() -> None:
     ]
 
 
+def test_a_replay_in_a_closed_loop_begins_anew_only_at_the_end_of_the_file() -> None:
+    found = draw(settings(closed=4, replay=True), 3_000)
+    assert len(found.choice) == len(found.intended_s)
+    assert len(found.choice) % 3_000 == 0
+    assert len(draw(settings(closed=4, replay=True), 3_000_000).choice) == 3_000_000
+
+
 def test_callers_in_a_closed_loop_have_questions_and_no_times() -> None:
     found = draw(settings(closed=4), 1_000)
     assert len(found.choice) == len(found.intended_s) > 10_000
