@@ -64,10 +64,13 @@ def stalling(after_s: float, stall_s: float) -> Script:
 
 
 class Servicer(answer_pb2_grpc.AnswerServiceServicer):
-    """Streams three tokens, which are decided when the answer is."""
+    """Streams three tokens, which are decided when the answer is. A stream's end comes `linger_s` after all that is in
+    it; `on_end` is called then, unless its caller has left."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, linger_s: float, on_end: Callable[[], None]) -> None:
         self._script = script
+        self._linger_s = linger_s
+        self._on_end = on_end
 
     async def _run(self, question: str, context: Any) -> AnswerResponse:
         caller.set(dict(context.invocation_metadata() or ()).get("x-caller", ""))
@@ -90,13 +93,17 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
         for token in ("a", "b", "c"):
             yield AnswerEvent(token=answer_pb2.Token(text=token))
         yield AnswerEvent(answer=answer)
+        await asyncio.sleep(self._linger_s)
+        self._on_end()
 
 
 @asynccontextmanager
-async def grpc_endpoint(script: Script, port: int = 0) -> AsyncIterator[str]:
+async def grpc_endpoint(
+    script: Script, port: int = 0, linger_s: float = 0.0, on_end: Callable[[], None] = lambda: None
+) -> AsyncIterator[str]:
     """Its address."""
     server = grpc.aio.server()
-    answer_pb2_grpc.add_AnswerServiceServicer_to_server(Servicer(script), server)
+    answer_pb2_grpc.add_AnswerServiceServicer_to_server(Servicer(script, linger_s, on_end), server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:

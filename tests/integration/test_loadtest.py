@@ -228,6 +228,20 @@ def test_a_stream_that_does_not_end_after_its_answer_is_answered_all_the_same() 
     assert found.latency.p50_s < 0.2
 
 
+@pytest.mark.parametrize(("linger_s", "n_whole"), [(0.1, 5), (30.0, 0)])
+def test_over_grpc_too_a_stream_is_read_to_its_end_unless_that_does_not_come(linger_s: float, n_whole: int) -> None:
+    async def measured() -> Figures:
+        async with grpc_endpoint(echo, linger_s=linger_s, on_end=lambda: whole.append(1)) as address:
+            return (await measure(asked(address, what="stream", rate=10, timeout_s=0.5))).measured
+
+    whole: list[int] = []
+    found = asyncio.run(measured())
+    assert counts(found) == {OK: 5}
+    assert len(whole) == n_whole
+    assert found.latency
+    assert found.latency.p50_s < 0.1  # the answer was there before
+
+
 @ENDPOINTS
 def test_refusals_are_told_apart_with_latencies_of_their_own(endpoint: Endpoint) -> None:
     async def script(question: str) -> AnswerResponse:

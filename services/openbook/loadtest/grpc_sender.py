@@ -1,8 +1,8 @@
 """Questions over gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import cycle
 from math import isnan
 from time import monotonic
@@ -14,10 +14,10 @@ from openbook import certificates
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
-from openbook.loadtest.settings import LoadSettings
+from openbook.loadtest.settings import GRACE_S, LoadSettings
 from openbook.processes import is_here
 from openbook.v1 import answer_pb2
-from openbook.v1.answer_pb2 import AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
+from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, RetrieveRequest, RetrieveResponse
 from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class GrpcSender:
         self._questions = questions
         self._metadata = tuple(who_asks(settings).items())
         self._check = settings.check
+        self._read_on_s = settings.timeout_s + GRACE_S / 2  # sooner than the question is taken for a hang
         asked = options(settings)
         for name, enum in (("formulation", answer_pb2.Formulation), ("decoding", answer_pb2.Decoding)):
             if name in asked:
@@ -99,13 +100,17 @@ class GrpcSender:
         return self._reply(number, await stub.Retrieve(self._retrieves[number], metadata=self._metadata))
 
     async def _stream(self, number: int, stub: "AnswerServiceAsyncStub") -> Reply:
+        read_on_until = asyncio.get_running_loop().time() + self._read_on_s
         first = NAN
-        async for event in stub.AnswerStream(self._answers[number], metadata=self._metadata):
+        call = stub.AnswerStream(self._answers[number], metadata=self._metadata)
+        async for event in call:
             kind = event.WhichOneof("event")
             if isnan(first) and kind != "retrieved":
                 first = monotonic()
             if kind == "answer":
-                return self._reply(number, event.answer, first)
+                reply = self._reply(number, event.answer, first)._replace(done=monotonic())
+                await _read_on(call, read_on_until)
+                return reply
         return Reply(BROKEN, OK, "the stream ended without an answer")
 
     def _reply(self, number: int, response: AnswerResponse | RetrieveResponse, first: float = NAN) -> Reply:
@@ -116,3 +121,11 @@ class GrpcSender:
         text = response.answer if isinstance(response, AnswerResponse) else ""
         key = about(self._questions[number], response.snapshot_id, response.coverage.missing_shards)
         return Reply(OK, OK, "", first, key, digest(self._check, text, ids, numbers))
+
+
+async def _read_on(call: AsyncIterable[AnswerEvent], until: float) -> None:
+    """To the end of a stream of which all is known: left before, it is one that its caller cancelled."""
+    with suppress(grpc.aio.AioRpcError, TimeoutError):
+        async with asyncio.timeout_at(until):
+            async for _ in call:
+                pass
