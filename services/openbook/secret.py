@@ -84,6 +84,7 @@ def told(kind: type[BaseModel], problem: str, location: Sequence[str], value: ob
         # Whoever misspells a key may have meant a secret one.
         names[-1] = told_key(names[-1]) if problem == "extra_forbidden" else ""
         hidden = True
+    hidden = hidden or (isinstance(value, str) and "@" in value)  # perhaps a URL's password stands before it
     name = ".".join(filter(None, names))
     if name and not hidden and isinstance(value, str | int | float | None):  # sections may hold anything, misplaced
         name += f" = {value!r}"

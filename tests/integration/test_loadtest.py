@@ -683,6 +683,8 @@ def test_wrong_replies_end_the_command_with_1() -> None:
     ("arguments", "error", "message"),
     [
         (["nowhere"], InvalidConfig, r"address = 'nowhere': .*must be host:port \(gRPC\) or http://host:port"),
+        (["a:0"], InvalidConfig, r"address = 'a:0': .*must be host:port"),
+        (["http://a:1/#there"], InvalidConfig, r"address = 'http://a:1/#there': .*must be host:port"),
         (["a:1", "--rate", "0"], InvalidConfig, r"rate = 0.0: Input should be greater than 0"),
         (
             ["a:1", "--rate", "9e5", "--duration", "99"],
@@ -702,6 +704,13 @@ def test_wrong_replies_end_the_command_with_1() -> None:
 def test_what_cannot_be_run_is_refused(arguments: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         CliRunner().invoke(app, ["loadtest", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("address", ["http://me:hidden@a:1", "http://me:hid/den@a:1", "me:hidden@a:1", "//hidden@a"])
+def test_a_password_in_an_address_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"address: .*must name neither user nor password") as refused:
+        CliRunner().invoke(app, ["loadtest", address], catch_exceptions=False)
+    assert "hid" not in str(refused.value)
 
 
 # --- the example for locust

@@ -61,14 +61,14 @@ class LoadSettings(Section):
     @field_validator("address")
     @classmethod
     def _is_an_address(cls, address: str) -> str:
+        if "@" in address:  # settings are shown, and kept with the results
+            raise ValueError("must name neither user nor password: a key is taken from OPENBOOK_API_KEY")
         parts = urlsplit(address if "://" in address else f"grpc://{address}")
         try:
-            known = parts.scheme in ("grpc", "grpcs", "http", "https") and bool(
-                parts.hostname and parts.port is not None
-            )
+            known = parts.scheme in ("grpc", "grpcs", "http", "https") and bool(parts.hostname and parts.port)
         except ValueError:  # a port that is no number
             known = False
-        if not known or parts.path.strip("/") or parts.query:
+        if not known or parts.path.strip("/") or set("?#") & set(address):
             raise ValueError(
                 f"must be host:port (gRPC) or http://host:port, with TLS grpcs:// or https://, got {address!r}"
             )
