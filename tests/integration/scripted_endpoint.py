@@ -121,6 +121,10 @@ async def http_endpoint(script: Script, linger_s: float = 0.0) -> AsyncIterator[
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
+        if scope["method"] != "POST":
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         question = json.loads(body)["question"]
         caller.set(dict(scope["headers"]).get(b"x-caller", b"").decode())
         peer.set(scope["client"])

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -391,6 +392,24 @@ def test_nobody_at_the_address(prefix: str, monkeypatch: pytest.MonkeyPatch) -> 
     address = f"{prefix}127.0.0.1:{processes.free_port()}"
     with pytest.raises(Unreachable, match=address):
         run(asked(address))
+
+
+def test_what_speaks_no_http_is_not_measured() -> None:
+    """As a port of TLS, or of gRPC, that is asked in the clear."""
+
+    async def measured() -> None:
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            await measure(asked(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+
+    with pytest.raises(Unreachable, match=r"^http://127\.0\.0\.1:\d+: .*[Dd]isconnected"):
+        asyncio.run(measured())
+
+
+def test_what_is_silent_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.loadtest.http_sender.CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert counts(run(asked(address, rate=10, timeout_s=0.1)).measured) == {HANG: 5}
 
 
 # --- loops and processes

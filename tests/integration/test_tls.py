@@ -184,7 +184,10 @@ def test_the_load_test_trusts_whom_it_is_told_to(served: Edge, tmp_path: Path) -
     assert measured(f"grpcs://127.0.0.1:{served.grpc}") == {"OK": 10}
     assert measured(f"https://127.0.0.1:{served.http}") == {"UNIMPLEMENTED": 10}  # what is behind it knows no POST
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
-    assert measured(f"https://127.0.0.1:{served.http}", tmp_path / "other.pem") == {"UNAVAILABLE": 10}
+    with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        measured(f"https://127.0.0.1:{served.http}", tmp_path / "other.pem")
+    with pytest.raises(Unreachable, match=r"^http://127\.0\.0\.1:\d+: "):
+        measured(f"http://127.0.0.1:{served.http}", None)
     for address in (f"grpcs://127.0.0.1:{served.grpc}", f"https://127.0.0.1:{served.http}"):
         with pytest.raises(InvalidConfig, match=rf"tls_ca: its files cannot be used: {re.escape(__file__)}: "):
             measured(address, Path(__file__))

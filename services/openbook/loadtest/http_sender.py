@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from math import isnan
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from grpc import StatusCode
@@ -46,16 +45,8 @@ OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 @asynccontextmanager
 async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncIterator["HttpSender"]:
-    """Where somebody listens. Connections are made as they are needed. Raises InvalidConfig, Unreachable."""
+    """Where HTTP is spoken. Connections are made as they are needed. Raises InvalidConfig, Unreachable."""
     trusted = certificates.load("tls_ca", authorities=settings.tls_ca).authorities
-    url = urlsplit(settings.address)
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(url.hostname, url.port)
-    except (OSError, TimeoutError) as error:
-        why = str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s"
-        raise Unreachable(f"{settings.address}: {why}") from None
-    writer.close()
     # By default 100 connections would be a queue of ours, and five minutes the limit of a request.
     async with aiohttp.ClientSession(
         settings.address,
@@ -66,7 +57,21 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"content-type": "application/json", **who_asks(settings)},
     ) as session:
+        try:
+            await _greet(session)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{settings.address}: {str(error) or type(error).__name__}") from None
         yield HttpSender(session, settings, questions)
+
+
+async def _greet(session: aiohttp.ClientSession) -> None:
+    """Pass where questions would find who speaks HTTP, and TLS if it is to, whatever it says. One that says nothing is
+    reached: that is what is to be measured. Raises what aiohttp raises.
+    """
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=CONNECT_TIMEOUT_S)
+    with suppress(aiohttp.SocketTimeoutError):
+        async with session.head("/healthz", timeout=limits):
+            pass
 
 
 class HttpSender:
