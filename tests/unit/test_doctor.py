@@ -1,5 +1,6 @@
 """What `openbook doctor` thinks of what it finds, and that it looks where settings say."""
 
+import resource
 import socket
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.doctor import findings
+from openbook.doctor import findings, look
 from openbook.doctor.findings import Finding, Level, worst
 
 DAY_S = 86_400.0
@@ -20,8 +21,9 @@ DAY_S = 86_400.0
         (findings.versions({"grpcio": "1.80"}), Level.MIND, "can ask an index, and serve none"),
         (findings.versions({"faiss-cpu": "1.15", "faiss-gpu": "1.15"}), Level.ILL, "exclude each other"),
         (findings.versions({"faiss-cpu": "1.15.1", "rfc3987-syntax": "1.1"}), Level.MIND, "by seconds"),
-        (findings.open_files(1024), Level.MIND, "1024: ulimit -n 65536"),
-        (findings.open_files(1 << 20), Level.WELL, "1048576"),
+        (findings.open_files(1024, 1 << 20), Level.MIND, "1024: `ulimit -n 65536` where it is started"),
+        (findings.open_files(1024, 4096), Level.MIND, "1024, and 4096 for who raises it: root raises that"),
+        (findings.open_files(1 << 20, 1 << 20), Level.WELL, "1048576"),
         (findings.shared_memory(64 << 20), Level.MIND, "0.1 GiB"),
         (findings.disk("x", 9 << 30, 500 << 30), Level.MIND, "9.0 of 500.0 GiB free"),
         (findings.disk("x", 9 << 30, 20 << 30), Level.WELL, "free"),
@@ -39,6 +41,18 @@ DAY_S = 86_400.0
 def test_findings_are_judged(finding: Finding, level: Level, says: str) -> None:
     assert finding.level is level
     assert says in finding.says
+
+
+def test_open_files_are_as_many_as_a_process_that_is_started_now_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = (1024, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    (told,) = (each for each in look.this_machine(tmp_path) if each.what == "open files")
+    assert (told.level, told.says) == (Level.MIND, "1024: `ulimit -n 65536` where it is started")
+    limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    (told,) = (each for each in look.this_machine(tmp_path) if each.what == "open files")
+    assert (told.level, told.says) == (Level.WELL, "no limit")
 
 
 def test_the_report_is_as_bad_as_its_worst() -> None:

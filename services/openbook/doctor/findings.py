@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 
 MIN_OPEN_FILES = 65_536
 MIN_SHARED_BYTES = 1 << 30
@@ -44,10 +45,14 @@ def versions(found: Mapping[str, str]) -> Finding:
     return Finding("versions", Level.WELL, said)
 
 
-def open_files(limit: int) -> Finding:
-    """How many a process may have."""
-    level = Level.WELL if limit >= MIN_OPEN_FILES else Level.MIND
-    return Finding("open files", level, f"{limit}" + ("" if level is Level.WELL else f": ulimit -n {MIN_OPEN_FILES}"))
+def open_files(limit: float, most: float) -> Finding:
+    """How many a process that is started now may have, and how many if it is raised before; inf for no limit."""
+    if limit >= MIN_OPEN_FILES:
+        return Finding("open files", Level.WELL, "no limit" if limit == inf else f"{limit}")
+    how = f": `ulimit -n {MIN_OPEN_FILES}` where it is started"
+    if most < MIN_OPEN_FILES:
+        how = f", and {most} for who raises it: root raises that, by LimitNOFILE= or in /etc/security/limits.conf"
+    return Finding("open files", Level.MIND, f"{limit}{how}")
 
 
 def shared_memory(size_bytes: int) -> Finding:

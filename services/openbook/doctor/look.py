@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from math import inf
 from pathlib import Path
 
 from openbook.config import ClientTls, ServingSettings, Settings
@@ -49,7 +50,8 @@ def this_machine(folder: Path) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             continue
     yield findings.versions(found)
-    yield findings.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield findings.open_files(*(inf if each == resource.RLIM_INFINITY else each for each in limits))
     if Path("/dev/shm").is_dir():
         shared = os.statvfs("/dev/shm")
         yield findings.shared_memory(shared.f_blocks * shared.f_frsize)
