@@ -1,9 +1,11 @@
 """`openbook doctor` before real servers: who holds what, and when their certificates expire."""
 
+import http.server
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -55,6 +57,38 @@ def test_a_certificate_that_cannot_be_read_is_named_and_not_the_port(tmp_path: P
     tls.certificate.write_text("no certificate")
     (damaged,) = endpoint(ServingSettings(tls=tls))
     assert damaged.says.startswith(f"{tls.certificate}: cannot be read: ")
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """Says 200 to whatever it is asked, and what its server has to say."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.says)  # type: ignore[attr-defined]
+
+    def log_message(self, *anything: object) -> None: ...
+
+
+@contextmanager
+def web(says: bytes) -> Iterator[int]:
+    """Its port."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        server.says = says  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("says", [b"<html>It works!", b'"ok"', b"{}", b"\xff"])
+def test_another_web_server_at_its_port_is_not_ready(says: bytes) -> None:
+    with web(says) as port:
+        told = next(endpoint(ServingSettings(http_port=port)))
+    assert (told.level, told.says[:29]) == (Level.ILL, "something else has its port: ")
 
 
 def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(

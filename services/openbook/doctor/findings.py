@@ -1,6 +1,8 @@
 """What is found, and whether it is well. No I/O."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
@@ -82,6 +84,17 @@ def certificate(of: str, expires: float, now: float) -> Finding:
         return Finding(f"certificate of {of}", Level.ILL, f"expired {-days:.0f} days ago")
     level = Level.MIND if expires - now < SOON_S else Level.WELL
     return Finding(f"certificate of {of}", level, f"expires in {days:.0f} days")
+
+
+def readiness(of: str, status: int, body: bytes) -> Finding:
+    """What was said at /readyz."""
+    said = body.decode(errors="replace")[:200]
+    if status != 200:
+        return Finding(of, Level.ILL, said)
+    with suppress(ValueError):
+        if json.loads(body) == {"status": "ok"}:
+            return Finding(of, Level.WELL, "is ready")
+    return Finding(of, Level.ILL, f"something else has its port: {said}")  # as many a web server says 200 to everybody
 
 
 def index_tier(snapshots: Mapping[str, str], shards: Mapping[str, int], n_shards: int) -> Finding:

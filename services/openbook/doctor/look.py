@@ -23,6 +23,8 @@ from openbook.index.client.discovery import addresses_now
 from openbook.v1.index_pb2 import InfoResponse
 
 TIMEOUT_S = 5.0
+MAX_BYTES = 1000
+"""Of what is said at the endpoint's port, by whomever."""
 PACKAGES = (
     *("openbook", "grpcio", "numpy", "faiss-cpu", "faiss-gpu", "numba", "redis", "ray", "torch", "transformers"),
     findings.SLOW_TO_START,
@@ -165,7 +167,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         shown = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
         connection.request("GET", "/readyz")
         reply = connection.getresponse()
-        said, date = reply.read().decode(errors="replace")[:200], reply.headers.get("date")
+        body, date = reply.read(MAX_BYTES), reply.headers.get("date")
     except ConnectionRefusedError:
         yield Finding(what, Level.WELL, "does not run, and its port is free")
         return
@@ -182,7 +184,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         return
     finally:
         connection.close()
-    yield Finding(what, Level.WELL if reply.status == 200 else Level.ILL, "is ready" if reply.status == 200 else said)
+    yield findings.readiness(what, reply.status, body)
     if date:
         offset_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
         yield findings.clock(what, offset_s, 1.0)
