@@ -91,6 +91,12 @@ def test_another_web_server_at_its_port_is_not_ready(says: bytes) -> None:
     assert (told.level, told.says[:29]) == (Level.ILL, "something else has its port: ")
 
 
+@pytest.mark.parametrize("host", ["none.invalid", "x" * 64])
+def test_a_host_that_is_no_name_is_said_to_be_none(host: str) -> None:
+    (told,) = endpoint(ServingSettings(host=host))
+    assert (told.level, told.says.partition(": ")[0]) == (Level.ILL, f"serving.host = {host!r} cannot be resolved")
+
+
 def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

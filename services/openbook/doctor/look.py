@@ -171,6 +171,9 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
     except ConnectionRefusedError:
         yield Finding(what, Level.WELL, "does not run, and its port is free")
         return
+    except (socket.gaierror, UnicodeError) as error:
+        yield Finding(what, Level.ILL, f"serving.host = {serving.host!r} cannot be resolved: {error}")
+        return
     except ssl.SSLCertVerificationError as error:
         yield Finding(f"certificate of {what}", Level.ILL, error.verify_message)
         return
