@@ -5,13 +5,17 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import trustme
 from certificates import tls_files
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from redis import Redis
 from small_snapshot import build
 
@@ -20,6 +24,7 @@ from openbook.config import IndexServerSettings, ServerTls, ServingSettings, par
 from openbook.doctor.findings import Level
 from openbook.doctor.look import endpoint, index_servers, redis
 from openbook.index.server.server import IndexServer
+from openbook.processes import free_port
 
 
 def test_servers_that_make_a_whole_are_well(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -89,6 +94,44 @@ def test_another_web_server_at_its_port_is_not_ready(says: bytes) -> None:
     with web(says) as port:
         told = next(endpoint(ServingSettings(http_port=port)))
     assert (told.level, told.says[:29]) == (Level.ILL, "something else has its port: ")
+
+
+@contextmanager
+def healthy(says: Any) -> Iterator[int]:
+    """The port of a gRPC server with this to say of its health."""
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        servicer = health.HealthServicer()
+        servicer.set("", says)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(0).wait()
+
+
+def test_an_endpoint_is_looked_at_over_both_protocols() -> None:
+    def told(http_port: int, grpc_port: int) -> tuple[Level, str]:
+        *_, over_grpc = endpoint(ServingSettings(http_port=http_port, grpc_port=grpc_port))
+        assert over_grpc.what == f"endpoint 127.0.0.1:{grpc_port}"
+        return over_grpc.level, over_grpc.says
+
+    serves, serves_not = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    with web(b'{"status": "ok"}') as port:
+        first, *_ = endpoint(ServingSettings(http_port=port))
+        assert (first.level, first.says) == (Level.WELL, "is ready")
+        with healthy(serves) as grpc_port:
+            assert told(port, grpc_port) == (Level.WELL, "is ready")
+        with healthy(serves_not) as grpc_port:
+            assert told(port, grpc_port) == (Level.ILL, "NOT_SERVING")
+        level, why = told(port, free_port())
+        assert (level, why.partition(":")[0]) == (Level.ILL, "UNAVAILABLE")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            other_port = other.getsockname()[1]
+            assert told(free_port(), other_port) == (Level.ILL, "does not run, and something else has its port")
+    assert told(free_port(), free_port()) == (Level.WELL, "does not run, and its port is free")
 
 
 @pytest.mark.parametrize("host", ["none.invalid", "x" * 64])

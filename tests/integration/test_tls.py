@@ -50,12 +50,15 @@ backend grpc
 """
 
 
+READY = b'{"status": "ok"}'
+
+
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", "5")
+        self.send_header("Content-Length", f"{len(READY)}")
         self.end_headers()
-        self.wfile.write(b"ready")
+        self.wfile.write(READY)
 
     def log_message(self, *anything: object) -> None: ...
 
@@ -154,7 +157,7 @@ def served(ca: trustme.CA, behind: tuple[int, int], tmp_path_factory: pytest.Tem
 
 
 def test_both_protocols_are_encrypted_and_nothing_is_served_in_the_clear(served: Edge, tmp_path: Path) -> None:
-    assert served.get(verify=ssl.create_default_context(cafile=served.ca)).text == "ready"
+    assert served.get(verify=ssl.create_default_context(cafile=served.ca)).content == READY
     with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
         assert client.answer("who").text == "who"
     with pytest.raises(httpx.TransportError):
@@ -228,6 +231,16 @@ def test_this_machine_sees_whether_it_is_ready_without_a_certificate(
     assert {tls.socket_of(served.folder, name).stat().st_mode & 0o777 for name in tls.PROTOCOLS} == {0o600}
 
 
+def test_the_doctor_looks_at_both_ports(served: Edge) -> None:
+    at = {"http_port": served.http, "grpc_port": served.grpc}
+    found = look.endpoint(ServingSettings(tls=served.files, **at))
+    assert {each.what: each.level for each in found if "clock" not in each.what} == {
+        f"endpoint https://127.0.0.1:{served.http}": Level.WELL,
+        f"certificate of endpoint https://127.0.0.1:{served.http}": Level.WELL,
+        f"endpoint 127.0.0.1:{served.grpc}": Level.WELL,
+    }
+
+
 def test_a_renewed_certificate_is_taken_up_while_it_serves(served: Edge, ca: trustme.CA) -> None:
     with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca) as client:
         assert client.answer("before").text == "before"
@@ -262,7 +275,7 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
         )
         assert expiry.says.startswith("expires in ")
         context.load_cert_chain(certificate, key)
-        assert served.get(verify=context).text == "ready"
+        assert served.get(verify=context).content == READY
         with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:
             assert holder.answer("who").text == "who"
         trustme.CA().cert_pem.write_to_path(tmp_path / "clients.pem")  # another authority, while it serves

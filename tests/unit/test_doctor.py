@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.doctor import findings, look
 from openbook.doctor.findings import Finding, Level, worst
+from openbook.processes import free_port
 
 DAY_S = 86_400.0
 
@@ -69,6 +70,7 @@ def test_it_names_a_server_that_does_not_answer_and_a_port_that_is_not_ours(tmp_
             "OPENBOOK_INDEX__ADDRESSES": f'["{gone}"]',
             "OPENBOOK_CACHE__URL": f"redis://{gone}",
             "OPENBOOK_SERVING__HTTP_PORT": str(silent.getsockname()[1]),
+            "OPENBOOK_SERVING__GRPC_PORT": str(other.getsockname()[1]),
         }
         result = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path)], env=environment)
     rows = result.output.splitlines()
@@ -76,12 +78,16 @@ def test_it_names_a_server_that_does_not_answer_and_a_port_that_is_not_ours(tmp_
     assert [row for row in rows if row.startswith("ill") and f"index server {gone}: {gone}: " in row]
     assert [row for row in rows if row.startswith("ill") and "the cache's Redis" in row]
     assert [row for row in rows if row.startswith("well") and "does not run, and its port is free" in row]
+    assert [row for row in rows if row.startswith("ill") and "does not run, and something else has its port" in row]
 
 
 def test_a_folder_that_is_not_there_is_a_row_and_the_rest_is_looked_at(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        environment = {"OPENBOOK_SERVING__HTTP_PORT": str(silent.getsockname()[1])}
+        environment = {
+            "OPENBOOK_SERVING__HTTP_PORT": str(silent.getsockname()[1]),
+            "OPENBOOK_SERVING__GRPC_PORT": str(free_port()),
+        }
         result = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path / "none")], env=environment)
     assert result.exit_code == 1
     rows = result.output.splitlines()

@@ -13,6 +13,10 @@ from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from math import inf
 from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from openbook.config import ClientTls, ServingSettings, Settings
 from openbook.doctor import findings
@@ -23,6 +27,7 @@ from openbook.index.client.discovery import addresses_now
 from openbook.v1.index_pb2 import InfoResponse
 
 TIMEOUT_S = 5.0
+FREE = "does not run, and its port is free"
 MAX_BYTES = 1000
 """Of what is said at the endpoint's port, by whomever."""
 PACKAGES = (
@@ -169,7 +174,8 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         reply = connection.getresponse()
         body, date = reply.read(MAX_BYTES), reply.headers.get("date")
     except ConnectionRefusedError:
-        yield Finding(what, Level.WELL, "does not run, and its port is free")
+        yield Finding(what, Level.WELL, FREE)
+        yield _free(serving, host)
         return
     except (socket.gaierror, UnicodeError) as error:
         yield Finding(what, Level.ILL, f"serving.host = {serving.host!r} cannot be resolved: {error}")
@@ -193,6 +199,48 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         yield findings.clock(what, offset_s, 1.0)
     if shown:
         yield _expiry(what, shown)
+    why = (_shakes_hands if serving.tls else _is_healthy)(serving, host)
+    well = "answers" if serving.tls else "is ready"
+    yield Finding(f"endpoint {serving.grpc_address}", Level.ILL if why else Level.WELL, why or well)
+
+
+def _free(serving: ServingSettings, host: str) -> Finding:
+    """Whether the port of gRPC is, of an endpoint that does not run."""
+    what = f"endpoint {serving.grpc_address}"
+    try:
+        socket.create_connection((host, serving.grpc_port), TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return Finding(what, Level.WELL, FREE)
+    except OSError as error:
+        return Finding(what, Level.ILL, f"does not run: {error}")
+    return Finding(what, Level.ILL, "does not run, and something else has its port")
+
+
+def _is_healthy(serving: ServingSettings, host: str) -> str:
+    """Why gRPC is not served, in the clear; empty if it is."""
+    address = f"[{host}]:{serving.grpc_port}" if ":" in host else f"{host}:{serving.grpc_port}"
+    with grpc.insecure_channel(address, (("grpc.enable_http_proxy", 0),)) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "" if status == health_pb2.HealthCheckResponse.SERVING else "NOT_SERVING"
+
+
+def _shakes_hands(serving: ServingSettings, host: str) -> str:
+    """As `_is_healthy`, as far as can be seen without a client's certificate."""
+    assert serving.tls
+    try:
+        context = _trusting(serving.tls.certificate)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, serving.grpc_port), TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            return "" if connection.selected_alpn_protocol() == "h2" else "something else has its port"
+    except OSError as error:
+        return str(error)
 
 
 def _trusting(certificate: Path) -> ssl.SSLContext:
