@@ -130,9 +130,9 @@ def _load_rag(source: Source, declared: Declaration, config: Any) -> GeneratorCh
     )
     return GeneratorCheckpoint(
         model,
-        source.tokenizer("generator_tokenizer"),
+        source.tokenizer("generator_tokenizer", config.generator),
         _limited(input_format, model, declared),
-        source.tokenizer("question_encoder_tokenizer") if legacy else None,
+        source.tokenizer("question_encoder_tokenizer", config.question_encoder) if legacy else None,
     )
 
 

@@ -84,7 +84,8 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
     if model_type == "rag":
         if role == "passage":
             raise InvalidModel(f"model {name!r} holds a query encoder; its passages were encoded by another model")
-        model, tokenizer = source.model(RagModel).question_encoder, source.tokenizer("question_encoder_tokenizer")
+        model = source.model(RagModel).question_encoder
+        tokenizer = source.tokenizer("question_encoder_tokenizer", config.question_encoder)
     elif config.is_encoder_decoder:
         raise InvalidModel(f"model {name!r}: an encoder must not be an encoder-decoder, got {model_type!r}")
     else:

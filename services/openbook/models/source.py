@@ -135,10 +135,16 @@ class Source:
         with self.explained("config"):
             return AutoConfig.from_pretrained(self.location, local_files_only=self.local)
 
-    def tokenizer(self, subfolder: str = "") -> Any:
-        """transformers' tokenizer. Raises InvalidModel."""
+    def tokenizer(self, subfolder: str = "", config: Any = None) -> Any:
+        """transformers' tokenizer. Files of 2020 do not say whose it is: of those in a subfolder the config of the
+        model that reads it does.
+
+        Raises:
+            InvalidModel: it cannot be loaded.
+        """
+        options = {"subfolder": subfolder, "config": config, "local_files_only": self.local}
         with self.explained("tokenizer"):
-            return AutoTokenizer.from_pretrained(self.location, subfolder=subfolder, local_files_only=self.local)
+            return AutoTokenizer.from_pretrained(self.location, **options)
 
     def model(self, kind: Any, **options: Any) -> Any:
         """A model of a transformers class, in float32, all of its weights out of the checkpoint.

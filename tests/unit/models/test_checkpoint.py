@@ -15,8 +15,9 @@ from openbook.config import EncoderSettings, GeneratorSettings
 from openbook.errors import InvalidModel
 from openbook.models.checkpoint import bert2bert, load_generator, place
 from openbook.models.embedded import EMBEDDED, encoder_folder
+from openbook.models.encoder import load_encoder
 from openbook.models.formats import PairFormat, RagFormat
-from openbook.models.source import Source, weights_digest
+from openbook.models.source import PROBE, Source, weights_digest
 
 
 def bart(folder: Path, **declaration: object) -> str:
@@ -151,6 +152,19 @@ def test_the_generator_of_a_rag_checkpoint(tmp_path: Path) -> None:
     plain = load_generator(name)
     assert (plain.input_format.legacy, plain.legacy_tokenizer) == (False, None)
     assert plain.fingerprint != loaded.fingerprint
+
+
+def test_a_rag_checkpoint_of_2020_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    """Its tokenizers' folders do not say which tokenizers they are; RAG's config does."""
+    rag = tiny.rag()
+    name = tiny.save_rag_of_2020(tmp_path, rag)
+    theirs = transformers.RagTokenizer.from_pretrained(name)
+    encoder, generator = load_encoder(name, passage_model=None), load_generator(name)
+    for text in ("Who's the president of France?", PROBE):
+        assert encoder.tokenizer(text)["input_ids"] == theirs.question_encoder(text)["input_ids"]
+        assert generator.legacy_tokenizer(text)["input_ids"] == theirs.question_encoder(text)["input_ids"]
+        assert generator.tokenizer(text)["input_ids"] == theirs.generator(text)["input_ids"]
+    torch.testing.assert_close(logits(generator.model), logits(rag.rag.generator))
 
 
 def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:

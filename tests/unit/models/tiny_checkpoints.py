@@ -112,6 +112,30 @@ def save_rag(folder: Path, model: Any, **declaration: Any) -> str:
     return str(folder)
 
 
+def save_rag_of_2020(folder: Path, model: Any) -> str:
+    """As the published ones lie: a pickle of weights, vocabularies, and nothing that says whose tokenizers they are."""
+    save_rag(folder, model)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    words, letters = word_tokenizer().get_vocab(), byte_tokenizer().get_vocab()
+    files = {
+        "question_encoder_tokenizer": {
+            "vocab.txt": "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)),
+            "tokenizer_config.json": json.dumps({"do_lower_case": True, "model_max_length": 512}),
+        },
+        "generator_tokenizer": {
+            "vocab.json": json.dumps(letters | {"<mask>": len(letters)}),
+            "merges.txt": "#version: 0.2\n",
+            "tokenizer_config.json": json.dumps({"model_max_length": 1024}),
+        },
+    }
+    for name, contents in files.items():
+        (folder / name / "tokenizer.json").unlink()
+        for filename, content in contents.items():
+            (folder / name / filename).write_text(content)
+    return str(folder)
+
+
 def _opinionated(model: Any) -> Any:
     """Large weights: the next token then depends on the context instead of being the same everywhere."""
     generator = torch.Generator().manual_seed(0)
