@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,8 @@ from openbook.errors import InvalidModel
 from openbook.models.embedded import EMBEDDED, WEIGHTS, verify
 
 HUB_TIMEOUT_S = 5.0
+REASONS = 400
+"""So many characters of an error that lists them."""
 
 PROBE = "Who wrote “Les Misérables” (1862)?  The naïve U.S.-based author's 3.14% — re-thought, 東京 42,000\n"
 """Two tokenizers of equal vocabulary that split this alike are taken for one: case, accents, spaces, punctuation."""
@@ -231,5 +234,7 @@ def n_positions(model: Any, names: Sequence[str] = ("max_position_embeddings",))
 
 
 def first_line(error: Exception) -> str:
-    """What an error of transformers or torch says, without the page that follows."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error of transformers or torch says, without the page that follows, unless that is the reasons."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0].rstrip()
+    return shorten(text, REASONS) if first.endswith(":") else first

@@ -17,7 +17,7 @@ from openbook.models.checkpoint import bert2bert, load_generator, place
 from openbook.models.embedded import EMBEDDED, encoder_folder
 from openbook.models.encoder import load_encoder
 from openbook.models.formats import PairFormat, RagFormat
-from openbook.models.source import PROBE, Source, weights_digest
+from openbook.models.source import PROBE, Source, first_line, weights_digest
 
 
 def bart(folder: Path, **declaration: object) -> str:
@@ -58,6 +58,13 @@ def test_missing_weights_are_refused_rather_than_made_up(tmp_path: Path) -> None
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(InvalidModel, match=r"1 weights are missing, first of them model\.decoder\.layers\.0\.fc1"):
         load_generator(str(tmp_path))
+
+
+def test_what_is_said_of_an_error_is_its_first_line_or_the_reasons_that_this_announces() -> None:
+    many = RuntimeError("Error(s) in loading state_dict:" + "\n\tsize mismatch for a.weight: 3, not 4" * 1000)
+    assert "size mismatch for a.weight" in first_line(many)
+    assert len(first_line(many)) < 500
+    assert first_line(RuntimeError("CUDA error: invalid device\nFor debugging:\n...")) == "CUDA error: invalid device"
 
 
 def test_truncated_weights_are_refused(tmp_path: Path) -> None:
