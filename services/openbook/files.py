@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -35,11 +36,15 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def why_full(error: OSError) -> str | None:
+def why_full(error: Exception) -> str | None:
     """What an error says of a disk that takes no more; None of another error."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if not isinstance(error, OSError):  # safetensors and tokenizers say it as Rust does
+        of_rust = re.search(r"\(os error (\d+)\)", str(error))
+        return os.strerror(int(of_rust[1])) if of_rust and int(of_rust[1]) in full else None
     if error.errno is None and " requested and " in str(error):  # NumPy wrote less, and does not say why
         return os.strerror(errno.ENOSPC)
-    return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    return error.strerror if error.errno in full else None
 
 
 def check_place(path: Path) -> None:

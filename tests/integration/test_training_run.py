@@ -15,12 +15,13 @@ import tiny_training as tiny
 import torch
 import yaml
 from safetensors.torch import load_file
+from small_disk import files_of_at_most
 from torch import Tensor
 from transformers import RagSequenceForGeneration, RagTokenizer
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, StartupError
 from openbook.files import partial_of
 from openbook.index.building.build import build_snapshot
 from openbook.models.checkpoint import load_generator
@@ -176,6 +177,18 @@ def test_another_model_is_there_until_the_trained_one_takes_its_place(
         with pytest.raises(KeyboardInterrupt):
             train(settings)
     assert weights_file.read_bytes() == b"former"
+    check_same(train(settings), whole)
+
+
+@pytest.mark.parametrize("written", ["checkpoint", "model"])
+def test_a_run_that_fills_the_disk_says_so_and_goes_on_with_more_room(files: World, whole: Path, written: str) -> None:
+    """An error of ours, which Ray Train does not try again."""
+    settings = files.settings(f"no room for a {written}")
+    shutil.copytree(whole.parent, settings.loop.out, ignore=shutil.ignore_patterns("model", f"{written}s"))
+    message = rf"^{settings.loop.out}: cannot go on: File too large; with more room the same command does$"
+    with files_of_at_most(30_000), pytest.raises(StartupError, match=message):
+        train(settings)
+    assert not list(settings.loop.out.rglob("*.partial"))
     check_same(train(settings), whole)
 
 
