@@ -135,10 +135,11 @@ class Seq2Seq:
         takes = signature(self._twin.forward).parameters
         self._past_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
         if self.folds:
-            self._twin.set_attn_implementation(_NAME)
+            self._twin.set_attn_implementation(_NAME)  # not where a part, such as MPNet's encoder, does not take it
             for module in self._twin.modules():  # some have a config of their own, which that call does not know
-                if isinstance(getattr(module, "config", None), PreTrainedConfig):
-                    module.config._attn_implementation = _NAME
+                config = getattr(module, "config", None)
+                if isinstance(config, PreTrainedConfig) and config.model_type in _FOLDING | _FOLDING_DECODERS:
+                    config._attn_implementation = _NAME
             _replace(self._twin, self._twin.get_output_embeddings(), nn.Identity())
             if hasattr(self._twin, "final_logits_bias"):
                 bias = self._twin.final_logits_bias[0]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 import torch
+from transformers import LongformerModel, MPNetModel
 
 from openbook.core import marginal as paper
 from openbook.core.types import Decoding, Formulation, GenerationSettings, PartSettings
@@ -161,6 +162,17 @@ def test_folded_beams_equal_contexts_copied_per_beam(build: Any) -> None:
         ours = generate(folding, ids, mask, scores, settings, special)
         for got, wanted in zip(ours, generate(copying, ids, mask, scores, settings, special), strict=True):
             _assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("kind", [MPNetModel, LongformerModel])
+def test_beams_fold_behind_an_encoder_that_attends_in_its_own_way(kind: Any) -> None:
+    """Neither takes transformers' attention interface: their masks are numbers to add, and no booleans."""
+    model = tiny.bert2bert(encoder=kind)
+    folding, copying = Seq2Seq(model), Seq2Seq(model, fold=False)
+    assert folding.folds
+    asked = *tiny.contexts(0, 6), tiny.scores(0, 2, 3), GenerationSettings(n_beams=2, max_new_tokens=4)
+    for got, wanted in zip(generate(folding, *asked), generate(copying, *asked), strict=True):
+        _assert_same(got, wanted)
 
 
 def test_no_question_depends_on_the_others_of_its_batch_nor_on_padding_or_empty_slots() -> None:

@@ -50,15 +50,13 @@ def t5(seed: int = 0) -> Any:
     return _build(seed, lambda: T5ForConditionalGeneration(config))
 
 
-def bert2bert(seed: int = 0) -> Any:
+def bert2bert(seed: int = 0, encoder: Any = BertModel) -> Any:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     decoder = BertConfig(**sizes, **SPECIAL, max_position_embeddings=64, is_decoder=True, add_cross_attention=True)
-    encoder = BertConfig(**sizes, **SPECIAL, max_position_embeddings=64)
+    encoding = encoder.config_class(**sizes, **SPECIAL, max_position_embeddings=64)
 
     def build() -> Any:
-        return EncoderDecoderModel(
-            encoder=BertModel(encoder, add_pooling_layer=False), decoder=BertLMHeadModel(decoder)
-        )
+        return EncoderDecoderModel(encoder=encoder(encoding, add_pooling_layer=False), decoder=BertLMHeadModel(decoder))
 
     return _build(seed, build)
 
