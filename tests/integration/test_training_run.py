@@ -336,6 +336,22 @@ def test_a_run_goes_on_only_as_it_began(files: World, whole: Path, sections: dic
         train(files.settings("whole", **sections))
 
 
+@pytest.mark.parametrize("former", [None, "null", "false"])
+def test_a_run_that_has_too_little_memory_goes_on_with_gradient_checkpointing(
+    files: World, whole: Path, former: str | None
+) -> None:
+    """It changes no result of RAG's. Former versions wrote it into the plan."""
+    settings = files.settings(f"less memory, {former}", loop={"gradient_checkpointing": True})
+    shutil.copytree(whole.parent, settings.loop.out, ignore=shutil.ignore_patterns("model", "step-0000008"))
+    state = settings.loop.out / "checkpoints/step-0000006/state.json"
+    if former is not None:
+        written = json.loads(state.read_text())
+        loop = written["plan"]["loop"]
+        written["plan"]["loop"] = loop.replace(',"seed"', f',"gradient_checkpointing":{former},"seed"')
+        state.write_text(json.dumps(written))
+    check_same(train(settings), whole)
+
+
 def test_a_run_goes_on_only_with_what_it_began_with(files: World, whole: Path) -> None:
     build_snapshot(tiny.passages(9), -tiny.vectors(9), files.folder / "other", 1, "Flat", "tiny", tiny.SPACE)
     more = tiny.jsonl(files.folder / "more.jsonl", {"question": "who", "answers": ["bell"]})

@@ -6,6 +6,7 @@ safetensors: a checkpoint from elsewhere is data, not code.
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 TENSORS = WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
 STATE = "state.json"
 PREFIX = "step-"
+
+FORMERLY = re.compile(r'"gradient_checkpointing":(null|true|false),')
+"""In the plans of former versions, also of RAG, whose result it does not change."""
 
 Plan = Mapping[str, Any]
 """What determines a run's result, by name: data, models, snapshot, settings. It may only go on with the very same."""
@@ -135,7 +139,7 @@ def _moments(loop: Loop[Any, Any]) -> dict[str, Tensor]:
 
 def _check_plan(folder: Path, found: Plan, plan: Plan) -> None:
     for name in sorted({*found, *plan}):
-        if found.get(name) != plan.get(name):
+        if plan.get(name) not in (found.get(name), FORMERLY.sub("", str(found.get(name)))):
             raise InvalidConfig(
                 f"{folder}: was made with {name} = {found.get(name)!r}, this run has {plan.get(name)!r}; "
                 "give it a folder of its own"
