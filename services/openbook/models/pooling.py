@@ -38,12 +38,17 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
     unknown = set(kinds) - {"Transformer", "Pooling", "Normalize"}
     if unknown:
         raise InvalidModel(f"model {source.name!r}: modules.json asks for {', '.join(sorted(unknown))}")
+    prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
+    query_prefix = "" + prompts.get("query", "")  # an error here, should it be no text
+    passage_prefix = "" + prompts.get("document", prompts.get("passage", ""))
     mode: Literal["mean", "cls"] = "mean"
     for module in modules:
         if module["type"].endswith(".Pooling"):
-            mode = _pooling_mode(source, source.json(f"{module['path']}/config.json") or {})
+            config = source.json(f"{module['path']}/config.json") or {}
+            mode = _pooling_mode(source, config)
+            if (query_prefix or passage_prefix) and config.get("include_prompt") is False:
+                raise InvalidModel(f"model {source.name!r}: include_prompt of pooling must be true, got false")
     transformer = source.json("sentence_bert_config.json") or {}
-    prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
     max_tokens = min(int(limit) for limit in limits if limit)
     if not 1 <= max_tokens <= MAX_TOKENS:
@@ -57,8 +62,8 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
         normalize,
         max_tokens,
         titles="joined",
-        query_prefix="" + prompts.get("query", ""),  # an error here, should it be no text
-        passage_prefix="" + prompts.get("document", prompts.get("passage", "")),
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
         query_scale=query_scale or (SENTENCE_SCALE if normalize else 1.0),
     )
 

@@ -185,12 +185,14 @@ def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) ->
         (["Transformer", "Pooling", "Dense"], MEAN, "modules.json asks for Dense"),
         (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling must be mean or cls, got max_tokens"),
         (["Transformer", "Pooling"], MEAN | {"pooling_mode_cls_token": True}, "got mean_tokens, cls_token"),
+        (["Transformer", "Pooling"], MEAN | {"include_prompt": False}, "include_prompt of pooling must be true"),
     ],
 )
 def test_what_is_not_done_here_is_refused(
     tmp_path: Path, kinds: list[str], pooling: dict[str, bool], message: str
 ) -> None:
-    files = {"modules": modules(*kinds), "1_Pooling__config": pooling}
+    prompts = {"prompts": {"query": "question : "}}
+    files = {"modules": modules(*kinds), "1_Pooling__config": pooling, "config_sentence_transformers": prompts}
     with pytest.raises(InvalidModel, match=message):
         load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
 
