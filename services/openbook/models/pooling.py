@@ -13,6 +13,9 @@ in its softmax over passages, so with it the prior is the distribution the encod
 MAX_TOKENS = 1 << 20
 """A tokenizer of which nothing is known says 1e30."""
 
+NAMED_AFTER = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""sentence_bert_config.json is what all have by now; older ones have one named after their model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
@@ -48,7 +51,8 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
             mode = _pooling_mode(source, config)
             if (query_prefix or passage_prefix) and config.get("include_prompt") is False:
                 raise InvalidModel(f"model {source.name!r}: include_prompt of pooling must be true, got false")
-    transformer = source.json("sentence_bert_config.json") or {}
+    found = (source.json(f"sentence_{each}_config.json") for each in NAMED_AFTER)
+    transformer: dict[str, Any] = next(filter(None, found), {})
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
     max_tokens = min(int(limit) for limit in limits if limit)
     if not 1 <= max_tokens <= MAX_TOKENS:

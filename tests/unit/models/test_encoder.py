@@ -173,6 +173,13 @@ def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path) -> None:
         encoder.encode_questions(["who " * 17])
 
 
+@pytest.mark.parametrize("name", ["sentence_roberta_config", "sentence_distilbert_config"])
+def test_a_sentence_encoders_length_may_stand_in_a_file_named_after_its_model(tmp_path: Path, name: str) -> None:
+    """As sentence-transformers' older ones have it."""
+    files = {name: {"max_seq_length": 20}}
+    assert load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files)).pooling.max_tokens == 20
+
+
 def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) -> None:
     encoder = load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), openbook={"query_scale": 3.0}))
     assert np.linalg.norm(encoder.encode_questions(["who was bell"])[0]) == pytest.approx(3)
