@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoEModelOutput
 from transformers.modeling_utils import AttentionInterface
 
 from openbook.core.deadline import Check, go_on
@@ -223,7 +223,7 @@ class Seq2Seq:
         elif mask is not None:
             mask = mask[:, None, None, :]
         output = self._twin(
-            encoder_outputs=BaseModelOutput(hidden),
+            encoder_outputs=MoEModelOutput(hidden),  # of mixtures of experts, and all that others need
             attention_mask=mask,
             decoder_input_ids=tokens.reshape(rows * beams, length),
             use_cache=past is not None,

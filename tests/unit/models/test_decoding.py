@@ -164,6 +164,17 @@ def test_folded_beams_equal_contexts_copied_per_beam(build: Any) -> None:
             _assert_same(got, wanted)
 
 
+@pytest.mark.parametrize("build", [tiny.switch, tiny.nllb_moe])
+def test_mixtures_of_experts_equal_a_slow_reference(build: Any) -> None:
+    model = build()
+    for case, settings, special in _cases(3):
+        asked = *tiny.contexts(case, 3, length=8), tiny.scores(case, 1, 3)
+        [got] = generate(model, *asked, settings, special)
+        wanted = _reference(model, *asked[:2], asked[2][0], settings, special)
+        assert got.token_ids == wanted.token_ids
+        assert got.log_likelihood == pytest.approx(wanted.log_likelihood, abs=1e-6)  # routers compute in float32
+
+
 @pytest.mark.parametrize("kind", [MPNetModel, LongformerModel])
 def test_beams_fold_behind_an_encoder_that_attends_in_its_own_way(kind: Any) -> None:
     """Neither takes transformers' attention interface: their masks are numbers to add, and no booleans."""

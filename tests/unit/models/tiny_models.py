@@ -15,9 +15,13 @@ from transformers import (
     EncoderDecoderModel,
     MBartConfig,
     MBartForConditionalGeneration,
+    NllbMoeConfig,
+    NllbMoeForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
     RagConfig,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -48,6 +52,16 @@ def pegasus(seed: int = 0) -> Any:
 def t5(seed: int = 0) -> Any:
     config = T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, **SPECIAL)
     return _build(seed, lambda: T5ForConditionalGeneration(config))
+
+
+def switch(seed: int = 0) -> Any:
+    config = SwitchTransformersConfig(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, num_experts=2, **SPECIAL)
+    return _build(seed, lambda: SwitchTransformersForConditionalGeneration(config))
+
+
+def nllb_moe(seed: int = 0) -> Any:
+    config = NllbMoeConfig(**SIZES, **SPECIAL, num_experts=2, encoder_sparse_step=2, decoder_sparse_step=2)
+    return _build(seed, lambda: NllbMoeForConditionalGeneration(config))
 
 
 def bert2bert(seed: int = 0, encoder: Any = BertModel) -> Any:
