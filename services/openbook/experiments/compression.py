@@ -27,8 +27,8 @@ from openbook.index.shard.shard import Shard
 from openbook.models.encoder import TextEncoder
 
 DATA = ("squad-dev", "entityquestions-dev")
-KINDS = ("Flat", "SQ8", "HNSW32", "IVF{n},Flat", "IVF{n},SQ8", "IVF{n},RaBitQfs", "IVF{n},PQ48x4fs", "IVF{n},PQ8")
-"""n is about 2 √N for N passages."""
+KINDS = ("Flat", "SQ8", "HNSW32", "IVF{n},Flat", "IVF{n},SQ8", "IVF{n},RaBitQfs", "IVF{n},PQ{m}x4fs", "IVF{n},PQ{b}")
+"""See `made_for`."""
 PATIENCE_S = 60.0
 TICKS = (20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -65,8 +65,7 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     if settings.snapshot is None:
         raise InvalidConfig("the experiment compression needs a snapshot, whose vectors are put into other indexes")
     vectors, passages, source = _read(settings.snapshot)
-    cells = min(2 * isqrt(len(passages)), max(1, len(passages) // 39))  # FAISS wants 39 vectors for each
-    factories = [each.replace("{n}", str(cells)) for each in settings.factories or KINDS]
+    factories = [made_for(each, *vectors.shape) for each in settings.factories or KINDS]
     for factory in factories:  # all of them before the first takes its hour
         Index.from_factory(factory, vectors.shape[1])
     queries = _queries(settings)
@@ -81,6 +80,19 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
             kinds.append(_measured(factory, manifest, out, queries, asked))
         on_progress("kinds of index", len(factories), len(factories))
     return _report(settings, command, kinds)
+
+
+def made_for(factory: str, n_passages: int, dimension: int) -> str:
+    """With {n} about 2 √N for N passages; {m} and {b} divide the d dimensions, and are d / 8 and 8 at most."""
+
+    def divisor(most: int) -> int:  # a product quantizer's parts are equally long
+        return next((n for n in range(most, 0, -1) if dimension % n == 0), 1)
+
+    cells = min(2 * isqrt(n_passages), max(1, n_passages // 39))  # FAISS wants 39 vectors for each
+    numbers = {"{n}": cells, "{m}": divisor(dimension // 8), "{b}": divisor(8)}
+    for name, number in numbers.items():
+        factory = factory.replace(name, str(number))
+    return factory
 
 
 def _read(folder: Path) -> tuple[Float32, Sequence[Passage], Manifest]:
