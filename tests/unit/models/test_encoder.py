@@ -232,6 +232,17 @@ def test_a_generator_is_no_encoder(tmp_path: Path, build: Callable[[], Any]) -> 
         load(tiny_checkpoints.save(tmp_path, build(), tiny_checkpoints.byte_tokenizer()))
 
 
+def test_a_tokenizer_that_is_not_the_models_is_refused_at_once(tmp_path: Path) -> None:
+    """It would end in torch's error, in the middle of a build or with its first batch."""
+    unpadded = tiny.bert_tokenizer()
+    unpadded.pad_token = None
+    with pytest.raises(InvalidModel, match="its tokenizer has no padding token"):
+        load(tiny.saved(tmp_path / "unpadded", tiny.bert_model(), unpadded))
+    n = len(tiny.BERT)
+    with pytest.raises(InvalidModel, match=rf"its tokenizer has ids up to {n}, and the model knows those below {n}"):
+        load(tiny.saved(tmp_path / "wide", tiny.bert_model(), tiny.bert_tokenizer([*tiny.BERT, "more"])))
+
+
 def test_roberta_reads_as_much_as_it_has_positions_behind_the_paddings(tmp_path: Path) -> None:
     config = transformers.RobertaConfig(
         **tiny.SIZES, vocab_size=len(tiny.BERT), max_position_embeddings=42, pad_token_id=1
