@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -617,6 +618,8 @@ def main() -> None:
     # Read when torch and FAISS are imported. Threads that spin while they wait take the cores from those that work:
     # encoding on two busy cores got twice as slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # passages have letters that the terminal's encoding may not have
     try:
         try:
             app()

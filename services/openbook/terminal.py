@@ -85,9 +85,10 @@ def print_answer(question: str, response: Answer) -> None:
 
 def print_passages(passages: Iterable[Passage], as_json: bool = False, marked: int | None = None) -> None:
     """Each with where it comes from; as JSON, a line each. One may be marked, by its id."""
+    has_all = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     for passage in passages:
         if as_json:
-            line = json.dumps({**asdict(passage), "lasting_id": passage.lasting_id}, ensure_ascii=False)
+            line = json.dumps({**asdict(passage), "lasting_id": passage.lasting_id}, ensure_ascii=not has_all)
             print(CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
             continue
         style = "" if marked in (None, passage.id) else "dim"
