@@ -196,10 +196,11 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
 
 
 @contextmanager
-def serving(script: Script, tls: ServerTls | None = None) -> Iterator[str]:
+def serving(script: Script | None, tls: ServerTls | None = None) -> Iterator[str]:
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        answer_pb2_grpc.add_AnswerServiceServicer_to_server(script, server)
+        if script:
+            answer_pb2_grpc.add_AnswerServiceServicer_to_server(script, server)
         if tls:
             pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
             port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
@@ -403,6 +404,58 @@ def test_a_connection_on_which_nothing_arrives_is_given_up() -> None:
 def test_what_grpc_itself_finds_too_large_is_said_to_be(kind: Any) -> None:
     with serving(Script()) as address, pytest.raises(BodyTooLarge, match=r"than the endpoint takes: .*vs\. 4194304"):
         kind(address, retries=False).answer("x" * (5 << 20))
+
+
+@contextmanager
+def speaking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Whoever takes one connection, and says something else than gRPC of ours."""
+    with ThreadPoolExecutor(1) as threads, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                talk(connection)
+
+        told = threads.submit(once)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        told.result(10)
+
+
+def http_1(connection: socket.socket) -> None:
+    connection.recv(1)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def http_2(connection: socket.socket) -> None:
+    """What it is asked for is not there."""
+    connection.sendall(b"\0\0\0\4\0\0\0\0\0")  # settings, of which none
+    with connection.makefile("rb") as sent:
+        sent.read(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+        while (frame := sent.read(9))[3] != 1:  # of headers
+            sent.read(int.from_bytes(frame[:3], "big"))
+        connection.sendall(b"\0\0\5\1\5" + frame[5:] + b"\x08\x03404")
+        connection.shutdown(socket.SHUT_WR)
+        sent.read()  # what is not read when it closes would take the answer with it
+
+
+@CLIENTS
+@pytest.mark.parametrize("talk", [http_1, http_2])
+def test_a_port_that_is_not_an_endpoints_grpc_port_is_said_to_be_another(kind: Any, talk: Any) -> None:
+    with speaking(talk) as address, pytest.raises(OpenbookError, match=r"is that an endpoint's gRPC port\?.*9000"):
+        kind(address, timeout_s=5, retries=False).answer("who")
+
+
+@CLIENTS
+def test_grpc_of_something_else_is_said_to_be(kind: Any) -> None:
+    with serving(None) as address, pytest.raises(OpenbookError, match="endpoint's gRPC port"):
+        kind(address, retries=False).answer("who")
+
+
+@CLIENTS
+def test_who_asks_in_the_clear_where_tls_is_spoken_hears_of_it(kind: Any, tmp_path: Path) -> None:
+    server, _ = tls_files(tmp_path)
+    with serving(Script(), server) as address, pytest.raises(ShardUnavailable, match="may want TLS: tls_ca, --tls-ca"):
+        kind(address, timeout_s=5, retries=False).answer("who")
 
 
 @CLIENTS

@@ -3,19 +3,22 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from grpc import ChannelConnectivity
 from small_snapshot import VECTORS, N, build
 
-from openbook.config import IndexServerSettings
+from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, RetrievalSettings
-from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
+from openbook.errors import InvalidRequest, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.index.client.client import IndexClient
+from openbook.index.client.publish import held_by_servers
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.client.stream import FrameStream, GrpcStream
 from openbook.index.server.server import IndexServer
@@ -96,6 +99,15 @@ def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
         assert not isinstance(answer, BaseException)
 
     check(server, scenario)
+
+
+def test_who_is_no_index_server_is_said_to_be_none() -> None:
+    another = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{another.add_insecure_port('127.0.0.1:0')}"
+    another.start()
+    with pytest.raises(OpenbookError, match=rf"{address}: Method not found!; is that an index server\?"):
+        asyncio.run(held_by_servers(IndexClientSettings(addresses=(address,))))
+    another.stop(None).wait()
 
 
 def test_a_cancelled_call_is_let_go_of_by_the_server(server: IndexServer) -> None:

@@ -1,6 +1,7 @@
 """How both clients reach an endpoint: TLS, key, what is tried again, and errors as the server raised them."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ MAX_TIMEOUT_S = 1e9
 """gRPC's clock overflows where a call is due in centuries: it would be late at once."""
 TOO_LARGE = "message larger than max"
 """gRPC's own words. Its code for it is that of who is to come again."""
+HINTS = {
+    wire.OTHERS: "is that an endpoint's gRPC port? That is serving.grpc_port, 9000 by default",
+    re.compile("failed to connect to all.*Socket closed"): "it may want TLS: tls_ca, --tls-ca",
+}
+"""What gRPC's own words may mean."""
 
 KEEPALIVE = {"grpc.keepalive_time_ms": 330_000, "grpc.keepalive_timeout_ms": 20_000}
 """A connection that a firewall has forgotten is given up when nothing of what was sent on it arrives for 20 s: TCP by
@@ -136,6 +142,8 @@ def errors() -> Iterator[None]:
         details = error.details() or ""
         if wire.ERROR_HEADER not in trailing and TOO_LARGE in details:
             raise BodyTooLarge(f"the request is larger than the endpoint takes: {details}") from None
+        if wire.ERROR_HEADER not in trailing:
+            details = "; ".join([details, *(hint for words, hint in HINTS.items() if words.search(details))])
         retry_after_s = None
         with suppress(KeyError, ValueError):  # a proxy's may be a date
             retry_after_s = float(trailing["retry-after"])

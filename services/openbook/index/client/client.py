@@ -270,7 +270,9 @@ def from_grpc(address: str) -> Iterator[None]:
     except aio.AioRpcError as error:
         # A server that stops cancels the calls that outlast its grace. Our own cancelling never arrives here.
         code = "UNAVAILABLE" if error.code() is StatusCode.CANCELLED else error.code().name
-        raise from_grpc_code(code, f"{address}: {error.details()}") from None
+        details = error.details() or ""
+        hint = "; is that an index server?" if wire.OTHERS.search(details) else ""
+        raise from_grpc_code(code, f"{address}: {details}{hint}") from None
 
 
 async def _close(channel: aio.Channel, hurrying: "asyncio.Task[None] | None", stream: Stream | None) -> None:
