@@ -156,7 +156,7 @@ def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
     """A row a key, the newest last; those that let nobody in are dim."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for title in ("key", "of", "scopes", "made", "expires", "state"):
-        table.add_column(title, no_wrap=title == "key")
+        table.add_column(title, no_wrap=title == "key", overflow="fold")
     for record in sorted(records, key=lambda each: each.created):
         state = record.why_dead(now)
         days = [_day(time) for time in (record.created, record.expires)]

@@ -21,6 +21,8 @@ from openbook.loadtest.outcomes import Log, Reply
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
 from openbook.rag.answer import Answer, Evidence
+from openbook.serving.access.keys import mint
+from openbook.serving.access.scopes import Scope
 
 RECALL = {1: 1.0, 5: 0.974, 10: 0.97, 100: 0.933}
 ID = "b38af0116e6486da5fcc9138ad098c59"
@@ -84,6 +86,21 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
     ]
     assert below[3].startswith("PARTIAL")
     assert "handbook.pdf · Life · page 3" in screen.export_text(clear=False)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_who_holds_a_key_and_until_when_is_shown_whole(width: int, screen: Console) -> None:
+    tenant, holder = "a-tenant-of-nineteen", "and-a-holder-of-his-own"
+    _, record = mint(holder, 0.0, (Scope.ASK, Scope.RETRIEVE), tenant, 86400.0)
+    screen.width = width
+    terminal.print_keys([record], 0.0)
+    names, *lines = screen.export_text().splitlines()
+
+    def shown(name: str, following: str) -> str:
+        return "".join(line[names.index(name) : names.index(following)].strip() for line in lines)
+
+    assert shown(" of ", " scopes ") == f"{tenant}/{holder}"
+    assert shown(" expires ", " state ") == "1970-01-02"
 
 
 def test_ids_of_strangers_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
