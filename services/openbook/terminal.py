@@ -56,8 +56,9 @@ def print_answer(question: str, response: Answer) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("passage", ratio=1)
     best = max((e.log_posterior for e in response.evidence), default=0.0)
-    for evidence in response.evidence:
-        passage = Text.assemble((evidence.passage.title, "bold"), "  ", evidence.passage.text)
+    for number, evidence in enumerate(response.evidence, 1):
+        named = f"[{number}] " if response.tokens else ""  # as their table has it
+        passage = Text.assemble(named, (evidence.passage.title, "bold"), "  ", evidence.passage.text)
         passage.truncate(2 * max(20, console.width - 42), overflow="ellipsis")
         if place := _document_place(evidence.passage):
             passage.append(f"\n{place}", "dim")

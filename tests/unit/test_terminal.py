@@ -10,7 +10,7 @@ from rich.console import Console
 from openbook import cli, terminal
 from openbook.console import SafeConsole
 from openbook.core.origin import Origin
-from openbook.core.types import Coverage, Decoding, Formulation, Passage
+from openbook.core.types import Coverage, Decoding, Formulation, Passage, Token
 from openbook.corpus.duplicates import Pair, Repeated
 from openbook.corpus.former import Changes, Difference
 from openbook.corpus.sources.limits import Failure
@@ -86,6 +86,16 @@ def test_the_lines_below_an_answer_are_not_broken(screen: Console) -> None:
     ]
     assert below[3].startswith("PARTIAL")
     assert "handbook.pdf · Life · page 3" in screen.export_text(clear=False)
+
+
+def test_passages_have_the_numbers_that_their_shares_of_tokens_have(screen: Console) -> None:
+    response = answered("Bell", Passage(1, "bell", "Telephone", "text"))
+    terminal.print_answer("who?", response)
+    assert "[1]" not in screen.export_text()
+    terminal.print_answer("who?", replace(response, tokens=(Token("Bell", -0.1, (0.0,)),)))
+    passage, heading = (line.split() for line in screen.export_text().splitlines() if "[1]" in line)
+    assert passage[4:7] == ["[1]", "Telephone", "text"]
+    assert heading[-2:] == ["[1]", "│"]
 
 
 @pytest.mark.parametrize("width", [60, 80])
