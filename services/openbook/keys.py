@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openbook.errors import InvalidConfig
 from openbook.serving.access.scopes import Scope
 
 if TYPE_CHECKING:
+    from openbook.config import AccessSettings
     from openbook.serving.access.ports import KeyBook
 
 DAY_S = 86_400.0
@@ -36,6 +38,7 @@ def add(
 ) -> None:
     """Make a key. It is printed this once, and kept nowhere."""
     from openbook.config import Limits, section
+    from openbook.serving.access.gate import open_book
     from openbook.serving.access.keys import may_join, mint
 
     now = time.time()
@@ -49,8 +52,11 @@ def add(
     )
     expires = None if days is None else now + days * DAY_S
     key, record = mint(name, now, scope or (Scope.ASK, Scope.RETRIEVE), tenant, expires, limits)
-    _book(file, config).put(lambda records: may_join(records, record, now))
-    print(f"ob_{record.prefix}_...: {', '.join(record.scopes)}; keep it, it is shown this once", file=sys.stderr)
+    access = _access(file, config)
+    open_book(access).put(lambda records: may_join(records, record, now))
+    path = _path(access)
+    place = f" in {path}" if path else ""
+    print(f"ob_{record.prefix}_...{place}: {', '.join(record.scopes)}; keep it, it is shown this once", file=sys.stderr)
     print(key)
 
 
@@ -77,7 +83,21 @@ def revoke(
 
 
 def _book(file: Path | None, config: Path | None) -> "KeyBook":
-    from openbook.config import AccessSettings, load
+    """Of keys that are there. Raises InvalidConfig: their file is not."""
     from openbook.serving.access.gate import open_book
 
-    return open_book(AccessSettings(keys="file", path=file) if file else load(config).access)
+    access = _access(file, config)
+    if (path := _path(access)) and not path.exists():
+        raise InvalidConfig(f"{path}: no such file; `openbook keys add` makes it")
+    return open_book(access)
+
+
+def _access(file: Path | None, config: Path | None) -> "AccessSettings":
+    from openbook.config import AccessSettings, load
+
+    return AccessSettings(keys="file", path=file) if file else load(config).access
+
+
+def _path(access: "AccessSettings") -> Path | None:
+    """Of the file, where keys are in one."""
+    return access.path.expanduser().absolute() if access.path and access.keys == "file" else None

@@ -3,13 +3,20 @@
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from openbook import cli, terminal
 from openbook.core.types import Passage
 
 PASSAGE = Passage(1, "Bell", "Bell", "a café … \N{GRINNING FACE}")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
@@ -26,3 +33,16 @@ def test_a_terminal_that_has_not_all_letters_shows_the_others(encoding: str, mon
     *lines, as_json = shown.splitlines()
     assert PASSAGE.text.encode(encoding, "replace").decode(encoding) in "\n".join(lines)
     assert json.loads(as_json)["text"] == PASSAGE.text, "nothing is lost in what programs read"
+
+
+def test_keys_in_no_file_are_not_listed(tmp_path: Path) -> None:
+    missing = tmp_path / "nosuch"
+    for command in (["list"], ["revoke", "ob_1"]):
+        refused = run("keys", *command, "--file", missing)
+        assert str(refused.exception) == f"{missing}: no such file; `openbook keys add` makes it"
+
+
+def test_who_makes_a_key_hears_where_it_is_kept(tmp_path: Path) -> None:
+    made = run("keys", "add", "web", "--file", tmp_path / "new" / "keys")
+    assert f"_... in {tmp_path / 'new' / 'keys'}: ask, retrieve; " in made.stderr
+    assert made.stdout.startswith("ob_")
