@@ -315,12 +315,19 @@ def snapshots(
     """List snapshots in folders or at index servers. With neither given, at the servers in the settings."""
     import asyncio
 
+    from openbook.core.address import is_address
     from openbook.index.client.publish import held_by_root, held_by_servers
     from openbook.terminal import print_snapshots
 
     folders = [Path(each) for each in where or () if Path(each).is_dir()]
     addresses = [each for each in where or () if not Path(each).is_dir()]
-    rows = [row for folder in folders for row in held_by_root(folder)]
+    if strange := [each for each in addresses if not is_address(each)]:
+        raise InvalidRequest(f"{strange[0]}: no such folder, and no host:port of a server")
+    rows = []
+    for folder in folders:
+        rows += (found := held_by_root(folder))
+        if not found:
+            print(f"{folder}: holds no snapshot", file=sys.stderr)
     if addresses or not folders:
         rows += asyncio.run(held_by_servers(_index_settings(config, addresses)))
     print_snapshots(rows)

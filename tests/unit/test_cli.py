@@ -46,3 +46,13 @@ def test_who_makes_a_key_hears_where_it_is_kept(tmp_path: Path) -> None:
     made = run("keys", "add", "web", "--file", tmp_path / "new" / "keys")
     assert f"_... in {tmp_path / 'new' / 'keys'}: ask, retrieve; " in made.stderr
     assert made.stdout.startswith("ob_")
+
+
+def test_a_folder_without_snapshots_says_so(tmp_path: Path) -> None:
+    said = run("snapshots", tmp_path)
+    assert (said.exit_code, said.stdout, said.stderr) == (0, "", f"{tmp_path}: holds no snapshot\n")
+
+
+def test_what_is_neither_a_folder_nor_an_address_holds_no_snapshots(tmp_path: Path) -> None:
+    refused = run("snapshots", tmp_path, "nosuch")
+    assert str(refused.exception) == "nosuch: no such folder, and no host:port of a server"
