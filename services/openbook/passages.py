@@ -74,6 +74,8 @@ def find(
     wanted = {"title": title, "path": path, "text": text}
     if document is None and not any(wanted.values()):
         raise InvalidRequest("one of --document, --title, --path, --text must be given, got none")
+    if not snapshot.is_dir():
+        raise InvalidRequest(f"{snapshot}: no such folder; find reads a snapshot's folder, and asks no endpoint")
     passages = SnapshotPassages(snapshot)
     found = (each for each in passages if document in (None, each.document_id) and _fits(each, wanted))
     print_passages(islice(found, limit), json)

@@ -56,3 +56,9 @@ def test_a_folder_without_snapshots_says_so(tmp_path: Path) -> None:
 def test_what_is_neither_a_folder_nor_an_address_holds_no_snapshots(tmp_path: Path) -> None:
     refused = run("snapshots", tmp_path, "nosuch")
     assert str(refused.exception) == "nosuch: no such folder, and no host:port of a server"
+
+
+def test_passages_are_found_in_folders_alone() -> None:
+    refused = run("passages", "find", "localhost:9000", "--title", "x")
+    what = "find reads a snapshot's folder, and asks no endpoint"
+    assert str(refused.exception) == f"localhost:9000: no such folder; {what}"
