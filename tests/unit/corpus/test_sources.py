@@ -504,6 +504,24 @@ def test_the_user_says_what_text_title_and_id_are_called(kind: str, tmp_path: Pa
         Names.of(text=" ")
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("column", ["title", "id"])
+def test_a_table_without_a_column_that_the_user_names_is_refused_by_its_name(
+    column: str, kind: str, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        table.write_text("text,name\nwords,Bell\n")
+    else:
+        pq.write_table(pa.table({"text": ["words"], "name": ["Bell"]}), table)
+    assert [each.title for each in read_passages(table, names=Names.of(title="Name"))] == ["Bell"]
+    with pytest.raises(InvalidDocuments, match=f"the column for the {column} must be called Nosuch, got text, name"):
+        list(read_passages(table, names=Names.of(**{column: "Nosuch"})))
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_date_that_python_does_not_have_costs_its_row(kind: str, tmp_path: Path) -> None:
     import pyarrow as pa

@@ -55,6 +55,7 @@ def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     columns = {name: name.lower() for name in names if name.lower() in wanted}
     if not set(columns.values()) & set(ours.text):
         raise Failed(f"one column must be called {' or '.join(ours.text)}")
+    ours.check([name.lower() for name in names])
     return columns
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,6 +95,12 @@ class Names:
                 raise InvalidConfig(f"the name of the column for the {field} must not be empty, got {name!r}")
         found = {field: (name, name.lower()) for field, name in given.items() if name is not None}
         return cls(**{field: tuple(dict.fromkeys(names)) for field, names in found.items()})
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raises Failed: the user names a column for title or id that a table, whose columns these are, has not."""
+        for field, names, ours in (("title", self.title, NAMES.title), ("id", self.id, NAMES.id)):
+            if names != ours and not set(names) & set(columns):
+                raise Failed(f"the column for the {field} must be called {names[0]}, got {', '.join(columns):.200}")
 
 
 NAMES = Names()

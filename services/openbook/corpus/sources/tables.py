@@ -19,7 +19,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     """A document a row; a row that is none is a failure, and the next is read.
 
     Raises:
-        Failed: no column is called as a text is, or from some line on no rows can be told apart.
+        Failed: no column is called as a text is, or as the user says, or from some line on no rows can be told apart.
     """
     bad: list[Failed] = []  # lines of the row at hand
     lines = _decoded(opened, bad)
@@ -32,6 +32,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
         wanted = " or ".join(opened.names.text)
         raise bad[0] if bad else Failed(f"the first line must name columns, one of them {wanted}")
     names = DPR if is_dpr else columns_of(first, delimiter)
+    opened.names.check(names)
     has_header = columns_of(first, delimiter) == names
     csv.field_size_limit(opened.limits.document_bytes)
     has_ended = False
