@@ -467,6 +467,7 @@ def test_bad_input_is_named_and_leaves_nothing_behind(documents: Path, tmp_path:
     empty.write_text("")
     with pytest.raises(InvalidDocuments, match=r"empty\.jsonl: holds no words"):
         build(empty, tmp_path / "out")
+    assert not (tmp_path / "out.work").exists()
     with pytest.raises(InvalidModel, match="no-such/encoder"):
         build_corpus(documents, tmp_path / "out", EncoderSettings(model="no-such/encoder"), n_shards=1, factory="Flat")
     with pytest.raises(InvalidConfig, match="Flatt"):

@@ -56,6 +56,7 @@ from openbook.corpus.work import (
     folder_of,
     left,
     remove_if_done,
+    removed_if_useless,
     resumed,
     set_aside,
     told_if_full,
@@ -182,7 +183,7 @@ def build_corpus(
         names=names,
     )
     at_once = GPU_ROWS_PER_STEP if (elsewhere.on_gpu if elsewhere else on_gpu(encoder)) else ROWS_PER_STEP
-    with told_if_full(work), undisturbed(work):
+    with told_if_full(work), undisturbed(work), removed_if_useless(work):
         check_new(out)  # another build may have been done meanwhile
         if note := resumed(work, plan, exact_dtype):
             for line in (work / FAILURES).read_text().splitlines():

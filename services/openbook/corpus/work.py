@@ -136,6 +136,17 @@ def told_if_full(work: Path) -> Iterator[None]:
         raise StartupError(f"{work}: cannot go on: {why}; {hint}") from None
 
 
+@contextmanager
+def removed_if_useless(work: Path) -> Iterator[None]:
+    """Where we are `undisturbed`: the folder goes if the body fails before there is anything that the next can use."""
+    try:
+        yield
+    except BaseException:
+        if not ((work / NOTE).exists() or (work / LEFT).exists()):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
 def resumed(work: Path, plan: Plan, exact_dtype: str) -> Note | None:
     """The note of a build of the same plan that was interrupted here, if there is one."""
     note = _note(work)
