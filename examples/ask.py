@@ -17,11 +17,11 @@ parser.add_argument("question")
 parser.add_argument("--server", default="127.0.0.1:9000")
 options = parser.parse_args()
 
-with Client(options.server, timeout_s=60, api_key=os.environ.get("OPENBOOK_API_KEY")) as client:
-    try:
+try:
+    with Client(options.server, timeout_s=60, api_key=os.environ.get("OPENBOOK_API_KEY")) as client:
         response = client.answer(options.question, k=3)
-    except OpenbookError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
+except OpenbookError as error:
+    raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 print(f"{response.text}   p(y|x) = {exp(response.log_likelihood):.3f}")
 for evidence in response.evidence:

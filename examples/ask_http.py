@@ -10,6 +10,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("question")
@@ -20,15 +21,15 @@ body = json.dumps({"question": options.question, "k": 3, "timeout_s": 60}).encod
 headers = {"Content-Type": "application/json"}
 if key := os.environ.get("OPENBOOK_API_KEY"):
     headers["Authorization"] = f"Bearer {key}"
-request = urllib.request.Request(f"{options.server}/v1/answer", body, headers)
 try:
+    request = urllib.request.Request(f"{options.server}/v1/answer", body, headers)
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)
 except urllib.error.HTTPError as refused:
     problem = json.load(refused)
     raise SystemExit(f"{problem['code']}: {problem['detail']} (request {problem['request_id']})") from None
-except urllib.error.URLError as nobody:
-    raise SystemExit(f"{options.server}: {nobody.reason}") from None
+except (OSError, HTTPException, ValueError) as error:  # nobody, or what speaks no HTTP, or no URL
+    raise SystemExit(f"{options.server}: {getattr(error, 'reason', error)}") from None
 
 print(answer["answer"])
 for evidence in answer["evidence"]:

@@ -5,7 +5,7 @@
 Any encoder whose inner products mean something will do; the one here counts words, and needs no model.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -22,6 +22,10 @@ DOCUMENTS = {
     "Nile": "The Nile is a river in northeastern Africa. It flows north into the Mediterranean Sea.",
 }
 
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("question")
+question = parser.parse_args().question
+
 pieces = [(title, text) for title, whole in DOCUMENTS.items() for text in split_words(whole, 100)]
 passages = [Passage(number, title, title, text) for number, (title, text) in enumerate(pieces)]
 encoder = HashEncoder(256)
@@ -31,6 +35,6 @@ with tempfile.TemporaryDirectory() as folder:
     vectors = encoder.encode_passages(passages)  # (n, d) float32
     build_snapshot(passages, vectors, snapshot, 1, "Flat", "hash", encoder.fingerprint)
     shard = Shard(snapshot, 0)
-    hits = shard.search(encoder.encode_questions(sys.argv[1:2]), 2, Deadline.never())
+    hits = shard.search(encoder.encode_questions([question]), 2, Deadline.never())
     for passage, score in zip(shard.fetch(hits.ids[0]), hits.scores[0], strict=True):
         print(f"{score:.3f}  {passage.title}: {passage.text}")

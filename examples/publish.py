@@ -5,8 +5,8 @@
 The servers serve a root: docs/publish.md. Killed at any moment, run it again.
 """
 
+import argparse
 import asyncio
-import sys
 from pathlib import Path
 
 from openbook.config import IndexClientSettings
@@ -22,7 +22,11 @@ async def main(snapshot: Path, addresses: tuple[str, ...]) -> None:
         print(f"  {held.where}: {held.state} {held.snapshot_id[:12]}, {held.n_passages} passages")
 
 
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("snapshot", type=Path)
+parser.add_argument("addresses", nargs="+", help="host:port of every index server")
+options = parser.parse_args()
 try:
-    asyncio.run(main(Path(sys.argv[1]), tuple(sys.argv[2:])))
+    asyncio.run(main(options.snapshot, tuple(options.addresses)))
 except OpenbookError as error:
     raise SystemExit(f"{type(error).__name__}: {error}") from None

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -98,6 +99,25 @@ def test_nobody_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(SystemExit, match=f"^{address}: .*refused"):
         run("ask_http.py", "who?", "--server", address)
+
+
+def test_whoever_is_no_endpoint_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    for name, said in (("ask.py", "InvalidConfig: address must be host:port"), ("ask_http.py", "nosuch: unknown url")):
+        with pytest.raises(SystemExit, match=f"^{said}"):
+            run(name, "who?", "--server", "nosuch")
+    with ThreadPoolExecutor(1) as threads, socket.create_server(("127.0.0.1", 0)) as silent:
+        threads.submit(lambda: silent.accept()[0].close())
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SystemExit, match=f"^{address}: .*(reset|without response)"):
+            run("ask_http.py", "who?", "--server", address)
+
+
+@pytest.mark.parametrize("name", ["build_and_search.py", "publish.py"])
+def test_who_gives_no_arguments_is_told_which(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(name)
+    assert "the following arguments are required: " in capsys.readouterr().err
 
 
 def test_every_example_is_run() -> None:
