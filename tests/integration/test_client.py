@@ -294,13 +294,13 @@ def test_every_call_gives_its_result(kind: Any) -> None:
         assert asked.retrieve("who", k=9).evidence[0].passage.id == 9
         excerpt = asked.passage(7, 2)
         assert (excerpt.passage.document_id, len(excerpt.after), excerpt.snapshot_id) == ("7", 2, "s")
-        with pytest.raises(InvalidRequest, match="around does not fit in its field"):
+        with pytest.raises(InvalidRequest, match=r"^around must be 0\.\.4294967295, got -1$"):
             asked.passage(7, -1)
         one, failed, other, spent = asked.batch(["one", "bad", "other", "used up"])
         assert (one.text, other.text) == ("ONE", "OTHER")
         assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)
         assert (type(spent), spent.retry_after_s) == (QuotaExceeded, 9.0)
-        with pytest.raises(InvalidRequest, match="k does not fit in its field"):
+        with pytest.raises(InvalidRequest, match=r"^k must be 0\.\.4294967295, got -1$"):
             asked.answer("who", k=-1)
 
 
@@ -354,6 +354,16 @@ def test_names_may_be_given_as_texts(option: str, names: Any) -> None:
         messages.request(answer_pb2.AnswerRequest, "who", 1, {option: "other"})
 
 
+def test_a_number_that_its_field_does_not_hold_is_refused_by_name() -> None:
+    for option, value, limits in (
+        ("seed", -1, "0..18446744073709551615"),
+        ("without", [1 << 63], "-9223372036854775808..9223372036854775807"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            messages.request(answer_pb2.AnswerRequest, "who", 1, {option: value})
+        assert str(refused.value) == f"{option} must be {limits}, got {value}"
+
+
 @pytest.mark.parametrize(
     ("field", "of"),
     [
@@ -366,7 +376,7 @@ def test_names_may_be_given_as_texts(option: str, names: Any) -> None:
     ],
 )
 def test_a_text_that_utf_8_does_not_hold_is_refused_by_name(field: str, of: Callable[[str], Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{field} does not fit in its field: .*surrogates") as refused:
+    with pytest.raises(InvalidRequest, match=rf"^{field} must be text in UTF-8, not bytes of .*\\udc80") as refused:
         of("\udc80" * 1000)
     assert len(str(refused.value)) < 1000
 

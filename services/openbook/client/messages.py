@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any, Literal, TypedDict, TypeVar
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 
 from openbook import wire
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, OwnPassage, RetrieverKind, Token
@@ -21,6 +22,12 @@ ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
 """Options with names for values, in Python and in protobuf."""
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 LISTS = ("without", "labels", "passages")
+LIMITS = {
+    FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+}
+"""Of the numbers that a field holds."""
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -83,8 +90,12 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
 def _set(message: Any, name: str, value: Any) -> None:
     try:
         message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
-    except ValueError as error:
-        raise InvalidRequest(f"{name} does not fit in its field: {error}, got {value!r:.100}") from None
+    except UnicodeError:
+        what = "text in UTF-8, not bytes of another encoding or half a character"
+        raise InvalidRequest(f"{name} must be {what}, got {value!r:.100}") from None
+    except ValueError:
+        least, most = LIMITS[message.DESCRIPTOR.fields_by_name[name].cpp_type]
+        raise InvalidRequest(f"{name} must be {least}..{most}, got {value!r:.100}") from None
 
 
 def _number(name: str, value: str) -> int:
