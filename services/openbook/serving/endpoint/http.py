@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from openbook import __version__
@@ -37,6 +38,7 @@ from openbook.serving.endpoint.schemas import (
     PassageRequest,
     RetrieveRequest,
     RetrieveResponse,
+    Sent,
     describe,
     event_to_json,
     parsed,
@@ -50,6 +52,16 @@ CORS: dict[str, Any] = {
     "expose_headers": ["RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Request-Id"],
 }
 """What pages of other origins may send and read, where any may."""
+
+
+class PassageQuery(Sent):
+    """What is asked behind `?` of a passage."""
+
+    around: Annotated[
+        int, Field(ge=0, le=MAX_AROUND, description="So many before it, and behind, in its document.")
+    ] = 0
+    snapshot_id: Annotated[str, Field(description="That the number is of; the current one if empty.")] = ""
+    timeout_s: Annotated[float | None, Field(description="Time within which it is worth having.")] = None
 
 
 class _Exposition(Response):
@@ -121,15 +133,11 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     async def passage(
         id: Annotated[str, Path(description="A lasting id, or the number that an answer gives.", examples=["0"])],
         request: Request,
-        around: Annotated[
-            int, Query(ge=0, le=MAX_AROUND, description="So many before it, and behind, in its document.")
-        ] = 0,
-        snapshot_id: Annotated[str, Query(description="That the number is of; the current one if empty.")] = "",
-        timeout_s: Annotated[float | None, Query(description="Time within which it is worth having.")] = None,
+        query: Annotated[PassageQuery, Query()],
     ) -> Response:
         """One passage with its origin, and its neighbours if they are asked for."""
         with asked(request) as context:
-            wanted = PassageRequest.model_construct(id=id, around=around, snapshot_id=snapshot_id, timeout_s=timeout_s)
+            wanted = PassageRequest.model_construct(id=id, **query.model_dump())
             return to_json(ExcerptOut.model_validate(await service.excerpt(wanted, context)))
 
     @app.get("/healthz", tags=[HEALTH])
