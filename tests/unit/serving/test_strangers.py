@@ -18,7 +18,8 @@ from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.mcp import Search
 from openbook.serving.endpoint.openai.requests import EmbeddingsRequest
-from openbook.serving.endpoint.schemas import MAX_TOLD, AnswerRequest, OwnPassageIn, describe
+from openbook.serving.endpoint.schemas import AnswerRequest, OwnPassageIn
+from openbook.serving.endpoint.sent import MAX_TOLD, describe
 
 WIDE = 500_000
 

@@ -14,7 +14,8 @@ from openbook.logs import as_ours
 from openbook.rag.answer import Answer
 from openbook.serving.endpoint.messages import answer_to_proto
 from openbook.serving.endpoint.problems import Problem, name_of, problem_of
-from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse, Sent
+from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse
+from openbook.serving.endpoint.sent import Sent
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import requests
 from openbook.v1 import answer_pb2

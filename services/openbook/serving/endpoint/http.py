@@ -12,11 +12,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from openbook import __version__
-from openbook.core.passages import MAX_AROUND
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
 from openbook.processes import is_loopback
@@ -35,14 +33,13 @@ from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
     ExcerptOut,
+    PassageQuery,
     PassageRequest,
     RetrieveRequest,
     RetrieveResponse,
-    Sent,
-    describe,
     event_to_json,
-    parsed,
 )
+from openbook.serving.endpoint.sent import describe, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.swagger import add_docs
 
@@ -52,16 +49,6 @@ CORS: dict[str, Any] = {
     "expose_headers": ["RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Request-Id"],
 }
 """What pages of other origins may send and read, where any may."""
-
-
-class PassageQuery(Sent):
-    """What is asked behind `?` of a passage."""
-
-    around: Annotated[
-        int, Field(ge=0, le=MAX_AROUND, description="So many before it, and behind, in its document.")
-    ] = 0
-    snapshot_id: Annotated[str, Field(description="That the number is of; the current one if empty.")] = ""
-    timeout_s: Annotated[float | None, Field(description="Time within which it is worth having.")] = None
 
 
 class _Exposition(Response):

@@ -39,7 +39,8 @@ from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
-from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest, Sent, Whole32, parsed
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
+from openbook.serving.endpoint.sent import Sent, Whole32, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 

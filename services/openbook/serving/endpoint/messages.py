@@ -9,7 +9,8 @@ from openbook import wire
 from openbook.core.types import MAX_LABELS, MAX_WITHOUT, Citation, Coverage, Token, check_labels
 from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Evidence, Excerpt, Retrieval
-from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest, parsed
+from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest
+from openbook.serving.endpoint.sent import parsed
 from openbook.v1 import answer_pb2
 
 ENUMS: dict[str, Any] = {

@@ -4,50 +4,14 @@ A request of either protocol becomes one of the models here, so both are checked
 repeated here: the pipeline and `GenerationSettings` know them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from openbook.core.passages import MAX_AROUND
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
-from openbook.errors import InvalidRequest
 from openbook.rag.answer import Answer, Event, Retrieval
-
-# What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
-Whole32 = Annotated[int, Field(strict=True, ge=-(1 << 32), lt=1 << 32)]
-Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
-
-
-MAX_TOLD = 10
-"""Problems of one request: a body of 1 MB may have half a million."""
-
-
-class Sent(BaseModel):
-    """What callers send: known fields alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_unknown(cls, sent: Any) -> Any:
-        """Of each unknown field pydantic makes an error: of a hundred thousand in most of a second."""
-        n = len(cls.model_fields)
-        if isinstance(sent, dict) and len(sent) > n + MAX_TOLD:
-            said = "there are {n} fields, and not {sent}"
-            raise PydanticCustomError("too_many_fields", said, {"n": n, "sent": len(sent)})
-        return sent
-
-
-S = TypeVar("S", bound=BaseModel)
-
-
-def parsed(kind: type[S], sent: Any) -> S:
-    """What a caller sent. Raises InvalidRequest: it is no such thing."""
-    try:
-        return kind.model_validate(sent)
-    except ValidationError as error:
-        raise InvalidRequest(describe(error.errors())) from None
+from openbook.serving.endpoint.sent import Sent, Whole32, Whole64
 
 
 class OwnPassageIn(Sent):
@@ -124,6 +88,16 @@ class PassageRequest(Sent):
     snapshot_id: Annotated[str, Field(description="Of the number; the current one if empty.")] = ""
     timeout_s: float | None = None
     request_id: str = ""
+
+
+class PassageQuery(Sent):
+    """What is asked behind `?` of a passage."""
+
+    around: Annotated[
+        int, Field(ge=0, le=MAX_AROUND, description="So many before it, and behind, in its document.")
+    ] = 0
+    snapshot_id: Annotated[str, Field(description="That the number is of; the current one if empty.")] = ""
+    timeout_s: Annotated[float | None, Field(description="Time within which it is worth having.")] = None
 
 
 Log = Annotated[float, WithJsonSchema({"type": ["number", "null"]})]
@@ -265,32 +239,6 @@ class AnswerResponse(_Response):
         bool, Field(description="Held back: less probable than min_probability, or confident than min_confidence.")
     ]
     confidence: Annotated[float | None, Field(description="p(right), where something was fitted to tell it.")]
-
-
-def describe(problems: Sequence[Any]) -> str:
-    """Pydantic's problems, the first of them, as one line that names field, value and what was expected."""
-    told = "; ".join(map(_describe_one, problems[:MAX_TOLD]))
-    return told if len(problems) <= MAX_TOLD else f"{told}; and {len(problems) - MAX_TOLD} more"
-
-
-def _describe_one(problem: Mapping[str, Any]) -> str:
-    # FastAPI puts "body" in front, then the field's name or, for text that is no JSON, a position.
-    path = [part for part in problem["loc"] if part != "body"]
-    name, value = ".".join(map(str, path)) or "body", repr(problem.get("input"))[:100]
-    match problem["type"]:
-        case "extra_forbidden":
-            message = f"unknown key {name!r}"
-        case "missing":
-            message = f"{name} is missing"
-        case "json_invalid":
-            message = f"body must be JSON: {problem.get('ctx', {}).get('error', 'it is not')} at character {name}"
-        case "model_attributes_type":
-            message = f"body must be a JSON object, sent as application/json, got {value}"
-        case "string_unicode":
-            message = f"{name} must be UTF-8 text, got {value}"
-        case _:
-            message = f"{name}: {problem['msg']}, got {value}"
-    return message.encode(errors="backslashreplace").decode()
 
 
 def event_to_json(event: Event) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
-from openbook.serving.endpoint.schemas import AnswerRequest, Sent, Whole32, Whole64, parsed
+from openbook.serving.endpoint.schemas import AnswerRequest
+from openbook.serving.endpoint.sent import Sent, Whole32, Whole64, parsed
 
 OURS = {
     "max_tokens": "max_new_tokens",
