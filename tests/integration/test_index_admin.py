@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ from openbook.index.disk.snapshot import Manifest
 from openbook.index.server.server import IndexServer
 from openbook.index.shard.shard import Shard
 from openbook.processes import start
+from openbook.testing import ManualClock
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 N, D = 40, 4
@@ -358,6 +360,32 @@ def test_what_is_on_record_and_cannot_be_served_is_tried_again_ever_more_rarely(
     assert waits == [2, 2, 4, 8, 16, 32, 2, 2, 2]
     assert opened == ["a", "damaged", "damaged", "three-shards", "b"]
     assert [record.levelname for record in caplog.records].count("WARNING") == 4
+    server.stop(0)
+
+
+def test_a_record_is_followed_for_ten_minutes_and_no_longer_however_rarely_it_is_looked_at(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Root.create(tmp_path / "root", built / "a")
+    clock, looks = ManualClock(), list[float]()
+
+    class Passes(threading.Event):
+        """Its time passes at once."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            clock.advance(timeout or 0)
+            return False
+
+    def read(self: Root) -> Published:
+        looks.append(clock())
+        raise InvalidSnapshot("the disk is gone")
+
+    server = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))
+    monkeypatch.setattr("openbook.index.server.admin.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(Root, "read", read)
+    begun = clock()
+    server._publishing.follow(Passes())
+    assert [look - begun for look in looks] == [2, 6, 14, 30, 62, 126, 254, 510, 600]
     server.stop(0)
 
 

@@ -120,7 +120,7 @@ class Publishing:
         byte may be read for it.
         """
         wait_s, until = LOOK_S, time.monotonic() + FOLLOW_S
-        while self._root and time.monotonic() < until and not stopped.wait(wait_s):
+        while self._root and (left_s := until - time.monotonic()) > 0 and not stopped.wait(min(wait_s, left_s)):
             try:
                 if self._root.read().sequence > self.held.sequence:
                     with self._changing:
