@@ -99,7 +99,7 @@ class Finder:
         word of the question.
         """
         n_found = 0 if settings.retriever is RetrieverKind.BM25 else min(settings.k, self._most_found)
-        return max(1, n_own + max(0, n_found - len(settings.without)))
+        return max(1, n_own + max(0, n_found - len(set(settings.without))))
 
     async def look(self, text: str, settings: RetrievalSettings, watch: Stopwatch) -> Found:
         """The passages with their vectors, for who looks more than once. Raises as `find`."""
@@ -147,5 +147,5 @@ class Finder:
 
 def _why_none(settings: RetrievalSettings) -> str:
     if settings.without:
-        return f"without leaves out {len(settings.without)}, all of them"
+        return f"without leaves out {len(set(settings.without))}, all of them"
     return "none has a word of the question, and retriever bm25 looks for nothing else"
