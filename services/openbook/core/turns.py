@@ -61,8 +61,10 @@ class Turns(Generic[Item]):
             account = self._accounts[caller] = _Account(self._share)
         else:  # who waits keeps the turn of his oldest, and has no claim to more
             claim = max(0.0, self._share - next(iter(account.waiting.values()), 0) - account.given)
-            account.given += claim
-            self._share += claim / self.n_callers if account.waiting else 0  # it is what they have had on average
+            # The share is what they have had on average, and rises with his part of it, and that by which it rises.
+            rises = claim / (self.n_callers - 1) if account.waiting and self.n_callers > 1 else 0.0
+            account.given += claim + rises
+            self._share += rises
         self.n_callers += not account.waiting
         account.waiting[item] = size
         account.size += size

@@ -151,6 +151,34 @@ def test_who_waits_for_something_else_than_a_turn_takes_no_claim_along() -> None
     assert given["b"] >= 9
 
 
+def test_nor_does_he_where_nobody_else_waits() -> None:
+    turns: Turns[str] = Turns(10_000)
+    turns.put("waits", "for a place", 10)
+    for n in range(100):
+        turns.put("a", f"a {n}", 10)
+        turns.give(f"a {n}")
+    for caller in ("waits", "newcomer"):
+        for n in range(20):
+            turns.put(caller, f"{caller} {n}", 10)
+    given = Counter(give_next(turns).split()[0] for _ in range(12))
+    assert given["newcomer"] >= 5
+
+
+def test_who_asks_and_goes_again_changes_nothing_by_doing_so_once_more() -> None:
+    turns: Turns[str] = Turns(10_000)
+    turns.put("waits", "for a place", 10)
+    for n in range(100):
+        turns.put("a", f"a {n}", 10)
+        turns.put("b", f"b {n}", 10)
+        turns.give(f"a {n}")
+    seen = []
+    for n in range(3):
+        turns.put("waits", f"gone {n}", 10)
+        turns.remove(f"gone {n}")
+        seen.append((turns._share, [each.given for each in turns._accounts.values()]))
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns: Turns[str] = Turns(1000)
     turns.put("much", "much", 100)

@@ -87,7 +87,7 @@ class Queue(Generic[W]):
         return put_out
 
     def check(self, newcomer: Waiting) -> None:
-        """Whether it would come in now: nothing changes. Raises as `enter`."""
+        """Whether it would come in now; it does not. Raises as `enter`."""
         newcomer = cast(W, newcomer)  # is out again before anybody takes it
         self._place(newcomer)
         self._turns.remove(newcomer)
