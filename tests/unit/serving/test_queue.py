@@ -12,7 +12,8 @@ from openbook.core.context import Context
 from openbook.core.deadline import SPARE, Deadline
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.pace import BELIEVED_S
-from openbook.serving.workers.queue import Queue, Waiting
+from openbook.serving.workers.queue import Queue
+from openbook.serving.workers.reckoning import Waiting
 from openbook.testing import ManualClock
 
 

@@ -18,7 +18,8 @@ from openbook.core.context import Context
 from openbook.core.deadline import Check, Clock, Deadline, go_on
 from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
 from openbook.logs import about
-from openbook.serving.workers.queue import Queue, Waiting
+from openbook.serving.workers.queue import Queue
+from openbook.serving.workers.reckoning import Waiting
 from openbook.serving.workers.worker import Stopped, Worker
 from openbook.telemetry import BATCH_SECONDS, BATCH_SIZE, QUEUE_SECONDS, QUEUED
 from openbook.tracing.ports import Recording

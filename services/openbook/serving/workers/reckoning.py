@@ -1,0 +1,86 @@
+"""What is reckoned of those who wait for a model: how many of them a batch has, and how long they take. Pure."""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from openbook.core.context import Context
+from openbook.core.deadline import SPARE, Clock
+from openbook.serving.workers.pace import Pace
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """One question's place."""
+
+    key: Hashable  # only equal ones share a batch
+    kind: Hashable  # equal for equal keys; by it the pace knows how long it takes
+    work: int  # in proportion to that time, among those of a kind
+    context: Context
+    is_stream: bool = False  # shares no batch: goes step by step beside what else is computed
+
+    @property
+    def remaining_s(self) -> float:
+        """Until its deadline."""
+        return self.context.deadline.remaining_s()
+
+
+class Reckoning:
+    """By what batches took until now.
+
+    Args:
+        max_batch: questions in a batch.
+        max_work: of a batch, unless it is of one question.
+    """
+
+    def __init__(self, max_batch: int, max_work: float, clock: Clock) -> None:
+        self._max_batch = max_batch
+        self._max_work = max_work
+        self._clock = clock
+        self._pace = Pace()
+
+    def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool) -> None:
+        """So long a batch, or a stream, took by itself; or had taken when it was stopped: that it takes longer than was
+        thought, nobody would learn else where all are stopped for being late."""
+        if is_whole or seconds > self.seconds(*done):
+            self._pace.learn(done[0].kind, sum(each.work for each in done), seconds, self._clock())
+
+    def tried(self, waiting: Waiting) -> None:
+        """It was let in because its kind is doubtful."""
+        self._pace.tried(waiting.kind, self._clock())
+
+    def is_doubtful(self, waiting: Waiting) -> bool:
+        """Whether none of its kind was seen lately, or ever."""
+        return self._pace.is_doubtful(waiting.kind, self._clock())
+
+    def is_hopeless(self, waiting: Waiting) -> bool:
+        """Whether it will be late even if its turn comes now. Never of what was not tried lately."""
+        is_sure = self._pace.is_sure(waiting.kind, self._clock())
+        return self.seconds(waiting) > SPARE * waiting.remaining_s and is_sure
+
+    def seconds(self, *batch: Waiting) -> float:
+        """Of all of them at once."""
+        return self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
+
+    def seconds_of_all(self, waiting: Iterable[Waiting]) -> float:
+        """Of these, equal keys in batches together."""
+        of_key: dict[Hashable, list[Waiting]] = {}
+        for each in waiting:
+            of_key.setdefault(each.key, []).append(each)
+        seconds = 0.0
+        for alike in of_key.values():
+            n_batches = math.ceil(len(alike) / self.most_at_once(alike))
+            seconds += self._pace.seconds(alike[0].kind, sum(each.work for each in alike), n_batches)
+        return seconds
+
+    def fits(self, batch: Sequence[Waiting], stretch: float) -> bool:
+        """Whether they may be a batch that pays and keeps all their deadlines."""
+        if batch[-1].key != batch[0].key or len(batch) > self.most_at_once(batch):
+            return False
+        needed_s = SPARE * self.seconds(*batch) * stretch
+        return all(needed_s <= each.remaining_s for each in batch)
+
+    def most_at_once(self, alike: Sequence[Waiting]) -> float:
+        """How many of such are a batch at most."""
+        work = sum(each.work for each in alike) / len(alike)
+        return max(1.0, min(self._max_batch, min(self._pace.worthwhile(alike[0].kind), self._max_work) / work))
