@@ -254,6 +254,22 @@ def test_what_runs_beside_a_long_batch_is_not_refused_for_the_time_that_it_takes
     assert desk.queue.streams() == [stream]
 
 
+def test_but_waits_for_all_others_that_run_beside_it_too() -> None:
+    desk = Desk()
+    desk.enter(work=320, key="long")
+    desk.queue.begin(desk.queue.take()[0])
+    for _ in range(2):
+        desk.enter(timeout_s=50, work=8)  # in half of the time, times SPARE: twenty seconds each
+    with pytest.raises(Overloaded, match=r"would be done in 60\.0 s"):
+        desk.enter(timeout_s=50, work=8)
+    desk = Desk(max_batch=2)
+    for _ in range(7):
+        desk.queue.enter(desk.question(stream=True))
+    assert len(desk.queue.streams()) == 2
+    with pytest.raises(Overloaded, match=r"would be done in 10\.0 s"):
+        desk.queue.enter(desk.question(timeout_s=9, stream=True))
+
+
 def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_shares_it() -> None:
     desk = Desk(start_s=100, max_batch=10)
     for _ in range(18):

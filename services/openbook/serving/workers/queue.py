@@ -172,7 +172,7 @@ class Queue(Generic[W]):
         seconds = (self._seconds_of(first, newcomer) + self._under_way.left_s) * self._under_way.stretch
         few = self._few()
         if self._runs_beside(newcomer, few):
-            past = [each for each in first if each is newcomer or each.context.caller in few]
+            past = [each for each in first if self._runs_beside(each, few)]
             seconds = min(seconds, self._seconds_of(past, newcomer) / SHARE_BETWEEN)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
