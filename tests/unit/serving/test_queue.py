@@ -347,7 +347,7 @@ def test_what_was_let_past_and_outlives_the_batch_keeps_the_next_one_waiting() -
     desk.enter(work=4, caller="little")
     desk.queue.begin(desk.queue.take(is_short=True)[0], is_short=True)
     desk.queue.end()  # its callers have gone
-    with pytest.raises(Overloaded, match=r"would be done in 6.2 s"):  # (4 + 1) * 1.25
+    with pytest.raises(Overloaded, match=r"would be done in 7.2 s"):  # (4 + 1) * 1.25, and others may come before
         desk.enter(timeout_s=6, caller="other")
     desk.queue.end(is_short=True)
     desk.enter(timeout_s=6, caller="other")
@@ -355,10 +355,10 @@ def test_what_was_let_past_and_outlives_the_batch_keeps_the_next_one_waiting() -
 
 def test_time_that_goes_to_who_asks_for_little_is_time_that_others_wait() -> None:
     def admitted(n_little: int) -> int:
-        desk = Desk(max_batch=1)
-        for _ in range(20):
+        desk = Desk(max_batch=1, max_queue=250)
+        for _ in range(200):
             desk.enter(caller="much")
-        for _ in range(10):
+        for _ in range(100):
             desk.queue.begin(desk.queue.take()[0])
             for n in range(n_little):
                 desk.enter(caller=f"little {n}")

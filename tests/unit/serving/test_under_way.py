@@ -41,16 +41,31 @@ def test_others_wait_as_much_longer_as_time_goes_to_who_comes_before_them() -> N
     clock = ManualClock()
     under_way: UnderWay[str] = UnderWay(clock)
     assert under_way.stretch == 1
-    for _ in range(50):
-        under_way.begin(["batch"], 1)
+    for _ in range(200):
         under_way.came_before(0.25)
         clock.advance(1)
-        under_way.end()
-        under_way.end()  # counts nothing twice
     assert under_way.stretch == pytest.approx(4 / 3, rel=0.02)
-    for _ in range(50):
+    for _ in range(200):
+        under_way.came_before(1)
+        clock.advance(1)
+    assert under_way.stretch == 2, "never more than that"
+
+
+def test_what_came_before_others_is_forgotten_also_while_there_is_nothing_to_do() -> None:
+    clock = ManualClock()
+    under_way: UnderWay[str] = UnderWay(clock)
+    for _ in range(200):
         under_way.begin(["batch"], 1)
         under_way.came_before(1)
         clock.advance(1)
         under_way.end()
-    assert under_way.stretch == 2, "never more than that"
+    assert under_way.stretch == 2
+    clock.advance(300)
+    assert under_way.stretch == pytest.approx(1, abs=0.01)
+    for _ in range(10):  # one in a minute, and it comes before another one
+        under_way.begin(["batch"], 1)
+        under_way.came_before(1)
+        clock.advance(1)
+        under_way.end()
+        assert under_way.stretch < 1.1
+        clock.advance(59)

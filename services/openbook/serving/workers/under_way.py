@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from openbook.core.deadline import Clock
 
 MEMORY_S = 30.0
-"""Of busy time, within which what came before others loses most of its weight."""
+"""Within which what came before others loses most of its weight."""
 MOST_BEFORE = 0.5
 """Of the time to come, what at most is expected to go to who comes later and before others."""
 
@@ -20,10 +20,9 @@ class UnderWay(Generic[W]):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.batch: Sequence[W] = ()
-        self._begun = 0.0
         self._due: float | None = None  # the batch
         self._past_due: float | None = None  # what it lets past
-        self._busy_s = self._before_s = 0.0  # with older seconds weighing less
+        self._before_s, self._before_at = 0.0, clock()  # what came before others, until then
 
     def __bool__(self) -> bool:
         return self._due is not None or self._past_due is not None
@@ -32,15 +31,10 @@ class UnderWay(Generic[W]):
         """The worker computes this."""
         now = self._clock()
         after = max(now, self._past_due or now)  # what the batch before let past, and did not live to see the end of
-        self.batch, self._begun, self._due = batch, now, after + seconds
+        self.batch, self._due = batch, after + seconds
 
     def end(self) -> None:
         """It does no more. May be called twice."""
-        if self._due is None:
-            return
-        seconds = self._clock() - self._begun
-        kept = math.exp(-seconds / MEMORY_S)
-        self._busy_s, self._before_s = self._busy_s * kept + seconds, self._before_s * kept
         self.batch, self._due = (), None
 
     def let_past(self, seconds: float) -> None:
@@ -60,7 +54,7 @@ class UnderWay(Generic[W]):
 
     def came_before(self, seconds: float) -> None:
         """So much is for somebody who came before others, whether past the batch or behind it."""
-        self._before_s += seconds
+        self._before_s, self._before_at = self._recently_before_s + seconds, self._clock()
 
     @property
     def left_s(self) -> float:
@@ -69,6 +63,11 @@ class UnderWay(Generic[W]):
         return 0.0 if due is None else max(0.0, due - self._clock())
 
     @property
+    def _recently_before_s(self) -> float:
+        """Of MEMORY_S, with older seconds weighing less."""
+        return self._before_s * math.exp((self._before_at - self._clock()) / MEMORY_S)
+
+    @property
     def stretch(self) -> float:
         """So many times as long as without them do others wait, if as much goes on to come before them."""
-        return 1 / (1 - min(MOST_BEFORE, self._before_s / self._busy_s)) if self._busy_s else 1.0
+        return 1 / (1 - min(MOST_BEFORE, self._recently_before_s / MEMORY_S))
