@@ -334,7 +334,7 @@ def test_what_is_let_past_puts_off_the_batch_under_way_and_is_spared_no_second_t
     assert desk.queue.take(is_short=True)[0] == [past]
     desk.queue.begin([past], is_short=True)
     desk.clock.advance(2)
-    desk.queue.end(is_short=True)  # and now due in 3, with 2 s of work still to do
+    desk.queue.end(is_short=True, took_s=2)  # and now due in 3, with 2 s of work still to do
     desk.enter(work=22, caller="little")
     assert desk.queue.take(is_short=True)[0] == []
 
@@ -349,7 +349,7 @@ def test_what_was_let_past_and_outlives_the_batch_keeps_the_next_one_waiting() -
     desk.queue.end()  # its callers have gone
     with pytest.raises(Overloaded, match=r"would be done in 7.2 s"):  # (4 + 1) * 1.25, and others may come before
         desk.enter(timeout_s=6, caller="other")
-    desk.queue.end(is_short=True)
+    desk.queue.end(is_short=True, took_s=4)
     desk.enter(timeout_s=6, caller="other")
 
 
@@ -364,7 +364,7 @@ def test_time_that_goes_to_who_asks_for_little_is_time_that_others_wait() -> Non
                 desk.enter(caller=f"little {n}")
                 desk.queue.begin(desk.queue.take(is_short=True)[0], is_short=True)
                 desk.clock.advance(1)
-                desk.queue.end(is_short=True)
+                desk.queue.end(is_short=True, took_s=1)
             desk.clock.advance(1)
             desk.queue.end()
         while desk.queue.take()[0]:

@@ -14,8 +14,19 @@ def test_what_is_let_past_puts_the_batch_off_by_what_it_took() -> None:
     for took_s in (1, 7):  # less than was predicted, and more
         under_way.let_past(4)
         clock.advance(took_s)
-        under_way.went_past()
+        under_way.went_past(took_s)
         assert under_way.left_s == 9
+
+
+def test_and_not_by_the_time_for_which_it_waited_while_the_batch_went_on() -> None:
+    clock = ManualClock()
+    under_way: UnderWay[str] = UnderWay(clock)
+    under_way.begin(["batch"], 10)
+    for left_s in (6, 2):
+        under_way.let_past(3)
+        clock.advance(4 + 3)  # others had the share of what comes past
+        under_way.went_past(3)
+        assert under_way.left_s == left_s
 
 
 def test_a_batch_that_begins_waits_for_what_the_one_before_let_past_and_for_nothing_of_its_own() -> None:
@@ -26,11 +37,14 @@ def test_a_batch_that_begins_waits_for_what_the_one_before_let_past_and_for_noth
     clock.advance(1)
     under_way.end()
     assert under_way
+    assert under_way.left_s == 4, "it begins only now: a batch does not end while it is stopped"
+    clock.advance(1)
+    under_way.end()
     assert under_way.left_s == 3
     under_way.begin(["next"], 5)
     assert under_way.left_s == 8
     clock.advance(2)
-    under_way.went_past()
+    under_way.went_past(3)
     assert under_way.left_s == 5
     under_way.end()
     under_way.end()

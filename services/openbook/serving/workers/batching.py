@@ -219,6 +219,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
+        seconds = 0.0
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:
             with computing:
@@ -235,7 +236,8 @@ class Batcher(Generic[Item, Result]):
                 for asked in batch:
                     await self._work([asked], is_short)
         except Stopped as stopped:
-            self._queue.learn(batch, stopped.seconds, is_whole=False)
+            seconds = stopped.seconds
+            self._queue.learn(batch, seconds, is_whole=False)
             _fail(batch, stopped)
         except Exception as error:
             _fail(batch, error)
@@ -246,7 +248,7 @@ class Batcher(Generic[Item, Result]):
                 if not asked.result.done():
                     asked.result.set_result(result)
         finally:
-            self._queue.end(is_short)
+            self._queue.end(is_short, seconds)
 
     def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result]:
         def check() -> None:

@@ -147,10 +147,10 @@ class Queue(Generic[W]):
         else:
             self._under_way.begin(batch, self._reckoning.seconds(*batch))
 
-    def end(self, is_short: bool = False) -> None:
-        """It does no more."""
+    def end(self, is_short: bool = False, took_s: float = 0.0) -> None:
+        """It does no more, and if it is short took so long by itself."""
         if is_short:
-            self._under_way.went_past()
+            self._under_way.went_past(took_s)
         else:
             self._under_way.end()
 

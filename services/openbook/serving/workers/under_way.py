@@ -22,6 +22,7 @@ class UnderWay(Generic[W]):
         self.batch: Sequence[W] = ()
         self._due: float | None = None  # the batch
         self._past_due: float | None = None  # what it lets past
+        self._past_s = 0.0  # that this is predicted to take
         self._before_s, self._before_at = 0.0, clock()  # what came before others, until then
 
     def __bool__(self) -> bool:
@@ -35,17 +36,19 @@ class UnderWay(Generic[W]):
 
     def end(self) -> None:
         """It does no more. May be called twice."""
+        if self._due is not None and self._past_due is not None:
+            self._past_due = self._clock() + self._past_s  # begins only now: no batch ends while it is stopped
         self.batch, self._due = (), None
 
     def let_past(self, seconds: float) -> None:
-        """The batch stops for something else."""
-        self._past_due = self._clock() + seconds
+        """The batch stops for something else, now or as soon as this may have its share of the time."""
+        self._past_due, self._past_s = self._clock() + seconds, seconds
         self._put_off(seconds)
 
-    def went_past(self) -> None:
-        """And goes on."""
+    def went_past(self, took_s: float) -> None:
+        """And goes on, after so many seconds for which it stopped: it did not while that waited for its share."""
         if self._past_due is not None:
-            self._put_off(self._clock() - self._past_due)  # it took more, or less, than was predicted
+            self._put_off(took_s - self._past_s)
         self._past_due = None
 
     def _put_off(self, seconds: float) -> None:
