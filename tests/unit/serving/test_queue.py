@@ -212,6 +212,58 @@ def test_a_batch_grows_as_far_as_that_pays() -> None:
         assert len(desk.queue.take()[0]) == n, start_s
 
 
+def test_one_flood_goes_on_in_full_batches() -> None:
+    """They ask again and again, while each batch is computed: as many as are let in."""
+    desk = Desk(start_s=0.25, each_s=0.04, max_batch=16)
+    sizes = list[int]()
+    desk.enter(caller="flood")
+    for _ in range(30):
+        batch, _ = desk.queue.take()
+        desk.queue.begin(batch)
+        for _ in range(10):
+            desk.clock.advance(desk.seconds(len(batch)) / 10)
+            with suppress(Overloaded):
+                while True:
+                    desk.enter(timeout_s=2.5, caller="flood")
+        desk.queue.end()
+        sizes.append(len(batch))
+    assert sizes == [1, *[16] * 29]
+
+
+def test_the_last_of_several_batches_counts_as_full() -> None:
+    """Those who come until it begins have a part in it."""
+    desk = Desk(start_s=4)
+    for _ in range(4):
+        desk.enter()
+    with pytest.raises(Overloaded, match=r"would be done in 20\.0 s"):  # 2 batches of 8 s, times SPARE
+        desk.enter(timeout_s=19)
+
+
+def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -> None:
+    def taken(n_others: int, timeout_s: float) -> tuple[int, list[str]]:
+        desk = Desk(start_s=8, max_batch=8)
+        desk.enter(caller="hasty", timeout_s=timeout_s)
+        for n in range(n_others):
+            desk.enter(caller=f"other {n}")
+        batch, refused = desk.queue.take()
+        return len(batch), [str(error) for _, error in refused]
+
+    late = "model: others came first, and now too little time is left"
+    assert taken(n_others=12, timeout_s=9.1 * SPARE) == (8, [late])
+    assert taken(n_others=12, timeout_s=11.1 * SPARE) == (8, [late])  # with two others
+    assert taken(n_others=12, timeout_s=12.1 * SPARE) == (4, [])  # half of a batch
+    assert taken(n_others=7, timeout_s=9.1 * SPARE) == (1, [])  # all have a part in the next one
+
+
+def test_who_asks_for_little_is_in_the_way_of_nobody_who_asks_for_more() -> None:
+    desk = Desk(start_s=8, max_batch=8)
+    for _ in range(20):
+        desk.enter(caller="much")
+    little = desk.enter(caller="little", timeout_s=10.1 * SPARE)
+    assert len(desk.queue.take()[0]) == 8  # theirs whose turn it is
+    assert desk.queue.take() == ([little], [])
+
+
 def test_a_batch_of_several_has_a_limit_of_work() -> None:
     desk = Desk(start_s=100, max_batch=8, max_work=6)
     large = desk.enter(work=9)

@@ -112,33 +112,46 @@ class Queue(Generic[W]):
         With `is_short` what may run beside the batch under way: of another key, and done in a small part of what is
         left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting: also where that one
         is late for it, unless they take more than half of what it takes.
+
+        Too late comes also who is due so soon that less than half a batch could be made with him of all who wait.
         """
-        batch: list[W] = []
         few = self._few()
+        waiting = [w for w in self.waiting() if not w.is_stream and (not is_short or self._lets_past([w], few))]
+        batch: list[W] = []
         refused: list[tuple[W, OpenbookError]] = []
-        for each in self.waiting():
-            if each.is_stream or (is_short and not self._lets_past([*batch, each], few)):
-                continue
-            if batch:
+        while waiting and not batch:
+            first = waiting[0]
+            late = None if first.remaining_s and not self._reckoning.is_hopeless(first) else first
+            if not late:
                 # Who asks for little shares no batch with who makes it long.
-                is_alike = (batch[0].context.caller in few) == (each.context.caller in few)
-                if is_alike and self._reckoning.fits([*batch, each], self._under_way.stretch):
-                    batch.append(each)
-            elif not each.remaining_s:
-                late = DeadlineExceeded(f"deadline passed before {self._name}")
-                refused.append((each, self._counted("time", late)))
-            elif self._reckoning.is_hopeless(each):
-                late_now = Overloaded(f"{self._name}: others came first, and now it would be late")
-                refused.append((each, self._counted("time", late_now)))
-            else:
-                batch = [each]
-        for each, _ in refused:
-            self._turns.remove(each)
+                is_little = first.context.caller in few
+                alike = [w for w in waiting if w.key == first.key and (w.context.caller in few) == is_little]
+                batch = self._batch_of(alike, few, is_short)
+                late = None if is_short else self._reckoning.in_the_way(batch, alike, self._under_way.stretch)
+            if late:
+                batch = []
+                waiting.remove(late)
+                self._turns.remove(late)
+                refused.append((late, self._counted("time", self._why_late(late))))
         for each in batch:
             self._turns.give(each)
         if batch and (is_short or batch[0].context.caller in few):
             self._under_way.came_before(self._reckoning.seconds(*batch))
         return batch, refused
+
+    def _batch_of(self, alike: Sequence[W], few: Container[str], is_short: bool) -> list[W]:
+        """The first, and those behind who fit."""
+        batch = [alike[0]]
+        for each in alike[1:]:
+            more = [*batch, each]
+            if self._reckoning.fits(more, self._under_way.stretch) and (not is_short or self._lets_past(more, few)):
+                batch = more
+        return batch
+
+    def _why_late(self, waiting: W) -> OpenbookError:
+        if not waiting.remaining_s:
+            return DeadlineExceeded(f"deadline passed before {self._name}")
+        return Overloaded(f"{self._name}: others came first, and now too little time is left")
 
     def begin(self, batch: Sequence[W], is_short: bool = False) -> None:
         """The worker computes this, beside the batch under way if it is short."""
@@ -169,7 +182,7 @@ class Queue(Generic[W]):
         of_its_kind = [w for w in (*waiting, *self._under_way.batch, *self._streams) if w.kind == newcomer.kind]
         is_tried = of_its_kind == [newcomer] and self._reckoning.is_doubtful(newcomer)
         first = [each for each in waiting[: waiting.index(newcomer) + 1] if not (is_tried and each is newcomer)]
-        seconds = (self._seconds_of(first, newcomer) + self._under_way.left_s) * self._under_way.stretch
+        seconds = (self._seconds_of(first, newcomer, is_filled=True) + self._under_way.left_s) * self._under_way.stretch
         few = self._few()
         if self._runs_beside(newcomer, few):
             past = [each for each in first if self._runs_beside(each, few)]
@@ -180,9 +193,9 @@ class Queue(Generic[W]):
             raise self._counted("time", Overloaded(f"{self._name}: would be done in {due_s}", retry_after_s))
         return is_tried
 
-    def _seconds_of(self, first: Sequence[W], newcomer: W) -> float:
+    def _seconds_of(self, first: Sequence[W], newcomer: W, is_filled: bool = False) -> float:
         """Of these, and of the streams meanwhile."""
-        seconds = self._reckoning.seconds_of_all(first)
+        seconds = self._reckoning.seconds_of_all(first, is_filled)
         return seconds + self._streams_s(newcomer, seconds)
 
     def _streams_s(self, newcomer: W, seconds: float) -> float:

@@ -3,10 +3,13 @@
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from openbook.core.context import Context
 from openbook.core.deadline import SPARE, Clock
 from openbook.serving.workers.pace import Pace
+
+W = TypeVar("W", bound="Waiting")
 
 
 @dataclass(eq=False, slots=True)
@@ -62,15 +65,20 @@ class Reckoning:
         """Of all of them at once."""
         return self._pace.seconds(batch[0].kind, sum(each.work for each in batch))
 
-    def seconds_of_all(self, waiting: Iterable[Waiting]) -> float:
-        """Of these, equal keys in batches together."""
+    def seconds_of_all(self, waiting: Iterable[Waiting], is_filled: bool) -> float:
+        """Of these, equal keys in batches together. With `is_filled` the last of several batches is full too, with
+        those who come until it begins.
+        """
         of_key: dict[Hashable, list[Waiting]] = {}
         for each in waiting:
             of_key.setdefault(each.key, []).append(each)
         seconds = 0.0
         for alike in of_key.values():
-            n_batches = math.ceil(len(alike) / self.most_at_once(alike))
-            seconds += self._pace.seconds(alike[0].kind, sum(each.work for each in alike), n_batches)
+            most = self.most_at_once(alike)
+            n_batches = math.ceil(len(alike) / most)
+            n = most * n_batches if is_filled and n_batches > 1 else len(alike)
+            work = sum(each.work for each in alike) * n / len(alike)
+            seconds += self._pace.seconds(alike[0].kind, work, n_batches)
         return seconds
 
     def fits(self, batch: Sequence[Waiting], stretch: float) -> bool:
@@ -79,6 +87,16 @@ class Reckoning:
             return False
         needed_s = SPARE * self.seconds(*batch) * stretch
         return all(needed_s <= each.remaining_s for each in batch)
+
+    def in_the_way(self, batch: Sequence[W], alike: Sequence[W], stretch: float) -> W | None:
+        """Whose deadline keeps this batch to less than half of what it might be, where more wait than that. All behind
+        would wait for one batch more, and their deadlines would cut the next ones shorter still.
+        """
+        most = math.floor(self.most_at_once(alike))
+        hasty = min(batch, key=lambda each: each.remaining_s)
+        if len(alike) <= most or len(batch) * 2 >= most:
+            return None
+        return hasty if SPARE * self.seconds(*alike[:most]) * stretch > hasty.remaining_s else None
 
     def most_at_once(self, alike: Sequence[Waiting]) -> float:
         """How many of such are a batch at most."""
