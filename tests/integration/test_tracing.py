@@ -33,6 +33,7 @@ from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.encoder import EncoderDeployment, LocalEncoder
 from openbook.serving.workers.generator import GeneratorDeployment, LocalGenerator
 from openbook.testing import EchoGenerator, HashEncoder
+from openbook.tracing import otel
 from openbook.tracing.otel import OtelTracer
 from openbook.tracing.picture import choose, draw, in_rows, read
 from openbook.tracing.spans import setup_tracing, span
@@ -319,6 +320,16 @@ def test_a_replica_that_serve_ends_sends_its_last_spans(replica: Any, received: 
     assert not received
     replica.__new__(replica).__del__()  # as Serve calls it
     assert len(received) == 1
+
+
+def test_a_collector_that_says_nothing_holds_up_nobody_who_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel, "FLUSH_S", 0.01)
+    tracer, over, sent = OtelTracer("ingress", None, sends=False), threading.Event(), []
+    monkeypatch.setattr(tracer._provider, "force_flush", lambda: sent.append(over.wait(5)))
+    tracer.flush()
+    assert sent == []
+    over.set()
+    tracer.close()
 
 
 @pytest.mark.parametrize("variable", ["OTEL_SERVICE_NAME=search", "OTEL_RESOURCE_ATTRIBUTES=a=b,service.name=search"])

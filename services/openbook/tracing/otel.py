@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,8 @@ KINDS = {
 }
 NO_PARENT = Parent()
 CANCELLED = "CANCELLED"
+FLUSH_S = 2.0
+"""For a collector that answers; one that does not would hold up whoever ends for half a minute."""
 
 
 class OtelTracer:
@@ -73,7 +76,9 @@ class OtelTracer:
         return _Span(started, context)
 
     def flush(self) -> None:
-        self._provider.force_flush()
+        sender = Thread(target=self._provider.force_flush, daemon=True)  # OpenTelemetry heeds no time limit here
+        sender.start()
+        sender.join(FLUSH_S)
 
     def close(self) -> None:
         self._provider.shutdown()

@@ -35,7 +35,7 @@ class Tracer(Protocol):
         self, name: str, context: Context, kind: Kind, links: Iterable[Context], attributes: dict[str, Value]
     ) -> Recording: ...
     def flush(self) -> None:
-        """Send what was not sent yet."""
+        """Send what was not sent yet, as far as that takes no longer than a moment."""
 
     def close(self) -> None:
         """The same, and record nothing any more."""
