@@ -140,17 +140,16 @@ def test_a_host_that_is_no_name_is_said_to_be_none(host: str) -> None:
     assert (told.level, told.says.partition(": ")[0]) == (Level.ILL, f"serving.host = {host!r} cannot be resolved")
 
 
-def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yesterday = datetime.now(UTC) - timedelta(days=1)
-    issued = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
-    tls = ServerTls(certificate=Path("~/cert.pem"), key=Path("~/key.pem"))
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+@contextmanager
+def greets_one(folder: Path, issued: trustme.LeafCert, asks: bool) -> Iterator[int]:
+    """The port of who speaks TLS to one, and may ask for a certificate. Leaves its own in the folder."""
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    if asks:
+        context.load_verify_locations(folder / "cert.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
 
     def greet_one() -> None:
         with suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):
@@ -159,7 +158,27 @@ def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=greet_one)
         thread.start()
-        (told,) = endpoint(ServingSettings(tls=tls, http_port=listening.getsockname()[1]))
+        yield listening.getsockname()[1]
         thread.join()
+
+
+def test_an_expired_certificate_of_the_endpoint_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    issued = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
+    tls = ServerTls(certificate=Path("~/cert.pem"), key=Path("~/key.pem"))
+    with greets_one(tmp_path, issued, asks=False) as port:
+        (told,) = endpoint(ServingSettings(tls=tls, http_port=port))
     assert (told.level, told.says) == (Level.ILL, "certificate has expired")
     assert told.what.startswith("certificate of endpoint https://")
+
+
+def test_where_client_certificates_are_asked_for_grpc_is_looked_at_too(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    tls = ServerTls(certificate=cert, key=key, client_ca=cert)
+    with greets_one(tmp_path, trustme.CA().issue_cert("127.0.0.1"), asks=True) as port:
+        asks, _, over_grpc = endpoint(ServingSettings(tls=tls, http_port=port, grpc_port=free_port()))
+    assert (asks.level, asks.says.partition(",")[0]) == (Level.WELL, "asks for a client certificate")
+    assert (over_grpc.level, "refused" in over_grpc.says) == (Level.ILL, True)

@@ -188,6 +188,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         if shown and serving.tls and serving.tls.client_ca and isinstance(error, ssl.SSLError | ConnectionError):
             yield Finding(what, Level.WELL, "asks for a client certificate, so not asked whether it is ready")
             yield _expiry(what, shown)
+            yield _over_grpc(serving, host)
             return
         yield Finding(what, Level.ILL, f"something else has its port, or it hangs: {type(error).__name__}: {error}")
         return
@@ -199,9 +200,14 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         yield findings.clock(what, offset_s, 1.0)
     if shown:
         yield _expiry(what, shown)
+    yield _over_grpc(serving, host)
+
+
+def _over_grpc(serving: ServingSettings, host: str) -> Finding:
+    """Whether the endpoint serves gRPC too."""
     why = (_shakes_hands if serving.tls else _is_healthy)(serving, host)
     well = "answers" if serving.tls else "is ready"
-    yield Finding(f"endpoint {serving.grpc_address}", Level.ILL if why else Level.WELL, why or well)
+    return Finding(f"endpoint {serving.grpc_address}", Level.ILL if why else Level.WELL, why or well)
 
 
 def _free(serving: ServingSettings, host: str) -> Finding:
