@@ -21,10 +21,8 @@ POLL_S = 0.1
 def write(path: Path, text: str) -> None:
     """Replace a file's content: there is what it had or all of the new, and the new when this returns.
 
-    Who may read it stays the same, and a link to it a link. By one writer at a time. Raises OSError: the file is as it
-    was.
+    Who may read it stays the same. By one writer at a time. Raises OSError: the file is as it was.
     """
-    path = followed(path)
     partial = partial_of(path)
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -49,12 +47,11 @@ def why_full(error: Exception) -> str | None:
 
 def check_place(path: Path) -> None:
     """Before long work. Raises InvalidConfig: no file can be written there."""
-    file = followed(path)
-    if (file.exists() and not file.is_file()) or not file.parent.is_dir():
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         raise InvalidConfig(f"{path}: must be a file in a folder that exists")
     try:
-        partial_of(file).touch()
-        partial_of(file).unlink()
+        partial_of(path).touch()
+        partial_of(path).unlink()
     except OSError as error:
         raise InvalidConfig(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -107,11 +104,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def partial_of(path: Path) -> Path:
     """Where a file or a folder is written before it takes its name: beside it, hidden."""
     return path.with_name(f".{path.name}.partial")
-
-
-def followed(path: Path) -> Path:
-    """The file itself, where the path is a link to it: who replaces the link leaves the file as it was."""
-    return Path(os.path.realpath(path))
 
 
 def beside(path: Path, name: str) -> Path:

@@ -82,17 +82,6 @@ def test_where_no_file_can_be_written_is_told_before(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["former"]
 
 
-def test_a_link_goes_on_leading_to_the_file_that_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "linked").mkdir()
-    link, file = tmp_path / "linked" / "note", tmp_path / "note"
-    link.symlink_to(file)
-    for text in ("new where there was none", "another"):
-        files.check_place(link)
-        files.write(link, text)
-        assert (link.is_symlink(), file.read_text()) == (True, text)
-    assert list(link.parent.iterdir()) == [link]
-
-
 @pytest.mark.parametrize("may_give_away", [True, False])
 def test_who_may_read_a_file_may_read_it_after_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_give_away: bool

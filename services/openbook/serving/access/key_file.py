@@ -35,11 +35,12 @@ class KeyFileBook:
         """Bare."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with files.locked(files.beside(files.followed(self._path), ".{}.lock"), LOCK_TIMEOUT_S):
+            path = self._path.resolve()  # who replaced a link to it would leave the file itself as it was
+            with files.locked(files.beside(path, ".{}.lock"), LOCK_TIMEOUT_S):
                 records = {each.digest: each for each in self.all()}
                 chosen = decide(list(records.values()))
                 records[chosen.digest] = chosen
-                files.write(self._path, "".join(f"{to_line(each)}\n" for each in records.values()))
+                files.write(path, "".join(f"{to_line(each)}\n" for each in records.values()))
         except OSError as error:
             raise InvalidConfig(f"{self._path}: cannot be written: {error.strerror}") from None
         return chosen
