@@ -139,13 +139,15 @@ class Source:
             return AutoConfig.from_pretrained(self.location, local_files_only=self.local)
 
     def tokenizer(self, subfolder: str = "", config: Any = None) -> Any:
-        """transformers' tokenizer. Files of 2020 do not say whose it is: of those in a subfolder the config of the
-        model that reads it does.
+        """transformers' tokenizer. Files of 2020, older than tokenizer.json, do not say whose it is: of those in a
+        subfolder the config of the model that reads it does.
 
         Raises:
             InvalidModel: it cannot be loaded.
         """
-        options = {"subfolder": subfolder, "config": config, "local_files_only": self.local}
+        options = {"subfolder": subfolder, "local_files_only": self.local}
+        if config is not None and self.file(f"{subfolder}/tokenizer.json") is None:
+            options["config"] = config
         with self.explained("tokenizer"):
             return AutoTokenizer.from_pretrained(self.location, **options)
 
