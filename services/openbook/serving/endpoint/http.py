@@ -44,7 +44,7 @@ from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.swagger import add_docs
 
 CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST"],
+    "allow_methods": ["GET", "HEAD", "POST"],
     "allow_headers": ["*"],  # clients bring headers of their own: OpenAI's X-Stainless-..., MCP's Mcp-...
     "expose_headers": ["RateLimit", "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Request-Id"],
 }

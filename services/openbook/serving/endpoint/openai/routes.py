@@ -75,8 +75,8 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
     ) -> Response:
         """The query encoder's embeddings of questions, as the index is searched with them: not of length 1."""
         check_model(body.model, encoders)
-        body.check_dimension(service.dimension)
         with asked(request) as context:
+            body.check_dimension(service.dimension)
             found = await service.embed(body.texts, body.timeout_s, context)
         packed = body.encoding_format == "base64"
         data = [
