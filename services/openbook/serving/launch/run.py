@@ -24,6 +24,7 @@ from openbook.processes import free_port, free_ports, is_loopback, of_module
 from openbook.serving.launch import tls
 from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
+from openbook.serving.launch.haproxy import PARENT
 from openbook.serving.launch.ports import SERVE_LOGGING
 
 log = logging.getLogger(__name__)
@@ -212,6 +213,7 @@ def _starter(folder: Path, environment: Mapping[str, str]) -> Path:
     """A program that is `serving.launch.haproxy`, whether or not openbook is installed. Raises StartupError."""
     path = folder / "haproxy"
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    exports += f"export {PARENT}=$PPID\n"
     program = shlex.join(of_module("openbook.serving.launch.haproxy"))
     path.write_text(f'#!/bin/sh\n{exports}exec {program} "$@"\n')
     path.chmod(0o700)
