@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from openbook.errors import StartupError
@@ -95,7 +96,7 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
 
     for attempt in range(N_STARTS):
         try:
-            with _our_signals():
+            with _our_signals(), _own_groups():
                 # Without address="local" it would join whatever Ray it finds.
                 ray.init(
                     address="local",
@@ -139,11 +140,9 @@ def _remove(sessions: set[Path]) -> None:
 @contextmanager
 def _our_signals() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and leaves the process with code 15. So it may where it would end us anyhow; what
-    we do about it ourselves we go on doing, also when it comes while Ray starts. And its processes are of our group, to
-    which the SIGHUP of a terminal that closes goes: they hold it up, and end with us, or answers under way would be cut
-    off.
+    we do about it ourselves we go on doing, also when it comes while Ray starts.
     """
-    handler, held_up = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    handler = signal.getsignal(signal.SIGTERM)
     is_ours = handler not in (signal.SIG_DFL, None) and threading.current_thread() is threading.main_thread()
     try:
         try:
@@ -151,11 +150,26 @@ def _our_signals() -> Iterator[None]:
         finally:
             if is_ours and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # as it is once we stop
                 signal.signal(signal.SIGTERM, handler)
-            signal.pthread_sigmask(signal.SIG_SETMASK, held_up)
     except SystemExit:
         if is_ours:
             signal.raise_signal(signal.SIGTERM)
         raise
+
+
+@contextmanager
+def _own_groups() -> Iterator[None]:
+    """Ray's processes would be of our group, to which go the signals of a terminal that closes, of a shell's `kill %1`,
+    of `timeout`: they would end at once, and answers under way be cut off. Each has its own, as its workers do, and
+    ends with us.
+    """
+    from ray._private import services
+
+    former = services.ConsolePopen
+    services.ConsolePopen = partial(former, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = former
 
 
 @contextmanager

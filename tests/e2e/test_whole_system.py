@@ -484,7 +484,8 @@ def test_a_dead_shard_is_named_until_it_is_back(system: System) -> None:
     assert "index server of shard 0 serves again" in system.log.read_text()
 
 
-def test_ctrl_c_stops_everything_that_was_started(system: System) -> None:
+def test_a_signal_to_its_group_stops_everything_that_was_started(system: System) -> None:
+    """As a shell's `kill %1`, `timeout` and Ctrl-C send it; a second one changes nothing."""
     family = system.family()
     assert len(family) > 3
     long = {
@@ -496,7 +497,11 @@ def test_ctrl_c_stops_everything_that_was_started(system: System) -> None:
     with httpx.stream("POST", f"http://{system.http}/v1/answer/stream", json=long, timeout=300) as reply:
         lines = reply.iter_lines()
         assert next(lines) == "event: retrieved"
-        system.process.send_signal(signal.SIGINT)
+        os.killpg(system.process.pid, signal.SIGTERM)
+        while "SIGTERM: stopping" not in system.log.read_text():
+            assert system.process.poll() is None
+            time.sleep(0.01)
+        os.killpg(system.process.pid, signal.SIGINT)
         assert "event: answer" in lines, "what was asked is answered"
     assert system.process.wait(300) == 0
     give_up = time.monotonic() + 60
