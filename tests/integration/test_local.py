@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from openbook.config import ServingSettings, Settings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
-from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, ShardUnavailable, StartupError
+from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, PortInUse, ShardUnavailable, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.sharded import ShardedIndex
@@ -82,6 +83,18 @@ def test_a_start_that_fails_leaves_nothing_behind(snapshot: Path, started: list[
     ):
         pass
     assert all(each.process.poll() is not None for each in started)
+
+
+def test_a_used_port_is_told_before_any_of_them_starts(snapshot: Path, started: list[IndexProcess]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = Settings(serving=ServingSettings(http_port=port, grpc_port=free_port()))
+        with (
+            pytest.raises(PortInUse, match=rf"serving\.http_port = {port} on 127"),
+            local.local_system(snapshot, settings),
+        ):
+            pass
+    assert not started
 
 
 def test_an_interruption_while_they_read_their_shards_leaves_nothing_behind(

@@ -26,7 +26,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import end, free_port, of_module, start
 from openbook.secret import RedisUrl
 from openbook.serving.access.exposure import check_host
-from openbook.serving.launch import probe
+from openbook.serving.launch import checks, probe
 from openbook.serving.launch.supervise import Supervised
 
 log = logging.getLogger(__name__)
@@ -187,11 +187,13 @@ def local_system(
 
     Raises:
         InvalidConfig: others would reach it, and nothing is said about who may ask.
+        PortInUse, InvalidConfig: as `checks.check`; nothing was started.
         StartupError: as `local_tiers` and `openbook.serving.launch.run.running`.
     """
     from openbook.serving.launch.run import running
 
     check_host(settings)
+    checks.check(settings.serving)  # and once more before Ray starts, which is seconds later
     with local_tiers(snapshot, settings, settings_file) as complete, running(complete, shows_logs):
         yield complete
 

@@ -16,12 +16,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from openbook import certificates, errors, local_ray
+from openbook import errors, local_ray
 from openbook.config import ServingSettings, Settings
-from openbook.errors import InvalidConfig, PortInUse, StartupError
+from openbook.errors import StartupError
 from openbook.files import temporary_folder
 from openbook.processes import free_port, free_ports, is_loopback, of_module
-from openbook.serving.launch import tls
+from openbook.serving.launch import checks, tls
 from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.haproxy import PARENT
@@ -53,12 +53,7 @@ def local_serve(
         InvalidConfig: the files of `tls` cannot be used, or `host` is an address of IPv6.
         StartupError: Ray does not start, or no program may run where temporary files are.
     """
-    if serving.tls:
-        certificates.read("serving.tls", serving.tls)
-    if ":" in serving.host:
-        raise InvalidConfig(f"serving.host must be a name or an IPv4 address, got {serving.host}")
-    for name in ("http_port", "grpc_port"):
-        _check_free(serving.host, getattr(serving, name), name)
+    checks.check(serving)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("openbook-ray-", local_ray.place()))
         programs = stack.enter_context(temporary_folder("openbook-ray-"))
@@ -222,15 +217,6 @@ def _starter(folder: Path, environment: Mapping[str, str]) -> Path:
             f"{folder}: no program may run there, as HAProxy's must: set TMPDIR to a place not mounted noexec"
         )
     return path
-
-
-def _check_free(host: str, port: int, name: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise PortInUse(f"serving.{name} = {port} on {host}: {error.strerror}") from None
 
 
 def _await_ready(serving: ServingSettings) -> None:

@@ -1,0 +1,31 @@
+"""What keeps an endpoint of this machine from starting, told before anything is started."""
+
+import socket
+
+from openbook import certificates
+from openbook.config import ServingSettings
+from openbook.errors import InvalidConfig, PortInUse
+
+
+def check(serving: ServingSettings) -> None:
+    """Whether an endpoint can be started by these settings, as far as it is seen at once.
+
+    Raises:
+        PortInUse: another process listens on `http_port` or `grpc_port`.
+        InvalidConfig: the files of `tls` cannot be used, or `host` is an address of IPv6.
+    """
+    if serving.tls:
+        certificates.read("serving.tls", serving.tls)
+    if ":" in serving.host:
+        raise InvalidConfig(f"serving.host must be a name or an IPv4 address, got {serving.host}")
+    for name in ("http_port", "grpc_port"):
+        _check_free(serving.host, getattr(serving, name), name)
+
+
+def _check_free(host: str, port: int, name: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"serving.{name} = {port} on {host}: {error.strerror}") from None
