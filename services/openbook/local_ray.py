@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,8 @@ def started(num_cpus: float, flags: Mapping[str, str], log_to_driver: bool = Tru
     Raises:
         StartupError: Ray does not start.
     """
-    with _environment({**FLAGS, "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or str(place()), **flags}):
+    colours = {} if sys.stderr.isatty() else {"RAY_COLOR_PREFIX": "0"}
+    with _environment({**FLAGS, **colours, "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or str(place()), **flags}):
         import ray
 
         former = _sessions()

@@ -511,3 +511,4 @@ def test_a_signal_to_its_group_stops_everything_that_was_started(system: System)
     said = system.log.read_text()
     assert "Traceback" not in said
     assert "graceful_shutdown" not in said
+    assert "\x1b" not in said, "colours are for terminals"
