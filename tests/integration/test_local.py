@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from openbook import processes as tethered
 from openbook.cache.server import RedisServer
-from openbook.config import ServingSettings, Settings
+from openbook.config import ServingSettings, Settings, parse
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Passage, RetrievalSettings
@@ -72,6 +72,16 @@ def test_they_are_named_in_the_settings_while_they_run(
         assert {os.getsid(each.process.pid) for each in started} == {os.getsid(0)}  # scheduled beside the models
         assert os.getpgrp() not in {os.getpgid(each.process.pid) for each in started}  # which Ctrl-C does not reach
     assert [each.process.poll() for each in started] == [0, 0]
+
+
+def test_a_redis_that_nobody_runs_is_told_at_the_start(snapshot: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by the first question: then it is a miss, and nobody looks into the log of a system that was ready."""
+    settings = parse({"cache": {"url": f"redis://:secret@127.0.0.1:{free_port()}"}})
+    with local_tiers(snapshot, settings) as complete:
+        assert complete.cache == settings.cache
+    said = "".join(each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert re.match(r"cache\.url = redis://\S+ does not answer, so every lookup is a miss: .*refused", said)
+    assert "secret" not in said
 
 
 def test_a_start_that_fails_leaves_nothing_behind(snapshot: Path, started: list[IndexProcess]) -> None:
@@ -123,7 +133,7 @@ def test_what_was_published_to_a_root_is_served_after_a_restart(snapshot: Path, 
 UP = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from openbook.config import ServingSettings, Settings
+from openbook.config import ServingSettings, Settings, parse
 from openbook.serving.launch.local import local_tiers
 
 class Told(subprocess.Popen):

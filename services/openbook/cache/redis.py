@@ -35,6 +35,9 @@ PAUSE_S = 1.0
 N_CONNECTIONS = 2
 """One reads, one writes: what comes meanwhile shares the next round trip."""
 
+LOOK_TIMEOUT_S = 5.0
+"""Once, at the start: a question waits for `cache.timeout_s` alone."""
+
 
 class _Paused(Exception):
     """Redis is left alone."""
@@ -185,6 +188,21 @@ def connect(name: str, url: RedisUrl | None, tls: ClientTls | None, timeout_s: f
 def connect_blocking(name: str, url: RedisUrl | None, tls: ClientTls | None, timeout_s: float) -> redis.Redis:
     """As `connect`, for commands, which have no event loop."""
     return _opened(redis.Redis, name, url, tls, timeout_s, retry=redis.retry.Retry(NoBackoff(), 0))
+
+
+def warn_if_silent(settings: CacheSettings) -> None:
+    """Say in the log that nobody answers there: later that is but a miss.
+
+    Raises:
+        InvalidConfig: as `RedisCache`.
+    """
+    try:
+        with connect_blocking("cache", settings.url, settings.tls, LOOK_TIMEOUT_S) as client:
+            client.ping()
+    except redis.ResponseError:  # it answers that we may not ask this
+        pass
+    except redis.RedisError as error:
+        log.warning("cache.url = %s does not answer, so every lookup is a miss: %s", settings.url, error)
 
 
 def _opened(

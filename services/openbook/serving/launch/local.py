@@ -18,6 +18,7 @@ from typing import IO, NoReturn
 import yaml
 
 from openbook import config, files
+from openbook.cache.redis import warn_if_silent
 from openbook.cache.server import RedisServer, find_server
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
@@ -175,6 +176,8 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
             stack.callback(redis.stop)
             log.info("cache: %s serves %s", find_server(), redis.address())
             cache = cache.model_copy(update={"url": RedisUrl(redis.address())})
+        else:
+            warn_if_silent(cache)
         yield settings.model_copy(update={"index": index, "cache": cache})
 
 
@@ -186,9 +189,8 @@ def local_system(
     `shows_logs` as for `run.local_serve`.
 
     Raises:
-        InvalidConfig: others would reach it, and nothing is said about who may ask.
-        PortInUse, InvalidConfig: as `checks.check`; nothing was started.
-        StartupError: as `local_tiers` and `openbook.serving.launch.run.running`.
+        InvalidConfig: others would reach it, and nothing is said about who may ask; or as `checks.check`.
+        StartupError: as `checks.check`, `local_tiers` and `openbook.serving.launch.run.running`.
     """
     from openbook.serving.launch.run import running
 
