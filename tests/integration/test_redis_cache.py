@@ -24,7 +24,7 @@ from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, ClientTls, ServerTls
 from openbook.core.types import Generation, Token
 from openbook.errors import InvalidConfig, StartupError
-from openbook.telemetry import CACHE_ERRORS
+from openbook.telemetry import CACHE_ERRORS, CACHE_UP
 from openbook.testing import ManualClock
 
 EMBEDDINGS = EmbeddingCodec()
@@ -72,7 +72,7 @@ def test_entries_expire(redis_server: RedisServer) -> None:
 
     asyncio.run(scenario())
     with Redis(port=redis_server.port) as client:
-        assert 0 < client.ttl(KEY_PREFIX + "expiring") <= 1234
+        assert 1200 < client.ttl(KEY_PREFIX + "expiring") <= 1234
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,7 @@ def test_what_is_full_and_refuses_writes_is_read() -> None:
                 await cache.put_many([("more", EMBEDDING)])
                 (found,) = await cache.get_many(["there"])
                 assert found is not None
+                assert CACHE_UP.labels(EMBEDDINGS.tier)._value.get() == 0
             assert errors("write") == before + 1, "and writes are paused"
             await cache.aclose()
 

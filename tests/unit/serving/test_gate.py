@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     for scope in Scope:
         add(f"only {scope}", scope)
         add(f"all but {scope}", *(set(Scope) - {scope}))
-    add("expired", *Scope, expires=1.0)
+    add("expired", *Scope, expires=time.time() - 1)
     gone = add("revoked", *Scope)
     book.put(lambda records: revoked(records, gone.prefix, 1.0))
     keys["never made"] = mint("x", 0.0, Scope)[0]
@@ -383,9 +384,11 @@ def test_what_tells_of_all_tenants_is_for_admins_of_none(tmp_path: Path) -> None
     """A provider of tokens may say otherwise; the store, too, for whoever writes it himself."""
     key, record = mint("web", 0.0, Scope)
     KeyFileBook(tmp_path / "keys").put(lambda _: record.model_copy(update={"tenant": "acme"}))
-    gate = Gate(KeyFile(tmp_path / "keys", 60.0), Limits())
+    gate, want_of_scope = Gate(KeyFile(tmp_path / "keys", 60.0), Limits()), refused("endpoint", "scope")
+    before = want_of_scope._value.get()
     response = ask(gate, "GET", "/metrics", bearer(key))
     assert (response.status_code, "needs the scope admin, of no tenant" in response.text) == (403, True)
+    assert want_of_scope._value.get() == before + 1
     assert ask(gate, "POST", "/v1/answer", bearer(key), json={"question": "who"}).status_code == 200
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import AccessSettings, Limits
 from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable
+from openbook.serving.access import key_file
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
 from openbook.serving.access.keys import KeyRecord, digest_of, from_line, identity_of, may_join, mint, revoked, to_line
 from openbook.serving.access.ports import LOOK_S
@@ -128,6 +130,8 @@ def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refus
     path, clock = tmp_path / "keys.jsonl", ManualClock()
     kept = KeyFileBook(path).put(lambda _: record())
     store = KeyFile(path, 60.0, clock)
+    clock.advance(1000)
+    assert found(store, kept) == kept
     path.rename(tmp_path / "elsewhere")
     clock.advance(59)
     assert found(store, kept) == kept
@@ -140,6 +144,38 @@ def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refus
     clock.advance(1)
     assert found(store, kept) == kept
     assert found(store, record()) is None
+
+
+def test_a_change_that_could_not_be_read_is_read_with_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "keys.jsonl", ManualClock()
+    book = KeyFileBook(path)
+    kept = book.put(lambda _: record())
+    store = KeyFile(path, 60.0, clock)
+    book.put(lambda records: revoked(records, kept.prefix, 1.0))
+
+    def fails(path: Path) -> dict[str, KeyRecord]:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_file, "_read", fails)
+        clock.advance(LOOK_S)
+        assert found(store, kept) == kept
+    clock.advance(LOOK_S)
+    assert found(store, kept) != kept
+
+
+def test_while_one_changes_the_file_no_other_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.jsonl"
+    monkeypatch.setattr(key_file, "LOCK_TIMEOUT_S", 0.0)
+
+    def decide(_: Sequence[KeyRecord]) -> KeyRecord:
+        with pytest.raises(InvalidConfig, match="another process is at work"):
+            KeyFileBook(path).put(lambda _: record("other"))  # or it would be lost with what we write
+        return record()
+
+    KeyFileBook(path).put(decide)
 
 
 def test_a_line_that_is_no_key_lets_nobody_in_and_hinders_no_other(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ from openbook.serving.access.gate import Gate
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
 from openbook.serving.access.keys import Identity, mint
 from openbook.serving.access.quota import Asked, Policy, Taken, headers, policies_of, priced, refusal, standings, take
-from openbook.serving.access.quotas import Quotas
+from openbook.serving.access.quotas import Quotas, _Account
 from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.telemetry import refused
 from openbook.testing import ManualClock
 from openbook.v1 import answer_pb2
 
@@ -216,11 +217,15 @@ def test_what_is_owed_is_kept_until_redis_has_taken_it() -> None:
 def test_what_is_owed_under_a_callers_other_key_is_given_back_too() -> None:
     async def scenario() -> None:
         quotas, shared = five_a_day()
-        await give_back(quotas, shared, 5, was_up=True, is_up=False)
         quotas.open(web(questions_per_minute=5))
-        await give_back(quotas, shared, 1, was_up=True, is_up=True)
+        with contextlib.suppress(Overloaded):
+            async with quotas.charged("web"):
+                quotas.open(web(questions_per_day=5))
+                await give_back(quotas, shared, 5, was_up=True, is_up=False)
+                shared.is_up = True
+                raise Overloaded("none")
         assert shared.counts == {"questions-day": (0, 0), "questions-minute": (16, 0)}
-        assert "questions-minute" in quotas.headers(web(questions_per_minute=5))["ratelimit"]
+        assert '"questions-minute";r=5;' in quotas.headers(web(questions_per_minute=5))["ratelimit"]
 
     asyncio.run(scenario())
 
@@ -243,10 +248,28 @@ def test_what_is_owed_ends_with_its_window() -> None:
         await give_back(quotas, shared, 4, was_up=True, is_up=False)
         shared.is_up = True
         shared.clock.advance(86_400)
-        await quotas.charge("web", 5)
+        shared.counts["questions-day"] = (1, 3)  # by another replica
+        await quotas.charge("web", 2)
         assert shared.counts == {"questions-day": (1, 5)}
 
     asyncio.run(scenario())
+
+
+def test_what_is_owed_adds_up_within_its_window() -> None:
+    account = _Account(())
+    for cost, now, owed in ((2, 0, 2), (3, 86_399, 5), (1, 86_400, 1)):
+        account.owe([(DAY, cost)], now)
+        assert account.owed == {DAY.name: (DAY, now // 86_400, owed)}
+
+
+def test_who_asks_for_more_than_is_left_or_ever_granted_is_counted_as_refused() -> None:
+    quotas, want_of_quota = Quotas(None, ManualClock(1000.0)), refused("endpoint", "quota")
+    quotas.open(web(questions_per_day=3))
+    before = want_of_quota._value.get()
+    for n_questions in (2, 2, 4):
+        with contextlib.suppress(QuotaExceeded, InvalidRequest):
+            asyncio.run(quotas.charge("web", n_questions))
+    assert want_of_quota._value.get() == before + 2
 
 
 def test_what_is_left_is_told_as_of_now_and_not_of_the_last_question() -> None:
