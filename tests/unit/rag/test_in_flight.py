@@ -126,7 +126,7 @@ def test_a_failure_reaches_all(error: Exception) -> None:
 def test_refused_under_the_first_deadline_it_is_tried_once_under_the_latest(make: Callable[[str], Exception]) -> None:
     async def scenario() -> None:
         flights, work = InFlight[str]("work"), Work()
-        crowd = [ask(flights, work, timeout_s=timeout_s) for timeout_s in (50, 90, 70, 60)]
+        crowd = [ask(flights, work, timeout_s=timeout_s) for timeout_s in (50, 60, 90, 70)]
         await settled()
         work.results[0].set_exception(make("no place"))
         await settled()
@@ -185,6 +185,23 @@ def test_when_the_last_is_late_the_computation_is_cancelled() -> None:
         with pytest.raises(DeadlineExceeded, match="deadline passed before work"):
             await flights.get("key", work, Context(Deadline.after(0, clock)))
         assert len(work.begun) == 1, "nothing is begun for who is late already"
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_just_as_the_last_goes_begins_anew_and_shares_it_with_the_next() -> None:
+    async def scenario() -> None:
+        flights, work = InFlight[str]("work"), Work()
+        last = ask(flights, work)
+        await settled()
+        last.cancel()
+        crowd = []
+        for _ in range(2):
+            crowd.append(ask(flights, work))
+            await settled()
+        assert (len(work.begun), work.cancelled) == (2, 1)
+        work.results[1].set_result("done")
+        assert await asyncio.gather(*crowd) == ["done", "done"]
 
     asyncio.run(scenario())
 

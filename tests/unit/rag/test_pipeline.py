@@ -218,8 +218,10 @@ def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
         )
         partial = RetrievalSettings(k=2, min_coverage=0.1)
 
-        async def ask(question: str = "telephone", settings: GenerationSettings = GREEDY_TOKEN) -> Answer:
-            return await rag.answer(question, partial, settings, Context())
+        async def ask(
+            question: str = "telephone", settings: GenerationSettings = GREEDY_TOKEN, **retrieval: Any
+        ) -> Answer:
+            return await rag.answer(question, replace(partial, **retrieval), settings, Context())
 
         first = (await asyncio.gather(*(ask() for _ in range(100))))[0]
         await rag.aclose()
@@ -232,6 +234,7 @@ def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
             ask(settings=replace(GREEDY_TOKEN, max_new_tokens=3)),
             ask(settings=replace(GREEDY_TOKEN, temperature=1.0, seed=1)),
             ask(settings=replace(GREEDY_TOKEN, temperature=1.0, seed=2)),
+            ask(retriever=HYBRID, bm25_weight=0.5),  # the same passages, with other scores
         ):
             await change
             seen += 1
@@ -764,5 +767,24 @@ def test_an_answer_names_the_models_that_made_it_whichever_come_meanwhile() -> N
             assert made_by == ("hash-64", "former", 0.6)
             await rag.aclose()
         assert generator.fingerprint == "later"
+
+    asyncio.run(scenario())
+
+
+def test_what_a_generator_that_came_meanwhile_made_is_named_as_its_own_and_not_kept() -> None:
+    class Replaced(EchoGenerator):
+        generates_by = fingerprint = "former"
+
+        async def generate(self, *asked_for: Any) -> Generation:
+            self.generates_by = self.fingerprint = "later"
+            return await super().generate(*asked_for)
+
+    async def scenario() -> None:
+        encoder, kept = HashEncoder(), MemoryCache[Generation](9)
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Replaced(), MemoryCache(9), AnswerDefaults(), answers=kept)
+        found = await rag.answer("telephone", asked(2), GenerationSettings(), Context())
+        await rag.aclose()
+        assert (found.generator_fingerprint, len(kept._entries)) == ("later", 0)
 
     asyncio.run(scenario())

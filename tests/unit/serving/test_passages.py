@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from openbook.cache.memory import MemoryCache
 from openbook.cli import app
 from openbook.client import messages
 from openbook.config import parse
+from openbook.core.context import Context
 from openbook.core.fingerprint import text_digest
 from openbook.core.origin import Field, FieldType, Origin
 from openbook.core.passages import in_document
 from openbook.core.types import Passage
-from openbook.errors import InvalidRequest, UnknownPassage
+from openbook.errors import InvalidRequest, SnapshotMismatch, UnknownPassage
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.passages import SnapshotPassages
+from openbook.rag.excerpt import excerpt
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
@@ -104,9 +107,9 @@ def test_a_passage_comes_with_its_neighbours_in_its_document(id: str) -> None:
         "fields": {"year": 1876, "open": True},
     }
     reply, _ = over_grpc(id=id, around=2, request_id="mine")
-    excerpt = messages.excerpt(reply)
-    assert [*excerpt.before, excerpt.passage, *excerpt.after] == PASSAGES[:3]
-    assert excerpt.request_id == "mine"
+    found = messages.excerpt(reply)
+    assert [*found.before, found.passage, *found.after] == PASSAGES[:3]
+    assert found.request_id == "mine"
 
 
 def test_alone_if_no_neighbours_are_asked_for() -> None:
@@ -140,6 +143,17 @@ def test_of_a_snapshot_without_origins_a_passage_is_told_without() -> None:
 def test_what_cannot_be_told_is_said(path: str, query: dict[str, Any], status: int, detail: str) -> None:
     found, told = get(f"/v1/passages/{path}", **query)
     assert (found, detail in told["detail"]) == (status, True), told
+
+
+def test_a_publication_in_between_makes_a_passage_unknown_only_where_its_snapshot_was_named() -> None:
+    class Published(ExactIndex):
+        async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
+            raise SnapshotMismatch(f"the index holds snapshot s2, asked for {snapshot_id}")
+
+    index = Published(PASSAGES, HashEncoder().encode_passages(PASSAGES), "s1")
+    for named, error in (("", SnapshotMismatch), ("s1", UnknownPassage)):
+        with pytest.raises(error, match="asked for s1"):
+            asyncio.run(excerpt(index, "1", 0, named, Context()))
 
 
 def test_over_grpc_errors_are_the_same() -> None:
