@@ -1,7 +1,9 @@
 """Scores and the best k by them, to the bit the same whatever the batch, the shard or the order of the rows."""
 
 import math
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -104,6 +106,17 @@ def check_without(k: int, without: Collection[int], max_k: int) -> None:
     """Raises InvalidRequest where the best k beside those cannot be searched for: as many more are needed."""
     if k + (n_without := len(set(without))) > max_k:
         raise InvalidRequest(f"k and the passages of without must be at most {max_k}, got {k} and {n_without}")
+
+
+@contextmanager
+def told_why(n: int, k: int, why: str) -> Iterator[None]:
+    """Who asked for k is told why n are searched for. Raises InvalidRequest, where it is raised inside."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if n == k or not re.search(rf"\b{n}\b", str(error)):
+            raise
+        raise InvalidRequest(f"{error} ({why})") from None
 
 
 def check_search(

@@ -7,6 +7,7 @@ import numpy as np
 
 from openbook.core.context import Context
 from openbook.core.fusion import fuse
+from openbook.core.topk import told_why
 from openbook.core.types import Float32, Hits, RetrievalSettings, RetrieverKind
 from openbook.rag.ports import Retriever
 
@@ -37,8 +38,10 @@ async def find(
 
 
 async def _dense(index: Retriever, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
-    wider = replace(settings, k=settings.k + len(set(settings.without)), without=())
-    hits = await index.search(queries, wider, context)
+    n_without = len(set(settings.without))
+    wider = replace(settings, k=settings.k + n_without, without=())
+    with told_why(wider.k, settings.k, f"k and the passages of without are {settings.k} and {n_without}"):
+        hits = await index.search(queries, wider, context)
     if not settings.without:
         return hits
     left_out = np.isin(hits.ids, settings.without)

@@ -24,6 +24,7 @@ from openbook.core.types import (
     Formulation,
     Generation,
     GenerationSettings,
+    Hits,
     OwnPassage,
     Passage,
     ReplySettings,
@@ -37,6 +38,7 @@ from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.cached import size_bytes
 from openbook.rag.pipeline import Pipeline
 from openbook.rag.ports import Generator
+from openbook.rag.retrieving import find
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 PASSAGES = [
@@ -436,6 +438,36 @@ def test_without_passages_is_an_index_that_never_had_them(k: int, without: tuple
 def test_passages_of_without_that_are_named_twice_count_once() -> None:
     many = [replace(PASSAGES[0], id=i) for i in range(20)]
     assert len(of_index(many, RetrievalSettings(k=9, without=(1, 1))).evidence) == 9
+
+
+class Strict(ExactIndex):
+    """Reranks less than is asked for."""
+
+    async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+        found = await super().search(queries, settings, context)
+        if settings.rerank_factor:
+            raise InvalidRequest(f"k * rerank_factor must be at most 9, got {settings.k} * {settings.rerank_factor}")
+        return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 999, "without": (1, 2, 2)}, "k must be 1..1000, got 1001 (k and the passages of without are 999 and 2)"),
+        ({"k": 1001}, "k must be 1..1000, got 1001"),
+        (
+            {"k": 8, "without": (1,), "rerank_factor": 5},
+            "k * rerank_factor must be at most 9, got 9 * 5 (k and the passages of without are 8 and 1)",
+        ),
+    ],
+)
+def test_who_leaves_passages_out_is_told_why_more_than_k_are_searched_for(
+    settings: dict[str, Any], message: str
+) -> None:
+    vectors = HashEncoder().encode_passages(PASSAGES)
+    with pytest.raises(InvalidRequest) as refused:
+        asyncio.run(find(Strict(PASSAGES, vectors), [""], vectors[:1], RetrievalSettings(**settings), Context()))
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize("given", [[0], [2, 1], [0, 1, 2]])

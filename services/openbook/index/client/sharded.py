@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from time import monotonic
@@ -19,12 +18,11 @@ from openbook.core.fusion import depth, joined
 from openbook.core.hedges import HEDGE_BUDGET
 from openbook.core.origin import Located, is_lasting_id, position_of
 from openbook.core.together import all_of
-from openbook.core.topk import check_coverage, check_questions, check_search, check_without, merge
+from openbook.core.topk import check_coverage, check_questions, check_search, check_without, merge, told_why
 from openbook.core.types import Candidates, Coverage, Float32, Hits, Passage, RetrievalSettings
 from openbook.errors import (
     DeadlineExceeded,
     InvalidConfig,
-    InvalidRequest,
     OpenbookError,
     ShardUnavailable,
     SnapshotMismatch,
@@ -182,6 +180,7 @@ class ShardedIndex:
             check_questions(questions, settings.k, tier.max_k, tier.max_rows)
             check_without(settings.k, settings.without, tier.max_k)
             wide = replace(settings, k=depth(settings, tier.max_k))
+            why = f"{settings.retriever} ranks {wide.k} passages for k = {settings.k}"
             checked = queries
             if queries is not None:
                 checked = check_search(queries, wide.k, tier.dimension, tier.max_k, tier.max_rows)
@@ -189,7 +188,7 @@ class ShardedIndex:
             async def call(client: IndexClient, inner: Context, timeout_s: float) -> Candidates:
                 also = None
                 if checked is not None:
-                    with _told_of(settings, wide.k):
+                    with told_why(wide.k, settings.k, why):
                         hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s)
                     self._check_latest(tier, client, sequence)
                     also = hits.ids
@@ -505,17 +504,6 @@ class ShardedIndex:
         if self._tier is None:
             raise ShardUnavailable(f"index servers {', '.join(self.addresses)} were not asked yet what they hold")
         return self._tier
-
-
-@contextmanager
-def _told_of(settings: RetrievalSettings, n_ranked: int) -> Iterator[None]:
-    """Who asked for k is told why so many others are searched for. Raises InvalidRequest, where it is raised inside."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if n_ranked == settings.k or not re.search(rf"\b{n_ranked}\b", str(error)):
-            raise
-        raise InvalidRequest(f"{error} ({settings.retriever} ranks {n_ranked} passages for k = {settings.k})") from None
 
 
 class _Outdated(Exception):
