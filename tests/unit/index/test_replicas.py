@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Float32, Hits, Passage, RetrievalSettings, RetrieverKind
+from openbook.core.types import Candidates, Float32, Hits, Passage, RetrievalSettings, RetrieverKind
 from openbook.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -28,9 +29,11 @@ from openbook.index.client.replicas import Replicas
 from openbook.index.client.routing import FIRST_PROBE_S, Health, Router
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.client.tier import ShardServers
+from openbook.telemetry import SHARD_ERRORS, SHARD_HEDGES
 from openbook.v1.index_pb2 import HeldSnapshot, InfoResponse
 
 SERVER, OTHER = "127.0.0.1:1", "127.0.0.1:2"
+LASTING = "0" * 32
 
 
 class Slow:
@@ -101,6 +104,8 @@ def test_a_server_that_fails_at_everything_costs_nobody_his_answer(
     monkeypatch: pytest.MonkeyPatch, n_broken: int
 ) -> None:
     broken, asked = (SERVER, OTHER)[:n_broken], list[str]()
+    errors = SHARD_ERRORS.labels(0, "INTERNAL")
+    before = errors._value.get()
     monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: address)
 
     async def call(client: Any, context: Context, timeout_s: float) -> str:
@@ -122,6 +127,66 @@ def test_a_server_that_fails_at_everything_costs_nobody_his_answer(
     else:
         asyncio.run(asked_often())
         assert 0 < asked.count(SERVER) < 5, "it is the quickest to answer, and asked no more often for that"
+    assert errors._value.get() - before == sum(asked.count(each) for each in broken)
+
+
+class Hanging:
+    """Calls of which the second alone ends by itself."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.begun = asyncio.Event()
+
+    async def __call__(self, client: Any, context: Context, timeout_s: float) -> str:
+        self.asked.append(client)
+        self.begun.set()
+        if len(self.asked) == 2:
+            return "an answer"
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(client)
+            raise
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("n_hedges", "timeout_s"), [(0, 0.05), (1, 1.0)])
+def test_a_call_whose_place_another_takes_is_cancelled_and_hedges_are_counted(
+    n_hedges: int, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: address)
+    call, hedges = Hanging(), SHARD_HEDGES.labels(0)
+    before = hedges._value.get()
+
+    async def scenario() -> None:
+        found = Replicas([SERVER, OTHER], lambda: None, Router(timeout_s, n_hedges), lambda *_: None)
+        shard = ShardServers(0, 0, 1, (SERVER, OTHER))
+        found._closed = True  # so that it does not probe who is silent
+        assert await found.ask("search", shard, 1, Context(Deadline.after(60.0)), call) == "an answer"
+        await asyncio.sleep(0)
+        assert (len(call.asked), call.cancelled) == (2, call.asked[:1])
+
+    asyncio.run(scenario())
+    assert hedges._value.get() == before + n_hedges
+
+
+def test_who_goes_leaves_no_call_and_no_load_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: address)
+
+    async def scenario() -> None:
+        call, router = Hanging(), Router(60.0)
+        found = Replicas([SERVER], lambda: None, router, lambda *_: None)
+        asking = asyncio.create_task(
+            found.ask("search", ShardServers(0, 0, 1, (SERVER,)), 1, Context(Deadline.after(60.0)), call)
+        )
+        await call.begun.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert (call.cancelled, router.replica(SERVER).n_in_flight) == ([SERVER], 0)
+
+    asyncio.run(scenario())
 
 
 class Holder:
@@ -134,6 +199,7 @@ class Holder:
         self.n_refused = 0
         self.is_busy = False  # with a batch that does not end, for as long as it is asked for the old one
         self.asked = asyncio.Event()
+        self.remaining_s: float | None = None  # when it was last searched
 
     async def info(self, timeout_s: float) -> InfoResponse:
         held = [
@@ -157,11 +223,27 @@ class Holder:
     async def search(
         self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
     ) -> tuple[Hits, int]:
+        self.remaining_s = context.deadline.remaining_s()
         if self.is_busy and snapshot_id == "old":
             await asyncio.Event().wait()
         self._check(snapshot_id)
         ids = np.full((len(queries), settings.k), 5 * self.shard, np.int64)
         return Hits(ids, np.ones(ids.shape, np.float32), snapshot_id), list(self.holds.values())[-1]
+
+    async def candidates(
+        self,
+        questions: Sequence[str],
+        queries: Float32 | None,
+        k: int,
+        also: object,
+        snapshot_id: str,
+        context: Context,
+        timeout_s: float,
+    ) -> tuple[Candidates, int]:
+        self._check(snapshot_id)
+        ids = np.full((len(questions), k), 5 * self.shard, np.int64)
+        scores = np.ones(ids.shape, np.float32)
+        return Candidates(ids, scores, scores, snapshot_id), list(self.holds.values())[-1]
 
     async def fetch(
         self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float
@@ -171,7 +253,7 @@ class Holder:
 
     async def find(self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float) -> list[Passage]:
         self._check(snapshot_id)
-        return [Passage(3, "doc", "title", "text")]
+        return [Passage(3, "doc", "title", "text")] if lasting_id == LASTING else []
 
     def _check(self, snapshot_id: str) -> None:
         if snapshot_id not in self.holds:
@@ -280,7 +362,7 @@ def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passag
         async def ask() -> int:
             context = Context(Deadline.after(60.0))
             if method == "locate":
-                return (await tier.locate("0" * 32, "old", context)).id
+                return (await tier.locate(LASTING, "old", context)).id
             return (await tier.fetch([3], "old", context))[0].id
 
         servers[OTHER].holds = {"other": 1}
@@ -289,6 +371,72 @@ def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passag
         servers[SERVER].holds = {"other": 1}
         with pytest.raises(SnapshotMismatch, match="old"):
             await ask()
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+class Contrary(Holder):
+    """Refuses what it says that it holds."""
+
+    def _check(self, snapshot_id: str) -> None:
+        self.n_refused += 1
+        raise SnapshotMismatch(f"does not hold {snapshot_id}")
+
+
+@pytest.mark.parametrize("method", ["search", "fetch", "locate"])
+def test_a_tier_that_contradicts_itself_is_asked_once_more_and_not_until_the_deadline(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        servers = {each: Contrary(each, 0, 1) for each in (SERVER, OTHER)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier, context = ShardedIndex([SERVER, OTHER], 2.0), Context(Deadline.after(2.0))
+        asking = {
+            "search": lambda: tier.search(np.ones((1, 2), np.float32), RetrievalSettings(k=1), context),
+            "fetch": lambda: tier.fetch([3], "old", context),
+            "locate": lambda: tier.locate(LASTING, "old", context),
+        }[method]
+        with pytest.raises(SnapshotMismatch, match="does not hold old"):
+            await asking()
+        assert sum(each.n_refused for each in servers.values()) == 2
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_published_just_now_is_ranked_by_words_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        server = Holder(SERVER, 0, 1)
+        monkeypatch.setattr(replicas, "IndexClient", lambda *_, **__: server)
+        tier = ShardedIndex([SERVER], 2.0)
+        await tier.connect()
+        server.holds["new"] = 2
+        by_words = RetrievalSettings(k=1, retriever=RetrieverKind.BM25, without=(1, 2))
+        found = await tier.candidates(["a question"], None, by_words, Context(Deadline.after(60.0)))
+        assert (found.snapshot_id, found.n_named) == ("new", 3)
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_passages_of_a_snapshot_of_which_another_endpoint_has_heard_first(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        servers = {SERVER: Holder(SERVER, 0, 2), OTHER: Holder(OTHER, 1, 2)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        if has_begun:  # the one has it when we first ask
+            servers[SERVER].holds["new"] = 2
+        await tier.connect()
+        for server in servers.values():
+            server.holds["new"] = 2
+        if has_begun:  # and the other names it in a reply
+            tier._told.reply(OTHER, 2, monotonic())
+        (found,) = await tier.fetch([7], "new", Context(Deadline.after(60.0)))
+        assert found.id == 7
         await tier.close()
 
     asyncio.run(scenario())
@@ -317,9 +465,31 @@ def test_who_may_lack_a_shard_begins_without_it_and_keeps_to_the_encoder_that_he
         assert (tier.snapshot_id, tier.encoder_fingerprint, tier.n_passages) == ("old", "fingerprint", 10)
         hits = await tier.search(queries, half, Context(Deadline.after(60.0)))
         assert (hits.ids.tolist(), hits.coverage.missing_shards) == ([[0]], (1,))
+        assert (await tier.locate(LASTING, "old", Context(Deadline.after(60.0)))).id == 3
+        with pytest.raises(ShardUnavailable, match=r"shard 1 of 2, and passage f{32} may be in one of those"):
+            await tier.locate("f" * 32, "old", Context(Deadline.after(60.0)))
         servers[SERVER].holds, servers[SERVER].fingerprint = {"new": 2}, "another"
         with pytest.raises(SnapshotMismatch, match=r"began with 'encoder' \(fingerprint\)"):
             await tier.search(queries, half, Context(Deadline.after(60.0)))
+        await tier.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_may_lack_a_shard_waits_neither_for_the_dead_nor_to_the_last_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        servers = {SERVER: Holder(SERVER, 0, 2), OTHER: Holder(OTHER, 1, 2)}
+        monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
+        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        await tier.connect()
+        tier._connected().router.lost(OTHER)
+        half = RetrievalSettings(k=1, min_coverage=0.5)
+        hits = await tier.search(np.ones((1, 2), np.float32), half, Context(Deadline.after(60.0)))
+        assert (hits.coverage.missing_shards, servers[OTHER].remaining_s) == ((1,), None)
+        assert servers[SERVER].remaining_s is not None
+        assert servers[SERVER].remaining_s < 55, "the rest is for what comes after"
         await tier.close()
 
     asyncio.run(scenario())
@@ -339,6 +509,9 @@ def test_a_shard_whose_servers_are_listed_no_more_counts_as_one_without_servers(
         if was_whole:
             tier._listed.addresses = (SERVER,)
             tier._changed(Change((), (OTHER,)))
+            queries, context = np.ones((1, 2), np.float32), Context(Deadline.after(5.0))
+            with pytest.raises(ShardUnavailable, match="no server holds shard 1 of 2"):
+                await tier.search(queries, RetrievalSettings(k=1), context)
         for shard, n in (("0", 1), ("1", 0)):
             labels = {"shard": shard, "state": "answers"}
             assert registry.get_sample_value("openbook_shard_servers", labels) == n
@@ -366,7 +539,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, settings: RetrievalSettings, *erro
     monkeypatch.setattr(replicas, "IndexClient", lambda address, **_: servers[address])
 
     async def scenario() -> Hits:
-        tier = ShardedIndex([SERVER, OTHER], 2.0)
+        tier = ShardedIndex([SERVER, OTHER], 90.0)
         queries, context = np.ones((1, 2), np.float32), Context(Deadline.after(60.0))
         try:
             if settings.retriever is RetrieverKind.HYBRID:
@@ -380,9 +553,10 @@ def searched(monkeypatch: pytest.MonkeyPatch, settings: RetrievalSettings, *erro
 
 def test_a_shard_whose_servers_fail_is_missing_and_one_that_is_busy_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, half = from_grpc_code("INTERNAL", "it is broken"), RetrievalSettings(k=1, min_coverage=0.5)
-    hits = searched(monkeypatch, half, None, broken)
-    assert hits.ids.tolist() == [[0]]
-    assert (hits.coverage.n_searched, hits.coverage.missing_shards) == (5, (1,))
+    for error in (broken, DeadlineExceeded("late")):
+        hits = searched(monkeypatch, half, None, error)
+        assert hits.ids.tolist() == [[0]]
+        assert (hits.coverage.n_searched, hits.coverage.missing_shards) == (5, (1,))
     with pytest.raises(ShardUnavailable, match=r"shard 1 does not answer; .*it is broken"):
         searched(monkeypatch, RetrievalSettings(k=1, min_coverage=0.6), None, broken)
     with pytest.raises(OpenbookError, match=r"^INTERNAL: .*it is broken$"):

@@ -1,5 +1,6 @@
 """Replicas die, freeze and come back here without a server, a connection or a wait."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -15,6 +16,8 @@ from openbook.index.client.routing import (
     MAX_SHUN_S,
     MAX_STRIKES,
     MIN_LATENCIES,
+    MIN_SLOW_S,
+    N_LATENCIES,
     Action,
     Ask,
     Cancel,
@@ -83,10 +86,15 @@ def test_the_only_replica_is_not_asked_twice() -> None:
 
 
 def test_a_call_that_hangs_is_tried_elsewhere_when_its_time_is_over() -> None:
-    race, first = start(router(hedge_budget=0.0), "a", "b")
-    race.woke(0.02)
-    assert race.wake_at == TIMEOUT_S
-    assert race.woke(TIMEOUT_S) == [Cancel(first), Probe(first), Ask(other(first), TIMEOUT_S)]
+    for has_spoken in (False, True):
+        made = router(hedge_budget=0.0)
+        race, first = start(made, "a", "b")
+        race.woke(0.02)
+        assert race.wake_at == TIMEOUT_S
+        if has_spoken:
+            made.spoke(first, 1.0)
+        probes = [] if has_spoken else [Probe(first)]
+        assert race.woke(TIMEOUT_S) == [Cancel(first), *probes, Ask(other(first), TIMEOUT_S)]
 
 
 def test_all_attempts_draw_on_one_deadline() -> None:
@@ -101,6 +109,13 @@ def test_all_attempts_draw_on_one_deadline() -> None:
 def test_a_server_that_drops_a_call_at_the_callers_deadline_has_not_failed() -> None:
     race, first = start(router(), "a", "b", due=0.1)
     assert race.failed(first, Failure.LATE, 0.0999) == [GiveUp(late=True)]
+    race, first = start(router(), "a", "b")
+    assert race.failed(first, Failure.LATE, 1.0) == [Ask(other(first), TIMEOUT_S)], "it dropped it before"
+
+
+def test_who_fails_when_the_deadline_has_passed_is_late_and_not_unavailable() -> None:
+    race, first = start(router(), "a", "b", due=0.1)
+    assert race.failed(first, Failure.LOST, 0.1) == [Probe(first), GiveUp(late=True)]
 
 
 def test_a_busy_replica_is_replaced_only_from_the_budget() -> None:
@@ -125,6 +140,37 @@ def test_who_has_no_place_is_left_alone_for_a_moment() -> None:
     race, _ = start(made, busy, now=BUSY_S)
     race.answered(busy, BUSY_S)
     assert start(made, "a", "b", now=BUSY_S)[1] == busy, "he has answered"
+
+
+@pytest.mark.parametrize("was_listed", [True, False])
+def test_who_comes_back_may_be_another_and_have_a_place(was_listed: bool) -> None:
+    made = router(hedge_budget=0.0)
+    race, busy = start(made, "a", "b")
+    race.failed(busy, Failure.BUSY, 0.0)
+    if was_listed:
+        made.lost(busy)
+        made.spoke(busy, 0.0)
+    else:
+        made.left(busy)
+        made.joined(busy)
+    assert {start(made, "a", "b")[1] for _ in range(20)} == {"a", "b"}
+
+
+def test_who_is_listed_no_more_stays_so_whatever_his_last_calls_end_in() -> None:
+    made = router()
+    made.left("a")
+    made.spoke("a", 1.0)
+    made.unanswered("a")
+    assert made.lost("a") == []
+    assert made.have_left(["a"])
+    assert not made.have_left(["a", "b"])
+
+
+def test_many_calls_that_broke_at_once_broke_for_one_reason() -> None:
+    made = router()
+    for _ in range(10):
+        made.broke("a", "Search", 0.0)
+    assert {start(made, "a", "b", now=FIRST_SHUN_S)[1] for _ in range(20)} == {"a", "b"}
 
 
 def test_who_answers_with_errors_of_his_own_is_replaced_and_asked_ever_less_often() -> None:
@@ -178,6 +224,7 @@ def test_silence_is_suspicious_and_a_suspect_gets_no_calls() -> None:
         race.start(0.0)
     assert [race.woke(0.02) for race in races] == [[]] * (MAX_STRIKES - 1) + [[Probe("a")]]
     assert [start(made, "a", "b")[1] for _ in range(10)] == ["b"] * 10
+    assert not made.is_gone(["a"]), "it may be at a long batch"
     assert made.probe_delay_s("a") == 0.0  # at once
 
 
@@ -214,6 +261,14 @@ def test_the_dead_are_asked_when_there_is_nobody_else() -> None:
     assert race.failed(first, Failure.LOST, 0.01) == [Ask(other(first), TIMEOUT_S)]
 
 
+def test_the_dead_are_no_hedge_and_cost_none() -> None:
+    made = router()
+    made.lost("b")
+    race, _ = start(made, "a", "b")
+    assert race.woke(0.02) == []
+    assert made.hedges.n_hedges == 0
+
+
 def test_the_less_loaded_replica_is_asked() -> None:
     made = router()
     race, busy = start(made, "a", "b")
@@ -231,6 +286,40 @@ def test_load_spreads_evenly() -> None:
 def test_too_few_calls_say_nothing_of_what_is_slow() -> None:
     race, _ = start(Router(TIMEOUT_S), "a", "b")
     assert race.wake_at == TIMEOUT_S / 4
+
+
+@pytest.mark.parametrize(
+    ("latencies_s", "slow_s"),
+    [([0.1], 0.2), ([0.1] + [0.001] * 9, 0.2), ([0.3], TIMEOUT_S / 4), ([0.0001], MIN_SLOW_S)],
+)
+def test_slow_is_twice_the_95th_percentile_of_late_within_limits(latencies_s: list[float], slow_s: float) -> None:
+    made = router()
+    for latency_s in latencies_s * N_LATENCIES:
+        race, address = start(made, "a")
+        race.answered(address, latency_s)
+    race, _ = start(made, "a", "b")
+    assert race.wake_at == pytest.approx(slow_s)
+
+
+@pytest.mark.parametrize(
+    ("woke_s", "end", "slow_s"),
+    [
+        pytest.param(0.02, lambda race: race.abandon(0.03), 0.06, id="slow-and-cancelled"),
+        pytest.param(0.0, lambda race: race.abandon(0.001), 0.02, id="cancelled-before"),
+        pytest.param(0.0, lambda race: race.failed("a", Failure.LATE, 1.0), TIMEOUT_S / 4, id="late"),
+        pytest.param(0.0, lambda race: race.failed("a", Failure.BUSY, 0.001), 0.02, id="refused"),
+    ],
+)
+def test_what_a_call_took_that_was_not_answered_counts_where_it_was_long(
+    woke_s: float, end: Callable[[Race], object], slow_s: float
+) -> None:
+    made = router(hedge_budget=0.0)
+    for _ in range(N_LATENCIES):
+        race, _ = start(made, "a")
+        race.woke(woke_s)
+        end(race)
+    race, _ = start(made, "a", "b")
+    assert race.wake_at == pytest.approx(slow_s)
 
 
 class World:
