@@ -72,8 +72,18 @@ def test_a_model_that_became_slower_is_followed() -> None:
     assert pace.seconds("key", 1) > 8
 
 
-def test_callers_who_ask_for_ever_other_settings_do_not_fill_the_memory() -> None:
+def test_a_larger_batch_is_never_thought_to_take_less() -> None:
+    pace = Pace()
+    for now in range(5):
+        for work, seconds in ((1, 2.0), (4, 1.0)):
+            pace.learn("key", work, seconds, now)
+    assert pace.seconds("key", 100) >= pace.seconds("key", 1)
+
+
+def test_callers_who_ask_for_ever_other_settings_neither_fill_the_memory_nor_have_the_usual_ones_forgotten() -> None:
     pace = Pace()
     for key in range(10 * N_KEYS):
+        pace.learn("usual", 1, 1.0, 0.0)
         pace.learn(key, 1, 1.0, 0.0)
     assert len(pace._of_key) == N_KEYS
+    assert pace.is_sure("usual", 0.0)

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openbook import telemetry
 from openbook.core.context import Context
 from openbook.core.deadline import SPARE, Deadline
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.pace import BELIEVED_S
 from openbook.serving.workers.queue import Queue
 from openbook.serving.workers.reckoning import Waiting
+from openbook.serving.workers.under_way import MEMORY_S
 from openbook.testing import ManualClock
 
 
@@ -163,6 +165,7 @@ def test_who_is_overtaken_and_late_by_it_is_told_so_without_being_computed() -> 
     done, late = [], []
     while len(desk.queue):
         batch, refused = desk.compute()
+        assert all(each.remaining_s for each in batch)
         done += batch
         late += refused
     assert {each for each, _ in late} == set(much) - set(done)
@@ -188,20 +191,25 @@ def test_of_kinds_never_seen_one_is_tried_at_a_time_however_slow_others_are() ->
 def test_of_a_full_queue_the_newest_of_who_has_most_goes() -> None:
     desk = Desk(max_queue=4)
     much = [desk.enter(caller="much") for _ in range(4)]
+    want_of_room = telemetry.refused("model", "room")._value
+    before = want_of_room.get()
     with pytest.raises(Overloaded, match="model: the queue has room for 4, and 4 wait"):
         desk.enter(caller="much")
-    little = desk.question(caller="little")
-    ((gone, error),) = desk.queue.enter(little)
-    assert gone is much[-1]
-    assert isinstance(error, Overloaded)
-    assert set(desk.queue.waiting()) == {*much[:-1], little}
+    little = [desk.question(caller="little") for _ in range(2)]
+    for each, newest in zip(little, (much[3], much[2]), strict=True):
+        ((gone, error),) = desk.queue.enter(each)
+        assert gone is newest
+        assert isinstance(error, Overloaded)
+    assert set(desk.queue.waiting()) == {*much[:2], *little}
+    assert want_of_room.get() == before + 3
 
 
-def test_a_batch_keeps_everybodys_deadline() -> None:
+@pytest.mark.parametrize(("came_before_s", "n"), [(0, 2), (MEMORY_S, 1)])  # then all may take twice as long
+def test_a_batch_keeps_everybodys_deadline(came_before_s: float, n: int) -> None:
     desk = Desk(start_s=2)
-    first = desk.enter(timeout_s=4 * SPARE)
-    others = [desk.enter() for _ in range(3)]
-    assert desk.queue.take()[0] == [first, others[0]]
+    desk.queue._under_way.came_before(came_before_s)
+    all_of_them = [desk.enter(timeout_s=4 * SPARE), *(desk.enter() for _ in range(3))]
+    assert desk.queue.take()[0] == all_of_them[:n]
 
 
 def test_a_batch_grows_as_far_as_that_pays() -> None:
@@ -240,8 +248,9 @@ def test_the_last_of_several_batches_counts_as_full() -> None:
 
 
 def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -> None:
-    def taken(n_others: int, timeout_s: float) -> tuple[int, list[str]]:
+    def taken(n_others: int, timeout_s: float, came_before_s: float = 0.0) -> tuple[int, list[str]]:
         desk = Desk(start_s=8, max_batch=8)
+        desk.queue._under_way.came_before(came_before_s)
         desk.enter(caller="hasty", timeout_s=timeout_s)
         for n in range(n_others):
             desk.enter(caller=f"other {n}")
@@ -251,6 +260,7 @@ def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -
     late = "model: others came first, and now too little time is left"
     assert taken(n_others=12, timeout_s=9.1 * SPARE) == (8, [late])
     assert taken(n_others=12, timeout_s=11.1 * SPARE) == (8, [late])  # with two others
+    assert taken(n_others=12, timeout_s=2 * 11.1 * SPARE, came_before_s=MEMORY_S) == (8, [late])  # so too
     assert taken(n_others=12, timeout_s=12.1 * SPARE) == (4, [])  # half of a batch
     assert taken(n_others=7, timeout_s=9.1 * SPARE) == (1, [])  # all have a part in the next one
 
@@ -342,11 +352,11 @@ def test_who_asks_for_little_neither_waits_for_a_batch_of_who_asks_for_much_nor_
 
 def test_who_asks_for_little_of_something_heavy_makes_nobody_late() -> None:
     desk = Desk(max_batch=10)
-    for _ in range(4):
-        desk.enter(timeout_s=20, caller="much")
-    desk.queue.begin(desk.queue.take()[0])  # of one second
+    for _ in range(3):
+        desk.enter(timeout_s=25, work=5, caller="much")
+    desk.queue.begin(desk.queue.take()[0])  # of five seconds
     heavy = desk.enter(work=15, caller="little")
-    assert desk.queue.take(is_short=True)[0] == [heavy]  # (1 + 15) * 1.25 are twenty
+    assert desk.queue.take(is_short=True)[0] == [heavy]  # (5 + 15) * 1.25 are 25
     heavier = desk.enter(work=16, caller="other")
     assert desk.queue.take(is_short=True)[0] == []
     desk.queue.end()
@@ -433,6 +443,22 @@ def test_time_that_goes_to_who_asks_for_little_is_time_that_others_wait() -> Non
     assert admitted(3) == pytest.approx(20, abs=2)  # never less than half
 
 
+def test_so_is_what_is_short_beside_a_batch_and_what_is_theirs_between_two() -> None:
+    desk = Desk()
+    desk.enter(work=320, key="long")
+    desk.queue.begin(desk.queue.take()[0])
+    desk.enter()  # short
+    desk.queue.take(is_short=True)
+    assert desk.queue._under_way.stretch > 1
+    desk = Desk()
+    for caller in ("much", "much", "much", "little"):
+        desk.enter(caller=caller)
+    desk.queue.take()
+    assert desk.queue._under_way.stretch == 1
+    assert [each.context.caller for each in desk.queue.take()[0]] == ["little"]
+    assert desk.queue._under_way.stretch > 1
+
+
 def test_who_had_to_wait_for_long_is_let_past_again() -> None:
     """He has more here than he asks for at a time."""
     desk = Desk(start_s=100, max_batch=16)
@@ -458,6 +484,8 @@ def test_batches_that_are_stopped_for_being_late_teach_that_the_model_has_become
     for _ in range(100):
         desk.queue.learn([desk.question()], 0.5, is_whole=False)  # says nothing: all of it takes a second
     desk.enter()
+    with pytest.raises(Overloaded, match=r"model: would be done in 2\.5 s"):
+        desk.enter(timeout_s=2.4)
     desk.enter(timeout_s=2.6)
     for _ in range(100):
         desk.queue.learn([desk.question()], 3.0, is_whole=False)
@@ -495,13 +523,13 @@ def test_who_needs_little_is_not_refused_for_the_time_that_streams_take() -> Non
 
 def test_who_streams_much_leaves_places_for_others() -> None:
     desk = Desk(max_batch=8)
-    much = [desk.question(caller="much", stream=True) for _ in range(9)]
+    much = [desk.question(caller="much", work=2, stream=True) for _ in range(9)]
     nobody = [desk.question(stream=True) for _ in range(9)]
     for each in much:
         desk.queue.enter(each)
     assert desk.queue.streams() == much[:7]
-    late = desk.question(caller="much", stream=True, timeout_s=12)
-    with pytest.raises(Overloaded, match=r"would be done in 12\.5 s"):  # after those of his that wait, and under way
+    late = desk.question(caller="much", stream=True, timeout_s=23)
+    with pytest.raises(Overloaded, match=r"would be done in 23\.8 s"):  # after those of his that wait, and under way
         desk.queue.enter(late)
     little = desk.question(caller="little", stream=True)
     desk.queue.enter(little)
@@ -526,3 +554,14 @@ def test_a_kind_that_is_thought_too_slow_is_tried_again_beside_others() -> None:
         desk.enter(timeout_s=4.5, key="slow once")
     desk.clock.advance(BELIEVED_S)
     desk.enter(timeout_s=4.5, key="slow once")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_but_not_beside_its_like_that_is_computed_already(stream: bool) -> None:
+    desk = Desk(max_batch=1)
+    desk.clock.advance(BELIEVED_S)
+    desk.queue.enter(desk.question(work=4, stream=stream))  # let in because it is next
+    if not desk.queue.streams():
+        desk.queue.begin(desk.queue.take()[0])
+    with pytest.raises(Overloaded, match=r"would be done in 10\.0 s"):  # (4 + 4) * 1.25
+        desk.queue.enter(desk.question(timeout_s=6, work=4, stream=stream))
