@@ -164,6 +164,35 @@ def test_what_is_too_late_is_not_computed() -> None:
     assert run(test).batches == [[0], [2]]
 
 
+def test_what_a_batch_took_is_known_and_then_the_worker_is_free() -> None:
+    clock = ManualClock()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        (first,) = await held_back(worker, batcher, 1)
+        clock.advance(2)
+        worker.go.set()
+        await first
+        with pytest.raises(DeadlineExceeded, match=r"it takes some 2\.0 s"):
+            batcher.check(Context(Deadline.after(1, clock)), None, 1)
+        batcher.check(Context(Deadline.after(2, clock)), None, 1)  # who is next needs no time to spare
+
+    run(test, clock=clock)
+
+
+def test_a_batch_that_nobody_waited_for_to_its_end_says_nothing_of_how_long_such_take() -> None:
+    clock = ManualClock()
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        batcher.learn([0], 2.0)
+        await gone(*await held_back(worker, batcher, 1))
+        worker.go.set()
+        await batcher.aclose()
+        with pytest.raises(DeadlineExceeded, match=r"it takes some 2\.0 s"):
+            batcher.check(Context(Deadline.after(1, clock)), None, 1)
+
+    assert run(test, clock=clock).stopped == [[1]]
+
+
 def test_a_batch_that_was_stopped_for_being_late_is_known_to_take_longer() -> None:
     clock = ManualClock()
 
@@ -195,9 +224,12 @@ def test_nobody_waits_for_a_busy_worker_longer_than_the_deadline() -> None:
 
 
 def test_one_bad_item_does_not_fail_its_neighbours() -> None:
+    clock = ManualClock(1000)
+
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)
         others = await waiting(batcher, 1, -1, 3)
+        clock.advance(2)
         worker.go.set()
         results = await asyncio.gather(first, *others, return_exceptions=True)
         assert [results[0], results[1], results[3]] == [0, 2, 6]
@@ -207,8 +239,9 @@ def test_one_bad_item_does_not_fail_its_neighbours() -> None:
     def counted(name: str) -> float:
         return REGISTRY.get_sample_value(f"openbook_{name}", {"model": "one bad"}) or 0.0
 
-    assert run(test, name="one bad").batches == [[0], [1, -1, 3], [1], [-1], [3]]
-    assert (counted("batch_size_count"), counted("batch_size_sum"), counted("queue_seconds_count")) == (2, 4, 4)
+    assert run(test, name="one bad", clock=clock).batches == [[0], [1, -1, 3], [1], [-1], [3]]
+    assert (counted("batch_size_count"), counted("batch_size_sum")) == (2, 4)
+    assert (counted("queue_seconds_count"), counted("queue_seconds_sum")) == (4, 3 * 2)
 
 
 def test_a_broken_model_fails_its_batch_and_serves_the_next() -> None:
@@ -269,6 +302,22 @@ def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
         assert await batcher.submit(1, NEVER) == 2
 
     run(test, max_queue=1)
+
+
+def test_a_stream_that_waits_for_a_place_begins_when_another_one_ends() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        async def listen() -> list[int]:
+            return [part async for part in batcher.stream(lambda check: iter([3]), NEVER)]
+
+        first = batcher.stream(lambda check: iter([1, 2]), NEVER)
+        assert await anext(first) == 1
+        second = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        assert [part async for part in first] == [2]
+        async with asyncio.timeout(60):
+            assert await second == [3]
+
+    run(test, max_batch=1)
 
 
 def test_a_batch_stops_when_its_last_caller_has_gone() -> None:
@@ -359,7 +408,7 @@ def test_a_stream_stops_within_a_step_when_its_caller_has_gone_or_is_late(is_lat
     run(test)
 
 
-def test_of_a_stream_that_is_late_it_is_learned_how_long_such_take() -> None:
+def test_of_a_stream_that_is_late_it_is_learned_how_long_such_take_and_not_of_one_that_is_closed() -> None:
     clock = ManualClock()
 
     def slow(check: Check) -> Iterator[int]:
@@ -367,19 +416,18 @@ def test_of_a_stream_that_is_late_it_is_learned_how_long_such_take() -> None:
             clock.advance(1)
             yield i
 
-    async def main() -> None:
-        batcher: Batcher[int, int] = Batcher(
-            lambda items, check: list(items), name="model", max_batch=1, max_queue=8, clock=clock
-        )
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         batcher.learn([0], 1.0)
         with pytest.raises(DeadlineExceeded):
             async for _ in batcher.stream(slow, Context(Deadline.after(3, clock))):
                 pass
+        closed = batcher.stream(slow, NEVER)
+        await anext(closed)
+        await closed.aclose()  # type: ignore[attr-defined]
         with pytest.raises(DeadlineExceeded, match=r"it takes some [23]\.\d s"):
             batcher.check(Context(Deadline.after(1, clock)), None, 1, is_stream=True)
-        await batcher.aclose()
 
-    asyncio.run(main())
+    run(test, clock=clock)
 
 
 def test_a_stream_waits_for_a_busy_worker_no_longer_than_its_deadline() -> None:

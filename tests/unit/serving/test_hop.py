@@ -14,7 +14,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.hedges import MAX_SAVED_HEDGES, HedgeBudget
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
-from openbook.serving.workers.hop import OtherModel, call, call_stream
+from openbook.serving.workers.hop import N_AT_ONCE, OtherModel, call, call_stream
 from openbook.testing import ManualClock
 
 NEVER = Context()
@@ -137,6 +137,11 @@ def test_when_a_replica_takes_long_another_is_asked_and_the_first_answer_counts(
 def test_a_hedge_that_comes_to_nothing_leaves_the_first_call_its_time(worse: object) -> None:
     slow = Late(5)
     assert asyncio.run(call("encoder", soon(1.0), sender(slow, Early(slow, worse)), rich())) == 5
+
+
+def test_no_more_than_three_are_asked_at_once() -> None:
+    with pytest.raises(DeadlineExceeded):  # a fourth would be no response
+        asyncio.run(call("encoder", soon(0.1), sender(*(Response() for _ in range(N_AT_ONCE))), rich()))
 
 
 def test_without_budget_or_another_replica_nobody_else_is_asked() -> None:

@@ -11,7 +11,7 @@ import pytest
 from openbook.core.context import Context
 from openbook.core.deadline import Check
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.worker import LEAST_NICE, Worker, apart
+from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, apart
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -67,6 +67,34 @@ def test_a_short_question_does_not_wait_for_a_long_batch() -> None:
     model = run(test)
     assert model.finished == [1, 2, 3, LONG]
     assert len(model.threads) == 1
+
+
+def test_nor_does_one_that_came_before_the_long_batch_began() -> None:
+    begun, go = threading.Event(), threading.Event()
+    finished: list[int] = []
+
+    def model(items: Sequence[int], check: Check) -> Sequence[int]:
+        if items[0] >= LONG:
+            begun.set()
+            go.wait()
+            check()
+        finished.extend(items)
+        return items
+
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(
+            model, name="model", max_batch=1, max_queue=8, key=lambda item: item >= LONG, work=lambda item: item
+        )
+        batcher.learn([SHORT], 1.0)
+        batcher.learn([LONG], 100.0)
+        tasks = [asyncio.create_task(batcher.submit(item, NEVER)) for item in (SHORT, LONG, SHORT + 1)]
+        await asyncio.to_thread(begun.wait)
+        go.set()
+        await asyncio.gather(*tasks)
+        await batcher.aclose()
+
+    asyncio.run(main())
+    assert finished == [SHORT, SHORT + 1, LONG]
 
 
 def test_a_stream_goes_on_beside_a_long_batch() -> None:
@@ -182,7 +210,8 @@ def test_another_question_of_the_long_kind_waits() -> None:
     assert run(test).finished == [SHORT, LONG, LONG + 1]
 
 
-def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones() -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones(is_stopped: bool) -> None:
     clock = ManualClock()
     log: list[str] = []
 
@@ -197,6 +226,8 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones()
                 clock.advance(1)
                 log.append("long")
                 check()
+            if is_stopped:
+                raise Stopped
 
         def short() -> None:
             clock.advance(1)
@@ -207,7 +238,12 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones()
         shorts = [asyncio.create_task(worker.run_between(lambda _: short())) for _ in range(4)]
         await asyncio.sleep(0)
         all_there.set()
-        assert await task == (None, 4.0)
+        if is_stopped:
+            with pytest.raises(Stopped) as stopped:
+                await task
+            assert stopped.value.seconds == 4.0
+        else:
+            assert await task == (None, 4.0)
         assert await asyncio.gather(*shorts) == [(None, 1.0)] * 4
         worker.shutdown()
 
