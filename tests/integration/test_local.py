@@ -80,7 +80,7 @@ def test_a_redis_that_nobody_runs_is_told_at_the_start(snapshot: Path, caplog: p
     with local_tiers(snapshot, settings) as complete:
         assert complete.cache == settings.cache
     said = "".join(each.getMessage() for each in caplog.records if each.levelname == "WARNING")
-    assert re.match(r"cache\.url = redis://\S+ does not answer, so every lookup is a miss: .*refused", said)
+    assert re.match(r"cache\.url = redis://\S+ cannot be used, so every lookup is a miss: .*refused", said)
     assert "secret" not in said
 
 

@@ -19,11 +19,12 @@ from redis import Redis
 from openbook import processes
 from openbook.cache import server as cache_server
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec
-from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings
+from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings, warn_if_useless
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, ClientTls, ServerTls
 from openbook.core.types import Generation, Token
 from openbook.errors import InvalidConfig, StartupError
+from openbook.secret import RedisUrl
 from openbook.telemetry import CACHE_ERRORS, CACHE_UP
 from openbook.testing import ManualClock
 
@@ -62,6 +63,20 @@ def test_the_same_bits_come_back_in_the_order_of_the_keys(redis_server: RedisSer
         await cache.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_redis_in_which_nothing_can_be_looked_up_is_told(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Redis(port=redis_server.port) as client:
+        for user, right in (("blind", "+ping"), ("few", "+mget")):
+            client.execute_command("ACL", "SETUSER", user, "on", ">rights", "~openbook:*", right)
+    for at in ("few:rights@127.0.0.1", "blind:rights@127.0.0.1", "no..name"):
+        warn_if_useless(CacheSettings(url=RedisUrl(f"redis://{at}:{redis_server.port}/0")))
+    blind, nobody = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "mget" in blind
+    assert "no..name" in nobody
+    assert "rights" not in caplog.text
 
 
 def test_entries_expire(redis_server: RedisServer) -> None:

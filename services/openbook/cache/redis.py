@@ -190,19 +190,17 @@ def connect_blocking(name: str, url: RedisUrl | None, tls: ClientTls | None, tim
     return _opened(redis.Redis, name, url, tls, timeout_s, retry=redis.retry.Retry(NoBackoff(), 0))
 
 
-def warn_if_silent(settings: CacheSettings) -> None:
-    """Say in the log that nobody answers there: later that is but a miss.
+def warn_if_useless(settings: CacheSettings) -> None:
+    """Say in the log that nothing can be looked up there: later that is but a miss.
 
     Raises:
         InvalidConfig: as `RedisCache`.
     """
     try:
         with connect_blocking("cache", settings.url, settings.tls, LOOK_TIMEOUT_S) as client:
-            client.ping()
-    except redis.ResponseError:  # it answers that we may not ask this
-        pass
-    except redis.RedisError as error:
-        log.warning("cache.url = %s does not answer, so every lookup is a miss: %s", settings.url, error)
+            client.mget([EmbeddingCodec(settings.dtype).prefix])
+    except (redis.RedisError, UnicodeError) as error:  # the latter of a name that none can have
+        log.warning("cache.url = %s cannot be used, so every lookup is a miss: %s", settings.url, error)
 
 
 def _opened(

@@ -18,7 +18,7 @@ from typing import IO, NoReturn
 import yaml
 
 from openbook import config, files
-from openbook.cache.redis import warn_if_silent
+from openbook.cache.redis import warn_if_useless
 from openbook.cache.server import RedisServer, find_server
 from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
@@ -177,7 +177,7 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
             log.info("cache: %s serves %s", find_server(), redis.address())
             cache = cache.model_copy(update={"url": RedisUrl(redis.address())})
         else:
-            warn_if_silent(cache)
+            warn_if_useless(cache)
         yield settings.model_copy(update={"index": index, "cache": cache})
 
 
