@@ -74,6 +74,8 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
 
     async def _run(self, question: str, context: Any) -> AnswerResponse:
         caller.set(dict(context.invocation_metadata() or ()).get("x-caller", ""))
+        if not question:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "question must not be empty")
         try:
             return await self._script(question)
         except Refused as refused:

@@ -405,6 +405,23 @@ def test_what_speaks_no_http_is_not_measured() -> None:
         asyncio.run(measured())
 
 
+@pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
+def test_grpc_of_something_else_is_not_measured(what: str) -> None:
+    """As of an index server, or of a proxy that speaks HTTP/2 on the port of HTTP."""
+
+    async def measured() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            await measure(asked(f"127.0.0.1:{port}", what=what))
+        finally:
+            await server.stop(0)
+
+    with pytest.raises(Unreachable, match=r"^127\.0\.0\.1:\d+: Method not found!; .*HTTP needs http:// in front$"):
+        asyncio.run(measured())
+
+
 def test_what_is_silent_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openbook.loadtest.http_sender.CONNECT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from openbook import certificates
+from openbook import certificates, wire
 from openbook.loadtest.kinds import What
 from openbook.loadtest.outcomes import BROKEN, NAN, OK, Reply
 from openbook.loadtest.senders import CONNECT_TIMEOUT_S, Unreachable, about, digest, options, who_asks
@@ -22,6 +22,9 @@ from openbook.v1.answer_pb2_grpc import AnswerServiceStub
 
 if TYPE_CHECKING:
     from openbook.v1.answer_pb2_grpc import AnswerServiceAsyncStub
+
+SERVICE = answer_pb2.DESCRIPTOR.services_by_name["AnswerService"].full_name
+METHODS = {What.ANSWER: "Answer", What.STREAM: "AnswerStream", What.RETRIEVE: "Retrieve"}
 
 # Channels to one address would share one connection, on which a proxy lets no more than 100 calls be in flight. And
 # they would wait for up to two minutes before they try an endpoint again that was gone, which it would be blamed for.
@@ -45,6 +48,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         except TimeoutError:
             nobody = f"{settings.address}: no gRPC server answers within {CONNECT_TIMEOUT_S:g} s"
             raise Unreachable(f"{nobody}: {await _why(channels[0])}") from None
+        await _greet(channels[0], settings)
         yield GrpcSender(channels, settings, questions)
 
 
@@ -66,6 +70,20 @@ async def _why(channel: grpc.aio.Channel) -> str:
         if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             return error.details() or error.code().name
     return "it answers now"
+
+
+async def _greet(channel: grpc.aio.Channel, settings: LoadSettings) -> None:
+    """Pass where questions would find who knows them, whatever is said of an empty one. As over HTTP, one that says
+    nothing is reached. Raises Unreachable.
+    """
+    ask: Any = channel.unary_unary(f"/{SERVICE}/{METHODS[settings.what]}")
+    try:
+        await ask(b"", metadata=tuple(who_asks(settings).items()), timeout=CONNECT_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or ""
+        if wire.OTHERS.search(details):
+            hint = "is that an endpoint's gRPC port? HTTP needs http:// in front"
+            raise Unreachable(f"{settings.address}: {details}; {hint}") from None
 
 
 class GrpcSender:
