@@ -21,7 +21,7 @@ INT64 = np.dtype("<i8")
 LENGTH_DELIMITED = 2  # protobuf's wire type
 ERROR_HEADER = "openbook-error"
 """Trailing metadata: the name of the error that a call ended with."""
-OTHERS = re.compile("Method not found|http2 header with status: 40[1345]|Failed parsing HTTP/2")
+OTHERS = re.compile("Method not found|http2 header with status: 40[01345]|Failed parsing HTTP/2")
 """gRPC's own words where none of our services answers, but HTTP or another one."""
 
 

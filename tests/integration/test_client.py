@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -436,20 +437,20 @@ def http_1(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def http_2(connection: socket.socket) -> None:
-    """What it is asked for is not there."""
+def http_2(status: bytes, connection: socket.socket) -> None:
+    """What it is asked for is not there, or it is none of what is asked there."""
     connection.sendall(b"\0\0\0\4\0\0\0\0\0")  # settings, of which none
     with connection.makefile("rb") as sent:
         sent.read(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
         while (frame := sent.read(9))[3] != 1:  # of headers
             sent.read(int.from_bytes(frame[:3], "big"))
-        connection.sendall(b"\0\0\5\1\5" + frame[5:] + b"\x08\x03404")
+        connection.sendall(b"\0\0\5\1\5" + frame[5:] + b"\x08\x03" + status)
         connection.shutdown(socket.SHUT_WR)
         sent.read()  # what is not read when it closes would take the answer with it
 
 
 @CLIENTS
-@pytest.mark.parametrize("talk", [http_1, http_2])
+@pytest.mark.parametrize("talk", [http_1, partial(http_2, b"404"), partial(http_2, b"400")])
 def test_a_port_that_is_not_an_endpoints_grpc_port_is_said_to_be_another(kind: Any, talk: Any) -> None:
     with speaking(talk) as address, pytest.raises(OpenbookError, match=r"is that an endpoint's gRPC port\?.*9000"):
         kind(address, timeout_s=5, retries=False).answer("who")
