@@ -6,8 +6,9 @@
 set -eu
 folder=${SECRETS:-$(dirname "$0")/secrets}
 days=${DAYS:-825}
+mkdir -p -m 755 "$folder" # its files may be given to another user, as that of the containers, who has to come in
 umask 077
-mkdir -p "$folder" "$folder-ca"
+mkdir -p "$folder-ca"
 echo '*' >"$folder-ca/.gitignore"
 ca=$(cd "$folder-ca" && pwd)/ca.key
 cd "$folder"

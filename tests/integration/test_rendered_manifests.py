@@ -491,7 +491,12 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
         subprocess.run(["sh", script, *names], env=environment, check=True, capture_output=True)
         return {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
 
-    made = make("answers.example.org", "10.0.0.1")
+    before = os.umask(0o077)
+    try:
+        made = make("answers.example.org", "10.0.0.1")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o755, "whom a file is given to reaches it"
     assert made.keys() == {"ray-token", "ca.pem", "cert.pem", "key.pem"}, "the CA's key stays where it was made"
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "secrets").iterdir())
     tls = {"certificate": tmp_path / "secrets/cert.pem", "key": tmp_path / "secrets/key.pem"}
