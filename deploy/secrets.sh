@@ -6,6 +6,20 @@
 set -eu
 folder=${SECRETS:-$(dirname "$0")/secrets}
 days=${DAYS:-825}
+
+names=DNS:openbook,DNS:localhost,IP:127.0.0.1
+for name in "$@"; do
+  case $name in
+    '' | *[!0-9A-Za-z.:*_-]*)
+      echo "'$name' is neither a name nor an address" >&2
+      exit 1
+      ;;
+    *:*) names=$names,IP:$name ;;
+    *[!0-9.]*) names=$names,DNS:$name ;;
+    *) names=$names,IP:$name ;;
+  esac
+done
+
 mkdir -p -m 755 "$folder" # its files may be given to another user, as that of the containers, who has to come in
 umask 077
 mkdir -p "$folder-ca"
@@ -15,15 +29,6 @@ cd "$folder"
 trap 'rm -f ca.new key.new cert.new cert.csr cert.ext' EXIT
 
 quietly() { said=$("$@" 2>&1) || { echo "$said" >&2; exit 1; }; }
-
-names=DNS:openbook,DNS:localhost,IP:127.0.0.1
-for name in "$@"; do
-  case $name in
-    *:*) names=$names,IP:$name ;;
-    *[!0-9.]*) names=$names,DNS:$name ;;
-    *) names=$names,IP:$name ;;
-  esac
-done
 
 if ! [ -e ray-token ]; then
   openssl rand -hex 32 >ray-token
@@ -43,5 +48,6 @@ if ! [ -e cert.pem ]; then
   quietly openssl x509 -req -in cert.csr -CA ca.pem -CAkey "$ca" -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile cert.ext -out cert.new
   mv key.new key.pem
   mv cert.new cert.pem
+  rm cert.csr cert.ext
 fi
 ls -l "$PWD"

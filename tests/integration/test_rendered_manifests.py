@@ -488,8 +488,10 @@ def test_a_typo_in_the_topology_is_named(old: str, new: str, message: str, tmp_p
 def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) -> None:
     def make(*names: str) -> dict[str, bytes]:
         script, environment = str(ROOT / "deploy" / "secrets.sh"), {**os.environ, "SECRETS": str(tmp_path / "secrets")}
-        subprocess.run(["sh", script, *names], env=environment, check=True, capture_output=True)
-        return {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
+        said = subprocess.run(["sh", script, *names], env=environment, check=True, capture_output=True, text=True)
+        made = {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
+        assert {line.split()[-1] for line in said.stdout.splitlines()[1:]} == made.keys()
+        return made
 
     before = os.umask(0o077)
     try:
@@ -509,9 +511,19 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
     (tmp_path / "secrets-ca/ca.key").unlink()
     with pytest.raises(subprocess.CalledProcessError) as failed:
         make("other.example.org")
-    assert b"ca.key: the CA's key is not there" in failed.value.stderr
+    assert "ca.key: the CA's key is not there" in failed.value.stderr
     assert (tmp_path / "secrets/key.pem").read_bytes() == made["key.pem"]
     assert not (tmp_path / "secrets/cert.pem").exists()
+
+
+@pytest.mark.parametrize("name", ["bad name", "", "https://answers.example.org", "a,DNS:b", "a;b"])
+def test_a_name_that_is_none_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
+    command = ["sh", str(ROOT / "deploy" / "secrets.sh"), "answers.example.org", name]
+    done = subprocess.run(
+        command, env={**os.environ, "SECRETS": str(tmp_path / "secrets")}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, f"'{name}' is neither a name nor an address\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
