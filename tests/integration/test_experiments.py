@@ -217,6 +217,15 @@ def test_a_page_is_not_held_to_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Path("open-domain.html").read_text() == former
 
 
+def test_what_is_no_page_is_refused_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.experiments.asking.embedded_snapshot", lambda on_progress: pytest.fail("begun"))
+    monkeypatch.chdir(tmp_path)
+    Path("other.html").write_text("<p>nothing</p>")
+    command = ["experiment", "open-domain", "--against", "other.html"]
+    with pytest.raises(InvalidConfig, match=r"^other\.html: is no experiment's page with numbers"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
 def test_shares_are_shown_with_their_intervals() -> None:
     table = Table("t", ("a", "b", "c"), [(Mean(0.25, 0.125, 0.5), Heat(0.5), Mean(float("nan"), 0, 0))])
     page = replace(report(0.8), tables=[table]).page()

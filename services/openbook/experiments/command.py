@@ -197,6 +197,7 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
     from openbook.config import section
     from openbook.evaluation.run import to_ask
     from openbook.experiments.asking import SNAPSHOT, embedded_snapshot, shipped
+    from openbook.experiments.report import numbers_of
     from openbook.terminal import build_progress
 
     module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
@@ -205,6 +206,8 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
         raise InvalidConfig(f"--against: {former}: no such file")
     if former and out.exists() and out.samefile(former):
         raise InvalidConfig(f"--against: {former} is the page that --out replaces: give another --out")
+    if former:
+        numbers_of(former)  # before hours of answers are to be held to it
     model = {"dtype": given["dtype"], "n_threads": given["threads"]}
     one = {setting: given[option] for setting, option in (("k", "k"), ("n_beams", "beams"))}
     of_embedded = not (given["snapshot"] or given["index"])

@@ -81,10 +81,7 @@ class Report:
         Raises:
             InvalidConfig: it is no page with numbers, or it was made of something else; names the first difference.
         """
-        try:
-            former = json.loads(page.read_text(encoding="utf-8").partition(MARK)[2].partition("</script>")[0])
-        except (OSError, ValueError) as error:
-            raise InvalidConfig(f"{page}: is no experiment's page with numbers: {error}") from None
+        former = numbers_of(page)
         if difference := next(differences(_lasting(former["plan"]), _lasting(self.plan)), None):
             raise InvalidConfig(f"{page}: was made of something else, whose {difference}")
         again = [
@@ -127,6 +124,16 @@ class Report:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self.title)}</title><style>{style}</style><body>{''.join(parts)}</body></html>\n"
         )
+
+
+def numbers_of(page: Path) -> dict[str, Any]:
+    """The plan and the numbers that a page holds. Raises InvalidConfig: it is none, or has none."""
+    found: dict[str, Any]
+    try:
+        found = json.loads(page.read_text(encoding="utf-8").partition(MARK)[2].partition("</script>")[0])
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{page}: is no experiment's page with numbers: {error}") from None
+    return found
 
 
 def _lasting(plan: Mapping[str, Any]) -> Any:
