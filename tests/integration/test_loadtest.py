@@ -727,6 +727,7 @@ def test_wrong_replies_end_the_command_with_1() -> None:
             InvalidConfig,
             r"at most 5,000,000 questions, got 900000 a second",
         ),
+        (["a:1", "--rate", "0.1", "--duration", "9"], InvalidConfig, r"one question within duration_s, got 0.1 a"),
         (["a:1", "--k", "4294967296"], InvalidConfig, r"k = 4294967296: Input should be less than 4294967296"),
         (["a:1", "--beams", "5000000000"], InvalidConfig, r"n_beams = 5000000000: Input should be less"),
         (["a:1", "--max-new-tokens", "5000000000"], InvalidConfig, r"max_new_tokens = 5000000000: Input should be"),

@@ -22,6 +22,10 @@ class NotKeptUp(OpenbookError):
     """The load generator was measured, not the endpoint."""
 
 
+class NothingMeasured(OpenbookError):
+    """No question was asked in the window."""
+
+
 class WrongReplies(OpenbookError):
     """Equal questions got different answers."""
 
@@ -118,10 +122,15 @@ class Result:
         """Pass for a run whose figures are the endpoint's, and right.
 
         Raises:
+            NothingMeasured: no question was asked in the window.
             WrongReplies: equal questions got different answers.
             NotKeptUp: too few questions were sent on time.
         """
         found = self.measured
+        if not found.n:
+            raise NothingMeasured(
+                f"no question was asked within the {found.duration_s:g} s that count: raise --rate or --duration"
+            )
         if found.n_wrong:
             raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")
         if found.on_time < MIN_ON_TIME:

@@ -79,6 +79,9 @@ class LoadSettings(Section):
         if self.closed is None and self.rate * self.length_s > MAX_QUESTIONS:
             asked = f"{self.rate:g} a second for {self.length_s:g} s"
             raise ValueError(f"a run has at most {MAX_QUESTIONS:,} questions, got {asked}")
+        if self.closed is None and self.rate * self.duration_s < 1:
+            asked = f"{self.rate:g} a second for {self.duration_s:g} s"
+            raise ValueError(f"a run has at least one question within duration_s, got {asked}")
         if self.closed is not None and self.processes > self.closed:
             raise ValueError(f"processes must be at most closed = {self.closed}, got {self.processes}")
         if self.tls_ca is not None and not self.is_tls:

@@ -17,7 +17,7 @@ from openbook.errors import InvalidDocuments
 from openbook.loadtest import histograms, outcomes
 from openbook.loadtest.histograms import histogram, merged, read_log, write_log
 from openbook.loadtest.outcomes import HANG, OK, REFUSED, Log, Outcomes, Reply
-from openbook.loadtest.result import Result, latency, wrong
+from openbook.loadtest.result import NothingMeasured, Result, latency, wrong
 from openbook.loadtest.settings import LoadSettings
 
 LATENCIES = st.lists(st.floats(1e-6, 3000), max_size=50)
@@ -42,6 +42,12 @@ def logged(*events: tuple[float, float, str], begun: float = 100.0) -> Outcomes:
 def as_rows(found: Outcomes) -> list[tuple[Any, ...]]:
     statuses = [found.labels[label].status for label in found.label]
     return sorted(zip(statuses, found.intended_s, found.sent_s, found.done_s, found.about, found.digest, strict=True))
+
+
+def test_a_window_without_a_question_is_not_measured() -> None:
+    Result(settings(), logged((2.0, 0.1, OK)), 0.0, 0.0).check()
+    with pytest.raises(NothingMeasured, match=r"no question was asked within the 8 s that count"):
+        Result(settings(), logged((1.9, 0.1, OK)), 0.0, 0.0).check()
 
 
 @given(events=EVENTS)
