@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,6 +249,13 @@ def await_end(pids: Sequence[int]) -> None:
                     kill(pid)
         assert monotonic() < give_up, left
         sleep(0.1)  # they are no children of ours
+
+
+def test_where_a_run_goes_on_is_told_before_its_workers_are_there(tmp_path: Path) -> None:
+    (tmp_path / cluster.CHECKPOINTS / "step-0000006").mkdir(parents=True)
+    told: list[tuple[int, Mapping[str, float]]] = []
+    with cluster._followed(tmp_path, lambda step, scalars: told.append((step, scalars))):
+        assert told == [(6, {})]
 
 
 def test_whatever_ends_a_run_the_same_call_goes_on_to_the_same_end(files: Files, whole: Path) -> None:

@@ -175,6 +175,8 @@ def _followed(out: Path, on_step: OnStep) -> Iterator[None]:
     """Tells in a thread what the workers record and warn of."""
     is_over = threading.Event()
     told = max(map(checkpoints.step_of, checkpoints.kept(out / CHECKPOINTS)), default=-1)
+    if told >= 0:
+        on_step(told, {})
 
     def tell() -> None:
         nonlocal told

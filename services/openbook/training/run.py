@@ -18,7 +18,7 @@ from openbook.training.settings import TrainingSettings
 from openbook.training.world import Alone, World
 
 OnStep = Callable[[int, Mapping[str, float]], None]
-"""Called with the step and its numbers, by name."""
+"""Called with the step and its numbers, by name; first, with none, with the step that a run goes on from."""
 
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
@@ -110,6 +110,7 @@ class Run:
             found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS) if self.world.rank == 0 else None)
             if found is not None:
                 checkpoints.restore(found, self.loop, self.plan)
+                on_step(self.loop.step, {})
             self._steps(on_step)
             if self.world.rank == 0:
                 self._save()
