@@ -323,8 +323,13 @@ def test_labels_are_recorded_by_their_names_whatever_the_generator_calls_them(da
     (record,) = records(tmp_path / "out")
     assert (record.prediction, record.em, record.f1) == ("SUPPORTS", True, 1.0)
     facts = [data / "facts.jsonl"]
-    with pytest.raises(InvalidDocuments, match=r"facts\.jsonl: none of the labels 2: \['SUPPORTS', 'REFUTES'\] is an"):
+    with pytest.raises(InvalidDocuments, match=r"facts\.jsonl: labels must hold .*, got 2: \['SUPPORTS', 'REFUTES'\]"):
         evaluate(settings(data, tmp_path / "none", questions=facts, labels=labels))
+
+
+def test_a_folder_is_said_to_be_for_rankings(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocuments, match=r"is a folder, as BEIR's are: openbook evaluate --retrieve"):
+        evaluate(settings(data, tmp_path / "out", questions=[data]))
 
 
 def test_labels_are_right_letter_for_letter(data: Path, tmp_path: Path) -> None:
@@ -335,5 +340,5 @@ def test_labels_are_right_letter_for_letter(data: Path, tmp_path: Path) -> None:
     (record,) = records(tmp_path / "out")
     assert (record.prediction, record.em) == ("1", False)
     assert result.em.value == result.label_accuracy.value == 0.0
-    with pytest.raises(InvalidDocuments, match=r"none of the labels 2: \['1', '2'\] is an answer"):
+    with pytest.raises(InvalidDocuments, match=r"labels must hold the answer to one .*, got 2: \['1', '2'\]"):
         evaluate(settings(data, tmp_path / "none", **asked, labels=["1=Paris", "2=Rome"]))

@@ -192,6 +192,8 @@ def _record(
 
 def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
     """The questions to ask, in the order of the file. Raises InvalidDocuments as `evaluate`."""
+    if path.is_dir():
+        raise InvalidDocuments(f"{path}: is a folder, as BEIR's are: openbook evaluate --retrieve takes those")
     questions = list(read(path, settings.pages))
     if not questions:
         raise InvalidDocuments(f"{path}: holds no questions")
@@ -199,7 +201,7 @@ def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
         raise InvalidDocuments(f"{path}: question {bare[0]} has no answer")
     labels = [label for _, label in settings.words]
     if labels and not any(is_right(label, each, is_label=True) for label in labels for each in questions):
-        raise InvalidDocuments(f"{path}: none of the labels {shown(labels)} is an answer to one of its questions")
+        raise InvalidDocuments(f"{path}: labels must hold the answer to one of its questions, got {shown(labels)}")
     questions = settings.draw(questions)
     if settings.context == "gold" and (bare := [question.id for question in questions if not question.context]):
         raise InvalidDocuments(f"{path}: gold context needs a context for every question, question {bare[0]} has none")
