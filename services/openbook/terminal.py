@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import exp
@@ -230,10 +230,13 @@ def build_progress() -> Iterator[OnProgress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=SafeConsole(stderr=True)) as bars:
+    bars = Progress(*columns, console=SafeConsole(stderr=True))
+    with ExitStack() as stack:
         tasks: dict[str, TaskID] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
+            if not tasks:  # only now: without a bar it would end with an empty line
+                stack.enter_context(bars)
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total or None, completed=done)  # those were done before
             bars.update(tasks[stage], completed=done, total=total or None)

@@ -176,6 +176,12 @@ def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
     assert capsys.readouterr().err.splitlines()[-1] == "left out: 7 in all"
 
 
+def test_what_is_refused_before_it_begins_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidRequest), terminal.build_progress():
+        raise InvalidRequest("no such file")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_file_of_questions_has_its_name_in_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.build_progress() as on_progress:
         on_progress("nq[/b].jsonl", 1, 2)
