@@ -61,7 +61,7 @@ def show(found: Plan, constants: Constants) -> None:
         console.print(f"mind: {warning}", style="yellow", highlight=False)
     table = Table(title="\nwhat this rests on", title_justify="left", box=None, padding=(0, 1), header_style="dim")
     for title in ("value", "of", "from"):
-        table.add_column(title, justify="right" if title == "value" else "left")
+        table.add_column(title, justify="right" if title == "value" else "left", overflow="fold")
     for constant in constants.values():
         table.add_row(f"{constant.value:.3g}", constant.means, constant.source)
     console.print(table)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from io import StringIO
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import parse
 from openbook.deployment import render
 from openbook.errors import InvalidConfig, InvalidRequest, ShardUnavailable, StartupError
-from openbook.planning import calibrate
+from openbook.planning import calibrate, screen
 from openbook.planning.constants import DEFAULTS, Calibration, calibrated, constants
 from openbook.planning.demand import Demand, Machine, Machines, machines
 from openbook.planning.measure import WORDS, Served, _ask, build, generated, served
@@ -279,6 +281,13 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["assumptions"]["call_s"]["source"]
     assert found["index"]["machine"]["name"] in {machine.name for machine in OFFERED.machines}
     assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
+
+
+def test_a_narrow_terminal_shows_all_that_a_plan_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "console", console := Console(width=60, file=StringIO(), record=True))
+    known = constants(None)
+    screen.show(plan(Demand(passages=1_000_000, p99_s=400), OFFERED, known), known)
+    assert "…" not in console.export_text()
 
 
 def test_names_of_machines_and_of_where_it_was_measured_are_shown_as_they_are(tmp_path: Path) -> None:
