@@ -681,6 +681,23 @@ def test_runs_that_count_differently_do_not_merge(tmp_path: Path) -> None:
         folder.merge([tmp_path])
 
 
+def test_one_run_does_not_merge_with_itself_and_equal_seeds_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def kept(name: str, seed: int) -> Path:
+        async with grpc_endpoint(echo) as address:
+            folder.write(tmp_path / name, await measure(asked(address, duration_s=0.1, seed=seed)))
+        return tmp_path / name
+
+    one, own, equal = (asyncio.run(kept(*each)) for each in (("one", 1), ("own", 2), ("equal", 1)))
+    with pytest.raises(InvalidConfig, match=r"one: is given twice"):
+        folder.merge([one, own, tmp_path / "own" / ".." / "one"])
+    folder.merge([one, own])
+    assert caplog.messages == []
+    folder.merge([one, own, equal])
+    assert caplog.messages == [f"{equal}: has the seed of another run, 1: each machine needs its own"]
+
+
 def test_the_command_searches_the_knee(tmp_path: Path) -> None:
     async def script(question: str) -> AnswerResponse:
         raise Refused(grpc.StatusCode.UNAVAILABLE)

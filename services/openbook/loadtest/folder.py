@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import platform
 import shlex
@@ -25,6 +26,8 @@ from openbook.loadtest.outcomes import OK, REFUSED
 from openbook.loadtest.report import knee_page, page
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
+
+log = logging.getLogger(__name__)
 
 RESULT, OUTCOMES, SECONDS, REPORT = "result.json", "outcomes.npz", "seconds.csv", "report.html"
 ALIKE = (
@@ -117,11 +120,19 @@ def merge(folders: Sequence[Path]) -> Result:
     """Runs at the same time, from several machines, as one run: rates add up.
 
     Raises:
-        InvalidConfig, InvalidDocuments: a folder holds no run, or runs differ in what their figures count.
+        InvalidConfig, InvalidDocuments: a folder holds no run or is given twice, or runs differ in what their
+            figures count.
     """
+    for number, folder in enumerate(folders):
+        if folder.resolve() in {each.resolve() for each in folders[:number]}:
+            raise InvalidConfig(f"{folder}: is given twice")
     runs = [read(folder) for folder in folders]
     first = runs[0].settings
+    seeds: set[int] = set()
     for folder, each in zip(folders, runs, strict=True):
+        if (seed := each.settings.seed) in seeds:
+            log.warning("%s: has the seed of another run, %d: each machine needs its own", folder, seed)
+        seeds.add(seed)
         for name in ALIKE:
             ours, theirs = getattr(first, name), getattr(each.settings, name)
             if ours != theirs:
