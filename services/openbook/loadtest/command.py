@@ -71,6 +71,17 @@ def loadtest(
     settings = section(LoadSettings, "openbook loadtest", **asked)
     if find_knee and closed is not None:
         raise InvalidRequest(f"--find-knee raises a rate, and --closed {closed} has none: give one of them")
+    for said, is_said, without_use in (
+        (f"--closed {closed}", closed is not None, ("rate", "arrivals", "cv")),
+        (f"--arrivals {arrivals}", arrivals is not Arrivals.GAMMA, ("cv",)),
+        ("--replay", replay, ("zipf",)),
+        (f"--what {what}", what is What.RETRIEVE, ("formulation", "decoding", "n_beams", "max_new_tokens")),
+        ("a run without --find-knee", not find_knee, ("min_goodput", "max_p99_s")),
+    ):
+        for name in without_use:
+            source = context.get_parameter_source(name)
+            if is_said and source is not None and source.name == "COMMANDLINE":
+                raise InvalidRequest(f"{said} has no use for --{name.replace('_', '-')}")
     if not 0 < min_goodput <= 1 or (max_p99_s is not None and not max_p99_s > 0):
         got = f"{min_goodput} and {max_p99_s}"
         raise InvalidRequest(f"--min-goodput must be above 0, at most 1, --max-p99-s above 0, got {got}")
