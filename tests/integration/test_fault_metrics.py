@@ -1,12 +1,14 @@
 """Each fault that docs/operate.md says a metric shows is shown by it."""
 
 import asyncio
+import math
 import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,8 +23,12 @@ from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, parse
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
-from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved, Token
+from openbook.core.types import AS_BUILT, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import DeadlineExceeded, ModelUnavailable, OpenbookError, Overloaded
+from openbook.index.server.exchange import Peer
+from openbook.index.server.streams import OpenStreams
+from openbook.index.server.threads import CallThreads, Fetches
+from openbook.index.server.waiting import PendingSearch, SearchQueue
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.serving.endpoint.service import AnswerService
@@ -246,3 +252,35 @@ def test_a_replica_that_died() -> None:
         pytest.raises(ModelUnavailable),
     ):
         asyncio.run(call("encoder", Context(), Dead))
+
+
+# --- an index server
+
+
+def test_what_an_index_server_refuses_is_counted_by_what_it_lacks() -> None:
+    def search() -> PendingSearch:
+        return PendingSearch(None, np.zeros((1, 2), np.float32), 1, AS_BUILT, Context(), lambda outcome: None)  # type: ignore[arg-type]
+
+    def stream() -> Any:
+        return Mock(idle_since=math.inf, unread_since=math.inf, peer=Peer("a", "1"))
+
+    def refuses(want: str) -> Any:
+        stack = ExitStack()
+        stack.enter_context(rises("openbook_refused_total", by="index", want=want))
+        stack.enter_context(pytest.raises(Overloaded))
+        return stack
+
+    waiting, streams, threads, told = SearchQueue(1, 1), OpenStreams(1), CallThreads(1, 1), list[Overloaded]()
+    waiting.put(search())
+    with refuses("rows"):
+        waiting.put(search())
+    streams.admit(stream())
+    with refuses("streams"):
+        streams.admit(stream())
+    with threads.working("a"), refuses("threads"), threads.working("a"):
+        pass
+    fetches = Fetches(1)
+    fetches._turns.put("a", object(), 1)  # type: ignore[arg-type]
+    with rises("openbook_refused_total", by="index", want="ids"):
+        fetches.submit("b", 9, iter(()), told.append)
+    assert len(told) == 1

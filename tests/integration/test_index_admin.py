@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from openbook import wire
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.core.types import Float32, Passage
-from openbook.errors import InvalidConfig, InvalidSnapshot
+from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.root import PUBLISHED, Published, Root
 from openbook.index.disk.snapshot import Manifest
@@ -201,6 +201,19 @@ def test_recall_below_what_is_configured_is_refused(built: Path, tmp_path: Path)
     server._publishing.follow(OneLook())
     assert server.shard.folder == built / "a", "others may ask for less"
     server.stop(0)
+
+
+def test_what_cannot_be_put_on_record_is_not_served(admin: Admin, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a restart would go back."""
+
+    def full(*_: object) -> None:
+        raise ShardUnavailable("published.json: cannot be written")
+
+    a, b = id_of(built / "a"), id_of(built / "b")
+    admin.prepare(built / "b")
+    monkeypatch.setattr(Root, "update", full)
+    assert refusal(admin.publish, b, 2) == ("UNAVAILABLE", "published.json: cannot be written")
+    assert held(admin.index.Info(index_pb2.InfoRequest())) == [(1, a), (0, b)]
 
 
 def test_a_discarded_snapshot_is_gone(admin: Admin, built: Path) -> None:
@@ -441,9 +454,10 @@ def test_a_server_stops_while_the_disk_of_its_root_is_silent(
 def test_a_damaged_prepared_snapshot_is_ignored_and_a_damaged_current_one_is_not(built: Path, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root", built / "a")
     settings = IndexServerSettings(snapshot=tmp_path / "root")
-    root.update(lambda published: published.after_prepare(str(built / "damaged")))
-    with IndexServer(settings) as server:
-        assert [shard.manifest.snapshot_id for _, shard in server.held.held()] == [id_of(built / "a")]
+    for name in ("another-encoder", "damaged"):
+        root.update(lambda published, name=name: published.after_prepare(str(built / name)))
+        with IndexServer(settings) as server:
+            assert [shard.manifest.snapshot_id for _, shard in server.held.held()] == [id_of(built / "a")]
     root.update(lambda published: published.after_publish(str(built / "damaged"), 2))
     with pytest.raises(InvalidSnapshot, match="was altered"):
         IndexServer(settings)
@@ -497,7 +511,12 @@ def test_the_token_is_needed_where_one_is_set(built: Path) -> None:
 def test_beyond_loopback_nothing_is_changed_without_a_token(built: Path) -> None:
     server = IndexServer(IndexServerSettings(snapshot=built / "a", host="0.0.0.0"))
     with server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        for call in (lambda a: a.prepare(built / "b"), lambda a: a.publish("x", 2), lambda a: a.discard("x")):
+        for call in (
+            lambda a: a.prepare(built / "b"),
+            lambda a: a.publish("x", 2),
+            lambda a: a.discard("x"),
+            lambda a: a._stub.Download(index_pb2.DownloadRequest(), timeout=60),
+        ):
             code, details = refusal(call, Admin(channel))
             assert (code, "index_server.admin_token" in details) == ("PERMISSION_DENIED", True)
 

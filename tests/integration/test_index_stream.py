@@ -130,6 +130,7 @@ def test_what_fails_is_one_call(server: IndexServer) -> None:
     assert [passage.id for passage in replies[7].fetch.passages] == [7, 3]
     np.testing.assert_array_equal(wire.matrix_from_wire(replies[7].fetch.vectors), VECTORS[[7, 3]])
     assert replies[8].search.rows == 1
+    assert [each.n_using for each in server.held._entries.values()] == [0], "else it would never be let go of"
 
 
 def test_a_full_queue_refuses_and_the_others_are_served(snapshot: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.core.fusion import DEPTH, RANK_CONSTANT, depth, fuse, joined
-from openbook.core.types import NO_HIT, Candidates, Hits, RetrievalSettings, RetrieverKind
+from openbook.core.types import NO_HIT, Candidates, Coverage, Hits, RetrievalSettings, RetrieverKind
 from openbook.errors import InvalidRequest, SnapshotMismatch
 
 HYBRID, BM25 = RetrieverKind.HYBRID, RetrieverKind.BM25
@@ -93,11 +93,12 @@ def found_of_shards(
     return fuse(replace(joined(parts), n_named=n), settings)
 
 
+@pytest.mark.parametrize("weight", [None, 0.7])
 @pytest.mark.parametrize("without", [(), (3, 5)])
-def test_so_it_is_where_servers_name_few(without: tuple[int, ...]) -> None:
+def test_so_it_is_where_servers_name_few(without: tuple[int, ...], weight: float | None) -> None:
     random = np.random.default_rng(0)
     rows = [(float(a), float(b)) for a, b in random.permuted(np.tile(np.arange(1, 201), (2, 1)), axis=1).T]
-    settings = RetrievalSettings(k=15, retriever=HYBRID, without=without)
+    settings = RetrievalSettings(k=15, retriever=HYBRID, without=without, bm25_weight=weight)
     found = [found_of_shards(rows, [i % n for i in range(200)], settings, max_k=20).ids.tolist() for n in (1, 2, 4)]
     assert found[0] == found[1] == found[2]
     assert NO_HIT not in found[0][0]
@@ -108,6 +109,11 @@ def test_the_depth_is_that_of_the_fusion_or_as_many_as_are_asked_for() -> None:
     assert depth(RetrievalSettings(k=300, retriever=HYBRID, without=(1, 2)), 1000) == 302
     assert depth(RetrievalSettings(k=5, retriever=BM25, without=(1, 1)), 1000) == 6
     assert depth(RetrievalSettings(k=5, retriever=HYBRID), 50) == 50  # the servers name no more
+
+
+def test_what_is_fused_covers_what_its_candidates_do() -> None:
+    half = replace(candidates(ROWS), coverage=Coverage(1, 2, (1,)))
+    assert fuse(half, RetrievalSettings(retriever=HYBRID)).coverage == half.coverage
 
 
 def test_shards_of_two_snapshots_are_no_candidates() -> None:

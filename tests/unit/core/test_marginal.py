@@ -108,6 +108,12 @@ def test_an_answer_without_tokens_has_probability_one_and_its_posterior_is_the_p
     np.testing.assert_allclose(marginal.sequence_log_posterior(prior, *nothing), prior)
 
 
+def test_one_answer_without_tokens_among_others_has_no_posterior() -> None:
+    posterior = np.log(np.full((2, 3, 2), 0.5))
+    with pytest.raises(InvalidRequest, match="one token or more per answer"):
+        marginal.answer_log_posterior(posterior, [[True, False, False], [False] * 3])
+
+
 def test_probabilities_far_below_the_smallest_float_are_kept_apart() -> None:
     prior = marginal.log_prior([[0.0, -5000.0]])
     likelihood = np.array([[[-9000.0], [-1.0]]])

@@ -3,13 +3,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from openbook.core.topk import canonical_scores, check_search, merge, score_error_bound, top_k
-from openbook.core.types import NO_HIT, Float32, Hits
-from openbook.errors import InvalidRequest, SnapshotMismatch
+from openbook.core.topk import (
+    canonical_scores,
+    check_coverage,
+    check_search,
+    check_without,
+    merge,
+    score_error_bound,
+    top_k,
+)
+from openbook.core.types import NO_HIT, Coverage, Float32, Hits
+from openbook.errors import InvalidRequest, ShardUnavailable, SnapshotMismatch
 
 FINITE = st.floats(-(2.0**40), 2.0**40, width=32)
 
@@ -47,6 +55,7 @@ def test_a_score_of_exact_numbers_is_exact(numbers: np.ndarray, exponent: int) -
 
 
 @settings(max_examples=50)
+@example(np.full((2, 17), 2.0**-75, np.float32))  # whose products are too small for float32
 @given(hnp.arrays(np.float32, (2, 17), elements=FINITE))
 def test_no_float32_summation_is_further_off_than_the_bound(pair: Float32) -> None:
     query, vector = pair
@@ -119,6 +128,32 @@ def test_large_queries_are_searched_for_up_to_a_norm() -> None:
     assert len(check_search(queries, 1, dimension=3, max_k=9, max_rows=4, max_norm=1.5e30)) == 2
     with pytest.raises(InvalidRequest, match=r"norms up to 1.4e\+30, got 1.41421e\+30 in row 1"):
         check_search(queries, 1, dimension=3, max_k=9, max_rows=4, max_norm=1.4e30)
+
+
+def test_a_query_may_be_as_long_as_the_longest_and_no_longer() -> None:
+    for norm in (1.0, 0.5):
+        check_search(np.array([[0, norm, 0]], np.float32), 1, dimension=3, max_k=9, max_rows=4, max_norm=1.0)
+    with pytest.raises(InvalidRequest, match=r"norms up to 1, got 1\.25 in row 0"):
+        check_search(np.array([[0, 1.25, 0]], np.float32), 1, dimension=3, max_k=9, max_rows=4, max_norm=1.0)
+
+
+def test_whole_coverage_is_that_of_all_shards_though_the_one_that_lacks_be_empty() -> None:
+    coverage = Coverage(4, 4, (1,))
+    check_coverage(coverage, 0.99)
+    with pytest.raises(ShardUnavailable, match="shard 1 does not answer"):
+        check_coverage(coverage, 1.0)
+    check_coverage(Coverage(2, 4, (1,)), 0.5)
+
+
+def test_what_is_left_out_is_looked_for_too() -> None:
+    check_without(7, (1, 2, 2), 9)
+    with pytest.raises(InvalidRequest, match="must be at most 9, got 8 and 2"):
+        check_without(8, (1, 2, 2), 9)
+
+
+def test_hits_of_one_shard_alone_tell_what_they_cover() -> None:
+    hits = Hits(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32), "s")
+    assert [merge([hits], k, Coverage(1, 2, (1,))).coverage.share for k in (1, 2)] == [0.5, 0.5]
 
 
 def test_queries_must_be_float32() -> None:

@@ -203,6 +203,17 @@ def test_where_there_is_no_place_the_newest_of_who_has_most_must_go() -> None:
     assert turns.size == 6
 
 
+def test_what_was_begun_keeps_its_place_and_nothing_else_of_its_name() -> None:
+    turns: Turns[str] = Turns(10)
+    turns.put("much", "a", 9)
+    turns.give("a", 1)
+    assert turns.put("little", "b", 3) == ["b"]
+    turns.give("a")
+    assert turns.put("little", "b", 3) == []
+    assert turns.put("much", "a", 7) == []
+    assert turns.put("other", "c", 1) == ["a"]
+
+
 def test_where_nothing_waits_there_is_place_for_anything() -> None:
     turns: Turns[str] = Turns(10)
     assert turns.put("anyone", "a", 100) == []

@@ -85,6 +85,7 @@ def test_what_cannot_be_searched_for_at_once_waits() -> None:
     for batch, asked in (
         (search(8, "a"), search(1, "b", shard=ANOTHER)),  # whose settings may be others
         (search(65, "a"), search(1, "b")),
+        (search(64, "a", k=5000), search(65, "b")),
         (search(1000, "a", shard=ANOTHER), search(65, "b", shard=ANOTHER)),
     ):
         waiting = SearchQueue(4096, 1024)

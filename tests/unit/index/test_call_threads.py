@@ -1,3 +1,4 @@
+from contextlib import ExitStack
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, cast
@@ -5,6 +6,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from openbook.errors import Overloaded
 from openbook.index.server.threads import CallThreads
 
 
@@ -52,3 +54,34 @@ def test_of_those_who_wait_none_more_is_cancelled_than_is_needed(monkeypatch: py
         threads.shutdown()
     for future in futures:
         future.result()
+
+
+def test_who_has_waited_for_a_moment_only_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """His message may be here already, and this process too busy to have read it."""
+    monkeypatch.setattr("openbook.index.server.threads.SPARED_S", 60.0)
+    threads, call = CallThreads(1, n_spared=0), Context()
+    with threads.waiting(call, cast("grpc.ServicerContext", call)):
+        threads._n_calls = 2
+        threads.cancel_waiting(since=0.0)
+    assert not call.cancelled.is_set()
+
+
+def test_the_latest_who_wait_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.index.server.threads.SPARED_S", 0.0)
+    threads, calls = CallThreads(2, n_spared=1), [Context() for _ in range(2)]
+    threads._n_calls = 9
+    with ExitStack() as waiting:
+        for call in calls:
+            waiting.enter_context(threads.waiting(call, cast("grpc.ServicerContext", call)))
+        threads.cancel_waiting(since=0.0)
+    assert [call.cancelled.is_set() for call in calls] == [True, False]
+
+
+def test_a_caller_leaves_free_as_many_threads_as_he_holds_and_those_who_wait_hold_one_too() -> None:
+    threads, waits = CallThreads(4, n_spared=4), Context()
+    with threads.waiting(waits, cast("grpc.ServicerContext", waits)), threads.working("a"):
+        with threads.working("a"):
+            pass
+        refused = pytest.raises(Overloaded, match="1 calls of this connection")
+        with threads.working("b"), refused, threads.working("b"):
+            pass

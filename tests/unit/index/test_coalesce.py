@@ -1,4 +1,5 @@
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
-from openbook.errors import Overloaded
+from openbook.errors import Overloaded, ShardUnavailable
 from openbook.index.server.coalesce import Coalescer, search_together
 from openbook.index.server.failed import Failed
 from openbook.index.server.waiting import (
@@ -22,6 +23,7 @@ from openbook.index.server.waiting import (
     PendingSearch,
     SearchQueue,
     Ticket,
+    part_rows,
 )
 
 HERE, THERE = object(), object()
@@ -254,6 +256,47 @@ def test_a_full_queue_refuses_who_has_most_in_it() -> None:
         waiting.put(search(32, caller="flood"))
 
 
+class Counting:
+    """A shard whose hits are the queries."""
+
+    def search_checked(self, queries: Float32, *_: object) -> Hits:
+        return Hits(queries[:, :1].astype(np.int64), queries[:, :1], "s")
+
+
+def test_searches_together_have_the_time_of_the_one_that_has_most() -> None:
+    dues = list[float]()
+
+    class Noting(Counting):
+        def search_checked(self, queries: Float32, k: int, parameters: object, deadline: Deadline) -> Hits:  # type: ignore[override]
+            dues.append(deadline.due)
+            return super().search_checked(queries)
+
+    search_together([search(due=due, shard=Noting()) for due in (1e9, 3e9, 2e9)])
+    assert dues == [3e9]
+
+
+def test_who_lost_his_place_is_told_at_once_and_who_comes_after_the_end_too() -> None:
+    told: list[Outcome] = []
+    searches = Coalescer(100, 64)
+    floods = [search(32, caller="flood") for _ in range(3)]
+    for each in floods:
+        each.done = told.append
+        searches.submit(each)
+    searches.submit(search(5, caller="small"))
+    assert [outcome.code for outcome in told if isinstance(outcome, Failed)] == ["RESOURCE_EXHAUSTED"]
+    searches._queue = queue()
+    searches.close()
+    with pytest.raises(ShardUnavailable, match="is stopping"):
+        searches.submit(search())
+
+
+@pytest.mark.parametrize(
+    ("reads_all", "k", "n_rows"), [(True, 5, 16), (False, 5, 4), (True, 1000, 2), (False, 5000, 1)]
+)
+def test_parts_are_of_so_many_rows_that_nobody_waits_long(reads_all: bool, k: int, n_rows: int) -> None:
+    assert part_rows(search(99, k, SimpleNamespace(reads_all=reads_all))) == n_rows
+
+
 def test_what_failed_in_part_or_was_cancelled_is_told_once_and_searched_no_more() -> None:
     told: list[Outcome] = []
 
@@ -271,13 +314,6 @@ def test_what_failed_in_part_or_was_cancelled_is_told_once_and_searched_no_more(
     assert [outcome.code for outcome in told if isinstance(outcome, Failed)] == ["INTERNAL"]
     assert waiting.take(0) == ([], [])
     assert not waiting
-
-
-class Counting:
-    """A shard whose hits are the queries."""
-
-    def search_checked(self, queries: Float32, *_: object) -> Hits:
-        return Hits(queries[:, :1].astype(np.int64), queries[:, :1], "")
 
 
 def test_each_hears_of_its_own_and_what_is_left_is_done_once_all_have_heard() -> None:
@@ -325,3 +361,4 @@ def test_parts_are_put_together_as_if_they_had_been_searched_at_once(n_rows: int
     assert isinstance(hits, Hits)
     np.testing.assert_array_equal(hits.scores, queries[:, :1])
     np.testing.assert_array_equal(hits.ids, queries[:, :1])
+    assert hits.snapshot_id == "s"

@@ -127,6 +127,14 @@ def test_the_number_of_passages_is_that_of_the_shards(copy: Path) -> None:
         Snapshot.open(copy)
 
 
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "secret"])
+def test_a_manifest_names_no_other_files(copy: Path, name: str) -> None:
+    """Who fetches a snapshot from elsewhere writes where it says."""
+    forge(copy, lambda manifest: manifest["shards"][0]["files"][0].update(name=name))
+    with pytest.raises(InvalidSnapshot, match="no file of a shard"):
+        Snapshot.open(copy)
+
+
 def test_a_text_cut_within_a_character_is_told_when_it_is_fetched(copy: Path) -> None:
     path = copy / "shard-0000" / "passages.bin"
     path.write_bytes(path.read_bytes().replace(b"text 7", b"text \xc3"))

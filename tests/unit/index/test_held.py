@@ -39,6 +39,36 @@ def test_a_publication_is_seen_at_once_and_the_former_one_drains() -> None:
         t.held.acquire("a")
 
 
+def test_the_grace_of_a_former_snapshot_begins_with_the_publication_and_is_that_of_all_before() -> None:
+    t = Table()
+    t.clock.advance(100)
+    t.held.prepare("b", "B")
+    t.held.publish("b", 2)
+    t.held.follow("c", "C", 3)
+    assert t.held.drain() == []
+    t.clock.advance(30)
+    assert t.held.drain() == ["a", "b"]
+
+
+def test_a_former_snapshot_that_was_prepared_and_discarded_is_a_former_one_still() -> None:
+    t = Table()
+    t.held.prepare("b", "B")
+    t.held.publish("b", 2)
+    t.held.prepare("a", "A")
+    t.held.discard("a")
+    assert t.held.acquire("a") == ("a", "A")
+
+
+def test_the_current_one_comes_first_and_then_the_latest() -> None:
+    t = Table()
+    for sequence, name in enumerate("bc", 2):
+        t.held.prepare(name, name.upper())
+        t.held.publish(name, sequence)
+    t.held.publish("a", 4)
+    t.held.prepare("d", "D")
+    assert t.ids() == [(4, "A"), (3, "C"), (2, "B"), (0, "D")]
+
+
 def test_neither_the_current_nor_a_prepared_snapshot_drains() -> None:
     t = Table()
     t.held.prepare("b", "B")

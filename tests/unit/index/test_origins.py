@@ -3,6 +3,7 @@
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from openbook.core.types import Passage
 from openbook.errors import InvalidDocuments, InvalidSnapshot
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk import origins
-from openbook.index.disk.origins import LASTING_POSITIONS, PLACES, STRINGS, check_origins, is_of_origins, origin_files
+from openbook.index.disk.origins import (
+    LASTING,
+    LASTING_POSITIONS,
+    PLACES,
+    STRINGS,
+    check_origins,
+    is_of_origins,
+    origin_files,
+)
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.disk.store import PassageReader, write_passages
 from openbook.index.shard.shard import Shard
@@ -45,10 +54,10 @@ ORIGINS = st.builds(
 )
 
 
-def passage(i: int, **about: str) -> Passage:
+def passage(i: int, **about: Any) -> Passage:
     """Two of a document."""
     text = f"text {i}"
-    origin = Origin(document_digest=text_digest(f"doc {i // 2}"), start=8 * (i % 2), end=8 * (i % 2) + 6, **about)  # type: ignore[arg-type]
+    origin = Origin(document_digest=text_digest(f"doc {i // 2}"), start=8 * (i % 2), end=8 * (i % 2) + 6, **about)
     return Passage(i, f"doc-{i // 2}", "title", text, origin)
 
 
@@ -70,7 +79,15 @@ def test_origins_come_back_and_are_found_whatever_is_in_them(
         position = reader.find(each.lasting_id)
         assert position is not None
         assert reader[position].lasting_id == each.lasting_id
+        assert reader.find(each.lasting_id[:16] + "0" * 16) is None  # which begins like it, and is another's
     assert reader.find("0" * 32) is None
+
+
+def test_what_is_true_comes_back_as_true_and_not_as_1(tmp_path: Path) -> None:
+    write_passages(tmp_path, [passage(0, fields={"a bool": True})], fields=FIELDS)
+    origin = PassageReader(tmp_path, 0, FIELDS)[0].origin
+    assert origin is not None
+    assert origin.fields["a bool"] is True
 
 
 def test_passages_of_one_document_share_its_row(tmp_path: Path) -> None:
@@ -124,7 +141,10 @@ def test_a_snapshot_knows_where_its_passages_come_from(tmp_path: Path, n_shards:
     assert [each for shard in shards for each in shard.find([passages[3].lasting_id, "0" * 32])] == [passages[3]]
 
 
-@pytest.mark.parametrize(("name", "column"), [(PLACES, "document"), (PLACES, "section"), ("documents.npy", "path")])
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [(PLACES, "document"), (PLACES, "section"), ("documents.npy", "path"), ("documents.npy", "url")],
+)
 def test_a_row_that_names_nothing_is_found(tmp_path: Path, name: str, column: str) -> None:
     write_passages(tmp_path, [passage(i) for i in range(4)], fields=())
     rows = np.load(tmp_path / name)
@@ -135,6 +155,40 @@ def test_a_row_that_names_nothing_is_found(tmp_path: Path, name: str, column: st
     # Nor does it end the passages for who reads one after the other without having checked.
     with pytest.raises(InvalidSnapshot, match=rf"^{tmp_path}: the origin at \d names what is not there"):
         list(PassageReader(tmp_path, 0, ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        (PLACES, "end", 0),  # before where it begins
+        (PLACES, "page", -1),
+        ("field-0000.npy", ..., 99),
+        (LASTING_POSITIONS, ..., 4),
+        (LASTING, ..., 0),
+    ],
+)
+def test_whatever_else_no_fetch_could_be_right_with_is_found(
+    tmp_path: Path, name: str, column: Any, value: int
+) -> None:
+    fields = (Field("a string", FieldType.STRING),)
+    write_passages(tmp_path, [passage(i) for i in range(4)], fields=fields)
+    check_origins(tmp_path, fields, 4)
+    rows = np.load(tmp_path / name)
+    rows[column][-1] = value
+    np.save(tmp_path / name, rows)
+    with pytest.raises(InvalidSnapshot, match=f"{name}: (rows must be|must ascend)"):
+        check_origins(tmp_path, fields, 4)
+
+
+def test_origins_are_looked_at_where_a_shard_is_verified(tmp_path: Path) -> None:
+    build_snapshot([passage(0)], np.eye(1, dtype=np.float32), tmp_path / "s", 1, "Flat", "e", "f", fields=())
+    snapshot, content = Snapshot.open(tmp_path / "s"), tmp_path / "s" / "shard-0000"
+    snapshot.verify(0)
+    rows = np.load(content / PLACES)
+    rows["document"] = 99
+    np.save(content / PLACES, rows)
+    with pytest.raises(InvalidSnapshot, match=rf"{PLACES}: rows must be 0\.\.0, found 99"):
+        snapshot._check_content(content, snapshot.shard(0))
 
 
 def test_a_lasting_id_of_no_passage_is_told(tmp_path: Path) -> None:

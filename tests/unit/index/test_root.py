@@ -1,3 +1,4 @@
+import fcntl
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from openbook.core.types import Passage
 from openbook.errors import InvalidConfig, InvalidSnapshot
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.root import PUBLISHED, Published, Root
+from openbook.index.disk.root import LOCK, PUBLISHED, Published, Root
 
 FIRST = Published(sequence=7, current="a", former="z")
 
@@ -27,6 +28,7 @@ def test_steps_asked_twice_or_late_change_nothing() -> None:
     assert published.after_publish("b", 8) == published
     assert published.after_prepare("b") == published
     assert published.after_discard("b") == published
+    assert FIRST.after_prepare("b").after_discard("z") == FIRST.after_prepare("b")  # which is not the prepared one
     assert published.after_publish("a", 7) == published  # of a publication that is over
     assert published.after_publish("b", 12) == published.model_copy(update={"sequence": 12})
 
@@ -59,6 +61,23 @@ def test_a_root_on_disk(root: Root, tmp_path: Path) -> None:
     assert again.folder_of(again.read().current) == outside
     assert again.folder_of(str(again.read().former)) == tmp_path / "root" / "inside"
     assert sorted(path.name for path in (tmp_path / "root").iterdir()) == [".published.lock", "inside", PUBLISHED]
+
+
+def test_a_record_is_changed_by_one_at_a_time(root: Root, tmp_path: Path) -> None:
+    def change(published: Published) -> Published:
+        with (tmp_path / "root" / LOCK).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return published.after_prepare("b")
+
+    root.update(change)
+    assert root.read().prepared == "b"
+
+
+def test_a_folder_that_was_reached_by_a_link_is_recorded_as_what_it_is(root: Root, tmp_path: Path) -> None:
+    """A link may lead elsewhere by the time that a server starts again."""
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    (tmp_path / "root" / "latest").symlink_to("inside")
+    assert root.name_of(tmp_path / "link" / "latest") == "inside"
 
 
 def test_a_root_is_made_once_and_of_a_snapshot(root: Root, tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def test_of_one_machine_a_connection_with_many_makes_room() -> None:
         streams.admit(of("a", 4))
 
 
+def test_of_another_machine_that_has_no_more_no_connection_makes_room() -> None:
+    streams = admitted(*(of("b", 1) for _ in range(3)), *(of("a", i) for i in range(3)))
+    with pytest.raises(Overloaded):
+        streams.admit(of("a", 4))
+
+
+def test_one_that_was_used_just_now_makes_no_room() -> None:
+    used = of("a", idle_since=monotonic())
+    with pytest.raises(Overloaded):
+        admitted(used).admit(of("b"))
+    assert not used.came_to
+
+
 def test_one_that_is_idle_makes_room_before_one_of_many() -> None:
     now = monotonic()
     idle = of("b", idle_since=now - IDLE_S)

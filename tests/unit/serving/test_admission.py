@@ -127,6 +127,39 @@ def test_the_first_answers_of_a_process_are_not_believed() -> None:
     house.enter(timeout_s=5)
 
 
+def test_nor_are_those_of_less_than_a_second() -> None:
+    house = House()
+    house.answers(per_s=5, n=4)
+    house.fill(20)
+    house.enter(timeout_s=1)
+
+
+def test_who_only_retrieves_makes_no_rate_known() -> None:
+    house = House()
+    house.answers(per_s=0.2, n=1)
+    for _ in range(9):
+        with house.enter(work=0):
+            pass
+    house.fill(5)
+    house.enter(timeout_s=5)
+
+
+def test_who_was_here_takes_no_share() -> None:
+    house = House(max_n=16)
+    with house.enter(caller="gone", work=0):
+        pass
+    house.fill(16, work=0)
+
+
+def test_nobody_is_told_to_stay_away_for_longer_than_what_was_seen_counts() -> None:
+    house = House()
+    house.answers(per_s=0.01)
+    house.enter()
+    with pytest.raises(Overloaded) as refused:
+        house.enter(timeout_s=1)
+    assert refused.value.retry_after_s == MEMORY_S
+
+
 def test_nothing_is_known_at_the_start_and_everybody_let_in() -> None:
     house = House()
     house.fill(100, timeout_s=0.1)

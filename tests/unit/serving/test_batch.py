@@ -8,7 +8,7 @@ import pytest
 from small_endpoint import QUESTION, SETTINGS, request, service
 from test_service import GrpcContext
 
-from openbook.core.context import Context
+from openbook.core.context import MAX_CHARS, Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.ingress import AnswerIngress
@@ -56,6 +56,13 @@ def test_each_entry_has_its_answer_or_its_own_error_in_order() -> None:
     assert (error.code, error.request_id, error.message) == (3, "mine.1", second["error"]["detail"])
     assert error.name == "InvalidRequest"
     assert "formulation must be one of" in response.results[3].error.message
+
+
+def test_entries_of_a_batch_whose_id_is_as_long_as_may_be_have_theirs() -> None:
+    results = post(requests=[{"question": QUESTION}] * 2, request_id="x" * MAX_CHARS).json()["results"]
+    ids = [each["answer"]["request_id"] for each in results]
+    assert [each[-9:] for each in ids] == ["xxxxxxx.0", "xxxxxxx.1"]
+    assert max(map(len, ids)) <= MAX_CHARS
 
 
 @pytest.mark.parametrize("n", [0, 5])

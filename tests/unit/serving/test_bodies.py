@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.serving.endpoint.bodies import BodyLimits, BufferedBodies, middlewares
 from openbook.serving.endpoint.http import build_app
+from openbook.telemetry import refused
 
 MANY = 1000
 
@@ -116,11 +117,13 @@ def test_who_comes_in_the_moment_in_which_the_oldest_ones_time_is_over_is_answer
 
 def test_a_body_that_takes_too_long_is_refused_and_its_connection_closed() -> None:
     async def scenario() -> None:
+        n_before = refused("endpoint", "fast body")._value.get()
         async with slow_ones(BufferedBodies(echo, BodyLimits(timeout_s=0.01)), 1) as (caller,):
             status, error = await caller.hears()
             assert status == 408
             assert error["detail"].startswith("body must arrive within 0.01 s")
             assert caller.headers[b"connection"] == b"close"
+            assert refused("endpoint", "fast body")._value.get() == n_before + 1
 
     run(scenario)
 
@@ -129,8 +132,9 @@ def test_a_body_that_takes_too_long_is_refused_and_its_connection_closed() -> No
 def test_a_large_body_is_refused_as_such(declared: dict[str, str]) -> None:
     async def scenario() -> None:
         caller = Caller(BufferedBodies(echo, BodyLimits(n_bytes=1000)), headers=declared)
-        caller.sends(b"x" * 600, more=True)
-        caller.sends(b"x" * 600, more=True)
+        if not declared:  # else nothing of it is waited for
+            caller.sends(b"x" * 600, more=True)
+            caller.sends(b"x" * 600, more=True)
         status, error = await caller.hears()
         assert (status, error["code"]) == (413, "INVALID_ARGUMENT")
         assert error["detail"].startswith("body must have at most 1000 bytes")
@@ -149,6 +153,36 @@ def test_the_bytes_of_all_bodies_together_are_bounded() -> None:
             assert not any(each.task.done() for each in (small, second, third))
 
     run(scenario)
+
+
+def test_a_large_body_counts_once_however_many_pieces_it_comes_in() -> None:
+    async def scenario() -> None:
+        limits = BodyLimits(n_bytes=900, n_bytes_held=1000, n_bytes_small=100)
+        caller = Caller(BufferedBodies(echo, limits), headers={"content-length": "900"})
+        for more in (True, True, False):
+            caller.sends(b"x" * 300, more)
+        assert await caller.hears() == (200, b"x" * 900)
+
+    run(scenario)
+
+
+def test_what_comes_after_a_body_is_heard_when_it_comes() -> None:
+    """That its sender has gone, and not before he has."""
+    heard: list[Any] = []
+
+    async def listens(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append((await receive())["body"])
+        heard.append(await receive())
+
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(listens))
+        caller.sends(b"{}")
+        caller._messages.put_nowait(gone)
+        await caller.task
+
+    gone = {"type": "http.disconnect", "of": "the sender"}
+    run(scenario)
+    assert heard == [b"{}", gone]
 
 
 def test_bodies_being_answered_count_until_they_are() -> None:
@@ -190,9 +224,10 @@ def test_what_is_no_text_is_refused() -> None:
 def test_nothing_is_left_of_those_who_leave() -> None:
     async def scenario() -> None:
         app = BufferedBodies(echo)
-        async with slow_ones(app, 10, b"x" * 20_000):
+        async with slow_ones(app, 10, b"x" * 20_000) as left:
             assert (app._n_bytes_held, len(app._arriving)) == (200_000, 10)
         assert (app._n_bytes_held, len(app._arriving)) == (0, 0)
+        assert not any(each._told for each in left), "half a body is no request"
 
     run(scenario)
 
