@@ -10,6 +10,7 @@ import pytest
 
 from openbook.core.context import Context
 from openbook.core.deadline import Check
+from openbook.errors import InvalidRequest
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, apart
 from openbook.testing import ManualClock
@@ -210,8 +211,7 @@ def test_another_question_of_the_long_kind_waits() -> None:
     assert run(test).finished == [SHORT, LONG, LONG + 1]
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones(is_stopped: bool) -> None:
+def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones() -> None:
     clock = ManualClock()
     log: list[str] = []
 
@@ -226,8 +226,6 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones(i
                 clock.advance(1)
                 log.append("long")
                 check()
-            if is_stopped:
-                raise Stopped
 
         def short() -> None:
             clock.advance(1)
@@ -238,17 +236,47 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones(i
         shorts = [asyncio.create_task(worker.run_between(lambda _: short())) for _ in range(4)]
         await asyncio.sleep(0)
         all_there.set()
-        if is_stopped:
-            with pytest.raises(Stopped) as stopped:
-                await task
-            assert stopped.value.seconds == 4.0
-        else:
-            assert await task == (None, 4.0)
+        assert await task == (None, 4.0)
         assert await asyncio.gather(*shorts) == [(None, 1.0)] * 4
         worker.shutdown()
 
     asyncio.run(main())
     assert log == ["long", "short", "short", "long", "short", "long", "short", "long"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Stopped, InvalidRequest])
+def test_short_work_that_fails_takes_its_time_from_the_long_one_too(error: type[Exception]) -> None:
+    clock = ManualClock()
+    begun, enough = threading.Event(), threading.Event()
+
+    def model(items: Sequence[int], check: Check) -> Sequence[int]:
+        if items[0] < LONG:
+            clock.advance(4)
+            raise error
+        begun.set()
+        while not enough.is_set():
+            check()
+        return items
+
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(
+            model, name="model", max_batch=4, max_queue=8, key=lambda item: item >= LONG, clock=clock
+        )
+        batcher.learn([LONG], 1000.0)
+        batcher.learn([SHORT], 0.001)
+        long = asyncio.create_task(batcher.submit(LONG, NEVER))
+        await asyncio.to_thread(begun.wait)
+        clock.advance(100)
+        shorts = (batcher.submit(SHORT, NEVER) for _ in range(2))  # a batch; if invalid then each alone
+        await asyncio.gather(*shorts, return_exceptions=True)
+        await asyncio.sleep(0)
+        left_s = batcher._queue._under_way.left_s
+        enough.set()
+        await long
+        await batcher.aclose()
+        assert left_s == pytest.approx(900)
+
+    asyncio.run(main())
 
 
 def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None:

@@ -228,15 +228,16 @@ class Batcher(Generic[Item, Result]):
                     self._go_on()  # what is short beside it
                 run = self._worker.run_between if is_short else self._worker.run
                 results, seconds = await run(lambda between: self._run(batch, between))
+                if isinstance(results, Exception):
+                    raise results
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)
             else:  # one of them is at fault: each alone, so that it does not fail its neighbours
-                self._queue.end(is_short)
+                self._queue.end(is_short, seconds)
                 for asked in batch:
                     await self._work([asked], is_short)
         except Stopped as stopped:
-            seconds = stopped.seconds
             self._queue.learn(batch, seconds, is_whole=False)
             _fail(batch, stopped)
         except Exception as error:
@@ -250,16 +251,21 @@ class Batcher(Generic[Item, Result]):
         finally:
             self._queue.end(is_short, seconds)
 
-    def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result]:
+    def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result] | Exception:
+        """What fails took its time too: so an error comes back as a result does."""
+
         def check() -> None:
             if not any(asked.is_wanted for asked in batch):
                 raise Stopped
             between()
 
-        check()  # the worker was busy with a stream, or this is one of several that run each alone
-        results = self._handler([asked.item for asked in batch], check)
+        try:
+            check()  # the worker was busy with a stream, or this is one of several that run each alone
+            results = self._handler([asked.item for asked in batch], check)
+        except Exception as error:
+            return error
         if len(results) != len(batch):
-            raise RuntimeError(f"{self._name}: {len(batch)} items went in, {len(results)} results came out")
+            return RuntimeError(f"{self._name}: {len(batch)} items went in, {len(results)} results came out")
         return results
 
 

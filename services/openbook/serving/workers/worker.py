@@ -17,8 +17,6 @@ Result = TypeVar("Result")
 class Stopped(Exception):
     """Nobody waits for this work any more. What a check raises; callers never hear it."""
 
-    seconds = 0.0  # that it had taken by itself; 0 of short work
-
 
 SHARE_BETWEEN = 0.5
 """Of the time since long work began, what may go to short work at most."""
@@ -88,11 +86,7 @@ class Worker:
             while self._short and not is_deep and between_s <= SHARE_BETWEEN * (self._clock() - begun):
                 between_s += self._next_short()
 
-        try:
-            result = work(check)
-        except Stopped as stopped:
-            stopped.seconds = self._clock() - begun - between_s
-            raise
+        result = work(check)
         return result, self._clock() - begun - between_s
 
     def _next_short(self) -> float:
