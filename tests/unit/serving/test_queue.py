@@ -375,6 +375,31 @@ def test_who_asks_for_little_is_not_refused_for_those_whom_he_does_not_wait_for(
     desk.enter(timeout_s=58, caller="little")
 
 
+def test_the_batch_under_way_is_looked_at_once_for_all_who_wait() -> None:
+    """What comes in comes in on the event loop, where everybody waits for it."""
+
+    class CountedClock(ManualClock):
+        n_looks = 0
+
+        def __call__(self) -> float:
+            self.n_looks += 1
+            return super().__call__()
+
+    def looks(max_batch: int) -> int:
+        desk = Desk(start_s=100, max_batch=max_batch)
+        desk.clock = desk.queue._reckoning._clock = CountedClock()
+        for _ in range(max_batch):
+            desk.enter(caller="much")
+        desk.queue.begin(desk.queue.take()[0])
+        for n in range(30):
+            desk.enter(caller=f"little {n}")
+        desk.clock.n_looks = 0
+        desk.enter(caller="another")
+        return desk.clock.n_looks
+
+    assert looks(64) == looks(16) + 48
+
+
 def test_who_asks_for_little_goes_before_a_batch_that_has_no_time_to_spare() -> None:
     desk = Desk(start_s=0.3, max_batch=10)
     for _ in range(4):

@@ -1,7 +1,8 @@
 """What waits for a model: who may come in, whose turn it is, what makes a batch. Pure: no thread, no event loop."""
 
+import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from openbook import telemetry
@@ -116,7 +117,8 @@ class Queue(Generic[W]):
         Too late comes also who is due so soon that less than half a batch could be made with him of all who wait.
         """
         few = self._few()
-        waiting = [w for w in self.waiting() if not w.is_stream and (not is_short or self._lets_past([w], few))]
+        most_s = self._most_beside_s() if is_short else lambda waiting: math.inf
+        waiting = [w for w in self.waiting() if not w.is_stream and self._reckoning.seconds(w) <= most_s(w)]
         batch: list[W] = []
         refused: list[tuple[W, OpenbookError]] = []
         while waiting and not batch:
@@ -126,7 +128,7 @@ class Queue(Generic[W]):
                 # Who asks for little shares no batch with who makes it long.
                 is_little = first.context.caller in few
                 alike = [w for w in waiting if w.key == first.key and (w.context.caller in few) == is_little]
-                batch = self._batch_of(alike, few, is_short)
+                batch = self._batch_of(alike, most_s(first))
                 late = None if is_short else self._reckoning.in_the_way(batch, alike, self._under_way.stretch)
             if late:
                 batch = []
@@ -139,12 +141,12 @@ class Queue(Generic[W]):
             self._under_way.came_before(self._reckoning.seconds(*batch))
         return batch, refused
 
-    def _batch_of(self, alike: Sequence[W], few: Container[str], is_short: bool) -> list[W]:
+    def _batch_of(self, alike: Sequence[W], most_s: float) -> list[W]:
         """The first, and those behind who fit."""
         batch = [alike[0]]
         for each in alike[1:]:
             more = [*batch, each]
-            if self._reckoning.fits(more, self._under_way.stretch) and (not is_short or self._lets_past(more, few)):
+            if self._reckoning.fits(more, self._under_way.stretch) and self._reckoning.seconds(*more) <= most_s:
                 batch = more
         return batch
 
@@ -183,9 +185,13 @@ class Queue(Generic[W]):
         is_tried = of_its_kind == [newcomer] and self._reckoning.is_doubtful(newcomer)
         first = [each for each in waiting[: waiting.index(newcomer) + 1] if not (is_tried and each is newcomer)]
         seconds = (self._seconds_of(first, newcomer, is_filled=True) + self._under_way.left_s) * self._under_way.stretch
-        few = self._few()
-        if self._runs_beside(newcomer, few):
-            past = [each for each in first if self._runs_beside(each, few)]
+        most_s = self._most_beside_s()
+
+        def runs_beside(waiting: W) -> bool:
+            return waiting.is_stream or self._reckoning.seconds(waiting) <= most_s(waiting)
+
+        if runs_beside(newcomer):
+            past = [each for each in first if runs_beside(each)]
             seconds = min(seconds, self._seconds_of(past, newcomer) / SHARE_BETWEEN)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
@@ -227,20 +233,20 @@ class Queue(Generic[W]):
         telemetry.refused(self._name, want).inc()
         return error
 
-    def _runs_beside(self, waiting: W, few: Container[str]) -> bool:
-        """Whether it may begin while the batch under way is computed."""
-        return waiting.is_stream or self._lets_past([waiting], few)
-
-    def _lets_past(self, batch: Sequence[W], few: Container[str]) -> bool:
-        """Whether the batch under way lets these past."""
-        under_way = self._under_way.batch
+    def _most_beside_s(self) -> Callable[[W], float]:
+        """How long one may take, with those of his batch, whom the batch under way is to let past; -1: not at all."""
+        few, under_way, left_s = self._few(), self._under_way.batch, self._under_way.left_s
         if not under_way:
-            return False
-        seconds = self._reckoning.seconds(*batch)
-        if batch[-1].context.caller in few:
-            spared_s = min(each.remaining_s for each in under_way) - SPARE * self._under_way.left_s
-            return seconds <= max(spared_s / SPARE, self._reckoning.seconds(*under_way) / HEAVY)
-        return batch[-1].key != under_way[0].key and 0 < seconds <= self._under_way.left_s / SHORT
+            return lambda waiting: -1.0
+        spared_s = min(each.remaining_s for each in under_way) / SPARE - left_s
+        little_s = max(spared_s, self._reckoning.seconds(*under_way) / HEAVY)
+
+        def most_s(waiting: W) -> float:
+            if waiting.context.caller in few:
+                return little_s
+            return -1.0 if waiting.key == under_way[0].key else left_s / SHORT or -1.0
+
+        return most_s
 
     def _few(self) -> set[str]:
         """Who asks for little: callers with few of those here, streams under way apart, beside another with many."""
