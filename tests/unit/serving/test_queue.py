@@ -265,6 +265,21 @@ def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -
     assert taken(n_others=7, timeout_s=9.1 * SPARE) == (1, [])  # all have a part in the next one
 
 
+def test_who_asks_for_much_is_in_the_way_of_no_batch_that_his_work_fills() -> None:
+    desk = Desk(start_s=8, max_batch=16, max_work=22)
+    large = desk.enter(work=20, timeout_s=30.1 * SPARE)
+    small = [desk.enter() for _ in range(24)]
+    assert desk.queue.take() == ([large, *small[:2]], [])
+
+
+def test_nobody_is_in_the_way_where_too_few_others_wait_for_half_a_batch() -> None:
+    desk = Desk(start_s=8, max_batch=8)
+    all_of_them = [desk.enter(caller=str(n), timeout_s=28.1 + 13) for n in range(12)]
+    desk.clock.advance(13)
+    desk.queue._under_way.came_before(MEMORY_S)  # all takes twice as long
+    assert desk.queue.take() == (all_of_them[:3], [])  # (8 + 3) * 2 * 1.25
+
+
 def test_who_asks_for_little_is_in_the_way_of_nobody_who_asks_for_more() -> None:
     desk = Desk(start_s=8, max_batch=8)
     for _ in range(20):

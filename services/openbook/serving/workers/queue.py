@@ -114,7 +114,7 @@ class Queue(Generic[W]):
         left of that. And what those ask who ask for little, whom nobody else's batch keeps waiting: also where that one
         is late for it, unless they take more than half of what it takes.
 
-        Too late comes also who is due so soon that less than half a batch could be made with him of all who wait.
+        Too late comes also who is in the way of a batch.
         """
         few = self._few()
         most_s = self._most_beside_s() if is_short else lambda waiting: math.inf
@@ -123,32 +123,21 @@ class Queue(Generic[W]):
         refused: list[tuple[W, OpenbookError]] = []
         while waiting and not batch:
             first = waiting[0]
-            late = None if first.remaining_s and not self._reckoning.is_hopeless(first) else first
+            late = [] if first.remaining_s and not self._reckoning.is_hopeless(first) else [first]
             if not late:
                 # Who asks for little shares no batch with who makes it long.
                 is_little = first.context.caller in few
                 alike = [w for w in waiting if w.key == first.key and (w.context.caller in few) == is_little]
-                batch = self._batch_of(alike, most_s(first))
-                late = None if is_short else self._reckoning.in_the_way(batch, alike, self._under_way.stretch)
-            if late:
-                batch = []
-                waiting.remove(late)
-                self._turns.remove(late)
-                refused.append((late, self._counted("time", self._why_late(late))))
+                batch, late = self._reckoning.batch_of(alike, self._under_way.stretch, most_s(first))
+            for each in late:
+                waiting.remove(each)
+                self._turns.remove(each)
+                refused.append((each, self._counted("time", self._why_late(each))))
         for each in batch:
             self._turns.give(each)
         if batch and (is_short or batch[0].context.caller in few):
             self._under_way.came_before(self._reckoning.seconds(*batch))
         return batch, refused
-
-    def _batch_of(self, alike: Sequence[W], most_s: float) -> list[W]:
-        """The first, and those behind who fit."""
-        batch = [alike[0]]
-        for each in alike[1:]:
-            more = [*batch, each]
-            if self._reckoning.fits(more, self._under_way.stretch) and self._reckoning.seconds(*more) <= most_s:
-                batch = more
-        return batch
 
     def _why_late(self, waiting: W) -> OpenbookError:
         if not waiting.remaining_s:

@@ -81,22 +81,44 @@ class Reckoning:
             seconds += self._pace.seconds(alike[0].kind, work, n_batches)
         return seconds
 
-    def fits(self, batch: Sequence[Waiting], stretch: float) -> bool:
-        """Whether they may be a batch that pays and keeps all their deadlines."""
-        if batch[-1].key != batch[0].key or len(batch) > self.most_at_once(batch):
-            return False
-        needed_s = SPARE * self.seconds(*batch) * stretch
-        return all(needed_s <= each.remaining_s for each in batch)
+    def batch_of(self, alike: Sequence[W], stretch: float, most_s: float = math.inf) -> tuple[list[W], list[W]]:
+        """The first of these and those behind who fit: a batch that pays, keeps all their deadlines and takes at most
+        so long. And who are in its way, unless it must be short.
 
-    def in_the_way(self, batch: Sequence[W], alike: Sequence[W], stretch: float) -> W | None:
-        """Whose deadline keeps this batch to less than half of what it might be, where more wait than that. All behind
-        would wait for one batch more, and their deadlines would cut the next ones shorter still.
+        In the way is who is due so soon that with him it is less than half of what it would be if nobody were due,
+        where more wait than that, and enough of them for that half. All behind would wait for one batch more, and their
+        deadlines would cut the next ones shorter still.
         """
-        most = math.floor(self.most_at_once(alike))
-        hasty = min(batch, key=lambda each: each.remaining_s)
-        if len(alike) <= most or len(batch) * 2 >= most:
-            return None
-        return hasty if SPARE * self.seconds(*alike[:most]) * stretch > hasty.remaining_s else None
+        full, _ = self._filled(alike, stretch=0.0)
+        if math.isinf(most_s) and len(full) < len(alike):
+            half = sum(each.work for each in full) * math.ceil(len(full) / 2) / len(full)
+            half_s = SPARE * stretch * self._pace.seconds(alike[0].kind, half)
+            batch, hasty = self._filled(alike, stretch, least_s=half_s)
+            if sum(each.work for each in batch) >= half:
+                return batch, hasty
+        return self._filled(alike, stretch, most_s)
+
+    def _filled(
+        self, alike: Sequence[W], stretch: float, most_s: float = math.inf, least_s: float = 0.0
+    ) -> tuple[list[W], list[W]]:
+        """A batch of those who have at least so long until they are due; and who would have fitted and have not."""
+        kind = alike[0].kind
+        most_work = min(self._max_work, self._pace.worthwhile(kind))
+        batch, hasty = list[W](), list[W]()
+        work, remaining_s = 0, math.inf
+        for each in alike:
+            if len(batch) == self._max_batch:
+                break
+            with_it, its_s = work + each.work, each.remaining_s
+            seconds, until_s = self._pace.seconds(kind, with_it), min(remaining_s, its_s)
+            if batch and (with_it > most_work or seconds > most_s or SPARE * stretch * seconds > until_s):
+                continue
+            if its_s < least_s:
+                hasty.append(each)
+            else:
+                batch.append(each)
+                work, remaining_s = with_it, until_s
+        return batch, hasty
 
     def most_at_once(self, alike: Sequence[Waiting]) -> float:
         """How many of such are a batch at most."""
