@@ -257,7 +257,7 @@ def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -
         batch, refused = desk.queue.take()
         return len(batch), [str(error) for _, error in refused]
 
-    late = "model: others came first, and now too little time is left"
+    late = "model: too many ask, and now too little time is left"
     assert taken(n_others=12, timeout_s=9.1 * SPARE) == (8, [late])
     assert taken(n_others=12, timeout_s=11.1 * SPARE) == (8, [late])  # with two others
     assert taken(n_others=12, timeout_s=2 * 11.1 * SPARE, came_before_s=MEMORY_S) == (8, [late])  # so too
@@ -278,6 +278,15 @@ def test_nobody_is_in_the_way_where_too_few_others_wait_for_half_a_batch() -> No
     desk.clock.advance(13)
     desk.queue._under_way.came_before(MEMORY_S)  # all takes twice as long
     assert desk.queue.take() == (all_of_them[:3], [])  # (8 + 3) * 2 * 1.25
+
+
+def test_nor_by_what_batches_took_long_ago() -> None:
+    desk = Desk(start_s=8, max_batch=8)
+    desk.clock.advance(BELIEVED_S)
+    first = desk.enter(timeout_s=5)  # let in because it is next
+    for n in range(12):
+        desk.enter(caller=str(n))
+    assert desk.queue.take() == ([first], [])
 
 
 def test_who_asks_for_little_is_in_the_way_of_nobody_who_asks_for_more() -> None:

@@ -142,7 +142,7 @@ class Queue(Generic[W]):
     def _why_late(self, waiting: W) -> OpenbookError:
         if not waiting.remaining_s:
             return DeadlineExceeded(f"deadline passed before {self._name}")
-        return Overloaded(f"{self._name}: others came first, and now too little time is left")
+        return Overloaded(f"{self._name}: too many ask, and now too little time is left")
 
     def begin(self, batch: Sequence[W], is_short: bool = False) -> None:
         """The worker computes this, beside the batch under way if it is short."""

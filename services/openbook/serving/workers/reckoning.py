@@ -87,10 +87,11 @@ class Reckoning:
 
         In the way is who is due so soon that with him it is less than half of what it would be if nobody were due,
         where more wait than that, and enough of them for that half. All behind would wait for one batch more, and their
-        deadlines would cut the next ones shorter still.
+        deadlines would cut the next ones shorter still. Nobody is where no such batch was seen lately.
         """
         full, _ = self._filled(alike, stretch=0.0)
-        if math.isinf(most_s) and len(full) < len(alike):
+        is_sure = self._pace.is_sure(alike[0].kind, self._clock())
+        if is_sure and math.isinf(most_s) and len(full) < len(alike):
             half = sum(each.work for each in full) * math.ceil(len(full) / 2) / len(full)
             half_s = SPARE * stretch * self._pace.seconds(alike[0].kind, half)
             batch, hasty = self._filled(alike, stretch, least_s=half_s)
