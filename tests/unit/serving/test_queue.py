@@ -247,6 +247,15 @@ def test_the_last_of_several_batches_counts_as_full() -> None:
         desk.enter(timeout_s=19)
 
 
+def test_but_not_with_more_such_as_one_that_asks_for_much() -> None:
+    desk = Desk(start_s=4, max_work=22)
+    desk.enter(work=20)
+    for timeout_s in (100, 100, 45):
+        desk.enter(timeout_s)
+    assert [len(desk.compute()[0]) for _ in range(2)] == [3, 1]
+    assert desk.clock() == 31
+
+
 def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -> None:
     def taken(n_others: int, timeout_s: float, came_before_s: float = 0.0) -> tuple[int, list[str]]:
         desk = Desk(start_s=8, max_batch=8)

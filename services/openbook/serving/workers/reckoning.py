@@ -67,7 +67,7 @@ class Reckoning:
 
     def seconds_of_all(self, waiting: Iterable[Waiting], is_filled: bool) -> float:
         """Of these, equal keys in batches together. With `is_filled` the last of several batches is full too, with
-        those who come until it begins.
+        those who come until it begins: such as the middle one of these, for one giant does not make more of them.
         """
         of_key: dict[Hashable, list[Waiting]] = {}
         for each in waiting:
@@ -76,8 +76,9 @@ class Reckoning:
         for alike in of_key.values():
             most = self.most_at_once(alike)
             n_batches = math.ceil(len(alike) / most)
-            n = most * n_batches if is_filled and n_batches > 1 else len(alike)
-            work = sum(each.work for each in alike) * n / len(alike)
+            works = sorted(each.work for each in alike)
+            n_more = most * n_batches - len(alike) if is_filled and n_batches > 1 else 0
+            work = sum(works) + n_more * works[(len(works) - 1) // 2]
             seconds += self._pace.seconds(alike[0].kind, work, n_batches)
         return seconds
 
