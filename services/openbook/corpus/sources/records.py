@@ -97,8 +97,8 @@ def _of_kilt(paragraphs: list[Any], title: str) -> tuple[str, stated.Sections]:
 
 
 def _of_html(page: str, title: str) -> tuple[str, str, stated.Sections]:
-    if "<html" not in page[:4096].lower():  # where nothing marks the article, headings and lists would be left out
-        page = f"<html><body><article>{page}</article></body></html>"
+    if "<html" not in page[:4096].lower():  # a short one would be taken for none
+        page = f"<html><body>{page}</body></html>"
     try:
         tree, text = web.parsed(page)
     except (Failed, MemoryError, ModuleNotFoundError):

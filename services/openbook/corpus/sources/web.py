@@ -36,12 +36,21 @@ _AS_BROWSERS = {
 has. By Python's names, and by those that Python does not know."""
 _OF_WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") or chr(code) for code in range(0x80, 0xA0)}
 """Of cp1252, also the five that Python leaves out."""
-_FRAME = ["//nav", "//footer"]  # of short pages they would come along
+_KEPT = {"figure": "div", "figcaption": "p", "summary": "p", "time": "span"}
+"""What trafilatura would leave out, and what it does not."""
+_FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
+_MARKED = ".//*[self::article or self::main or @role='main'][not(ancestor::article or ancestor::main)]"
+_LAYOUT = (
+    ".//table[.//table or .//ul or .//ol or .//dl or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6]"
+)
+_CELLS = ".//*[self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td][not(ancestor::table)]"
+_BLOCKS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _INLINE = re.compile(
     "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|label|mark|q|rp|rt|ruby|s|samp|small|span|strike|"
     "strong|sub|sup|time|tt|u|var|wbr"
 )
+_BETWEEN_WORDS = re.compile(f"br|img|{_INLINE.pattern}")
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
 _SOFT_HYPHEN = re.compile("&(?:shy|#0*173|#[xX]0*[aA][dD]);")
@@ -68,13 +77,84 @@ def parsed(page: str) -> tuple[Any, str]:
     if tree is None:
         raise Failed("no HTML in it")
     page, stood_in = _shown(page)
-    found = trafilatura.extract(page, include_comments=False, include_tables=True, prune_xpath=_FRAME)
+    if (shown := trafilatura.load_html(page)) is None:  # what it could read a moment ago
+        raise MemoryError
+    found = trafilatura.extract(_marked(shown), include_comments=False, include_tables=True)
     text = found.translate(stood_in) if found else text_of(tree)
     lines = text.split("\n")
     text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
     if not text.strip():
         raise Failed("no text found")
     return tree, text
+
+
+def _marked(tree: Any) -> Any:
+    """The tree without what frames it, so that trafilatura leaves out nothing else: all of the body is the article
+    where nothing marks one, or several or a small part are marked; and words between blocks are paragraphs.
+    """
+    from trafilatura.xpaths import BODY_XPATH
+
+    if tree.tag != "html":  # a part of a page
+        tree, part = tree.makeelement("html"), tree
+        tree.append(body := tree.makeelement("body"))
+        body.append(part)
+    for frame in tree.xpath(_FRAME):
+        frame.drop_tree()
+    for table in tree.xpath(_LAYOUT):
+        table.tag = "div"
+    for cell in tree.xpath(_CELLS):
+        cell.tag = "div"
+    for name, kept in _KEPT.items():
+        for element in tree.iter(name):
+            element.tag = kept
+    if (body := tree.find("body")) is None:
+        return tree
+    marked: list[Any] = tree.xpath(_MARKED) or next((found for mark in BODY_XPATH if (found := mark(tree))), [])
+    if len(marked) == 1 and _n_letters(marked[0]) > _n_letters(body) / 2:
+        (article,) = marked
+        article.tag = "article" if article.tag == "main" else article.tag  # else one within it would be all
+    else:
+        article = body.makeelement("article")
+        article.text, body.text = body.text, None
+        article.extend(body[:])
+        body.append(article)
+    for element in reversed(tree.xpath(".//body//*")):  # what holds blocks is one
+        if not _is_inline(element) and _is_inline(parent := element.getparent()) and parent.tag != "a":
+            parent.tag = "div"
+    for block in list(tree.iter(*_BLOCKS)):
+        _part(block)
+    return tree
+
+
+def _is_inline(element: Any) -> bool:
+    return not isinstance(element.tag, str) or _BETWEEN_WORDS.fullmatch(element.tag) is not None
+
+
+def _n_letters(element: Any) -> int:
+    texts = element.xpath(".//text()[not(parent::script or parent::style)]")
+    return sum(len(word) for text in texts for word in text.split())
+
+
+def _part(block: Any) -> None:
+    """Make paragraphs of the words and the inline elements that stand in a block itself."""
+    inside: list[Any] = []
+
+    def paragraph(text: str | None) -> Any:
+        made = block.makeelement("p")
+        made.text = text
+        inside.append(made)
+        return made
+
+    last = paragraph(block.text)
+    block.text = None
+    for child in block[:]:
+        if all(map(_is_inline, child.iter())):
+            last.append(child)
+        else:
+            inside.append(child)
+            last = paragraph(child.tail)
+            child.tail = None
+    block[:] = [each for each in inside if each.tag != "p" or len(each) or (each.text or "").strip() or each.attrib]
 
 
 def _shown(page: str) -> tuple[str, dict[int, str]]:

@@ -1,0 +1,76 @@
+"""What is read of a page: all that it says, once, in its order; and nothing of its frame."""
+
+import random
+import re
+from itertools import count
+
+import pytest
+
+pytest.importorskip("trafilatura")
+
+from openbook.corpus.sources.web import parsed
+
+LINE = "The river flows past the old stone house, and people walk along it every day in summer."
+CONTENT = f"""<h2>w1</h2><p>{LINE} w2 <em>w3</em></p><ul><li>w4</li><li>w5</li></ul><h2>w6</h2><div>w7 <b>w8</b></div>
+<dl><dt>w9</dt><dd>w10</dd></dl><figure><img src=a.png><figcaption>w11</figcaption></figure><p>{LINE} w12</p>"""
+FRAME = "<nav><ul><li><a href=/>menu</a></li></ul></nav><div role=navigation>menu</div>{}<footer>menu</footer>"
+
+
+def words_of(page: str) -> list[int]:
+    _, text = parsed(page)
+    assert "menu" not in text
+    return [int(number) for number in re.findall(r"\bw(\d+)\b", text)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "<html><body>{}</body></html>",
+        "<html><body><article>{}</article></body></html>",
+        "<html><body><article><p>w0</p></article>{}</body></html>",
+        "<html><body><main><article><p>w0</p></article>{}</main></body></html>",
+        "<html><body><section>{}</section></body></html>",
+        "<html><body><center>{}</center></body></html>",
+        "<html><body><table><tr><td>{}</td></tr></table></body></html>",
+        "<html><body><form action=a.aspx>{}</form></body></html>",
+        '<html><body><header id="title-block-header"><h1>w0</h1></header>{}</body></html>',  # pandoc
+        "<html><body><div class=WordSection1>{}</div></body></html>",
+        '<html><body class="doc-content">{}</body></html>',  # Google Docs
+        '<html><body><div class="contents"><div class="textblock">{}</div></div></body></html>',  # Doxygen
+        '<html><body><div class="main-container"><div class="section level2">{}</div></div></body></html>',  # knitr
+        '<html><body><div class="book"><div class="chapter">{}</div></div></body></html>',  # DocBook
+        "{}",
+    ],
+)
+def test_a_page_loses_nothing_but_its_frame_whatever_it_was_made_by(made: str) -> None:
+    expected = [*([0] if "w0" in made else []), *range(1, 13)]
+    assert words_of(made.format(FRAME.format(CONTENT))) == expected
+
+
+SIMPLE = """<p>{}</p>,<div>{}</div>,<span>{}</span>,{},<pre>{}</pre>,<h3>{}</h3><p>x</p>
+<blockquote><p>{}</p></blockquote>,<ul><li>{}</ul>,<ul><li>a<p>{}</p></ul>,<dl><dt>a<dd>{}</dl>,<table><tr><td>{}</table>
+<table><tr><td><ul><li>{}</ul></table>"""
+NESTED = """<div>{words}{block}{words}</div>,<section>{block}{block}</section>
+<article>{block}</article><article>{block}</article>,<details><summary>{words}</summary>{block}</details>,<span>{words}<div>{block}</div></span>"""
+AROUND = ["{}", "<main>{}</main>", "<article>{}</article>", "<div id=content>{}</div>"]
+
+
+def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
+    chance = random.Random(7)
+
+    def words() -> str:
+        said = f" w {LINE[: chance.randint(0, len(LINE))]} "
+        return chance.choice(["{}", "<span>{}</span>", "some <b>{}</b>", "<time>{}</time> some"]).format(said)
+
+    def block(depth: int = 0) -> str:
+        if depth == 2 or chance.random() < 0.7:
+            return chance.choice(re.split(r"[,\n]", SIMPLE)).format(words())
+        shape = chance.choice(re.split(r"[,\n]", NESTED))
+        return re.sub("{words}|{block}", lambda each: words() if "w" in each[0] else block(depth + 1), shape)
+
+    for _ in range(30):
+        blocks = "".join(block() for _ in range(chance.randint(1, 9)))
+        numbers = count()
+        blocks = re.sub(r"\bw\b", lambda _: f"w{next(numbers)}", blocks)  # noqa: B023
+        page = f"<html><body>{FRAME.format(chance.choice(AROUND).format(blocks + '<p>The end.</p>'))}</body></html>"
+        assert words_of(page) == list(range(next(numbers))), page
