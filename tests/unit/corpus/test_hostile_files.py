@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import lzma
 import os
 import re
 from collections.abc import Callable
@@ -211,6 +212,19 @@ def test_a_tar_that_is_damaged_or_cut_says_so_behind_the_members_before(
     ((path, reason),) = [(failure.path, failure.reason) for failure in failures]
     assert path == f"{tmp_path}/a.tar"
     assert reason.startswith(says)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.bz2", "a.jsonl.xz"])
+def test_of_several_compressed_streams_all_are_read_or_it_is_said(name: str, tmp_path: Path) -> None:
+    compress: Callable[[bytes], bytes] = bz2.compress if name.endswith("bz2") else lzma.compress
+    first, second = (compress(f'{{"text": "{text}"}}\n'.encode()) for text in ("one", "two"))
+    formats.write(tmp_path, {name: first + bytes(8) + second + bytes(70000)})
+    documents, failures = read(tmp_path)
+    assert ([document.text for document in documents], failures) == (["one", "two"], [])
+    for behind in (b"X" + second[1:], second[:2], bytes(4) + b"no stream"):
+        formats.write(tmp_path, {name: first + behind})
+        (failure,) = read(tmp_path)[1]
+        assert failure.path == f"{tmp_path}/{name}"
 
 
 def test_a_library_that_is_not_there_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

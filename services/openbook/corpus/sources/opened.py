@@ -18,7 +18,43 @@ from openbook.corpus.sources.encodings import UTF_16
 from openbook.corpus.sources.limits import HEAD, Budget, Failed, Limits, counted
 from openbook.corpus.sources.recognise import NAMES, Names
 
-COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+class _Streams(io.RawIOBase):
+    """What streams hold that stand one behind the other, zeros between them. `bz2` and `lzma` would end without a word
+    where what follows a stream is none.
+    """
+
+    def __init__(self, file: IO[bytes], begin: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> None:
+        self._file = file
+        self._begin = begin
+        self._stream = begin()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = b""
+        while not piece:
+            given = b""
+            if self._stream.eof:
+                given = self._stream.unused_data.lstrip(b"\0")
+                while not given and (read := self._file.read(HEAD)):
+                    given = read.lstrip(b"\0")
+                if not given:
+                    return 0
+                self._stream = self._begin()
+            elif self._stream.needs_input and not (given := self._file.read(HEAD)):
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            piece = self._stream.decompress(given, len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": lambda file: _Streams(file, bz2.BZ2Decompressor),
+    ".xz": lambda file: _Streams(file, lzma.LZMADecompressor),
+}
 
 MAX_ID_CHARS = 1 << 14
 """Crawled pages have their addresses in it, which are as long as servers take them."""
