@@ -6,7 +6,14 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from tarfile import EmptyHeaderError, InvalidHeaderError, TarFile, TruncatedHeaderError  # type: ignore[attr-defined]
+from tarfile import (  # type: ignore[attr-defined]
+    BLOCKSIZE,
+    EmptyHeaderError,
+    EOFHeaderError,
+    InvalidHeaderError,
+    TarFile,
+    TruncatedHeaderError,
+)
 from typing import Any, Self
 
 from openbook.core.documents import Document
@@ -65,18 +72,29 @@ def is_beside_beir(path: str, paths: Collection[str]) -> bool:
     return any(corpus in paths or f"{corpus}.gz" in paths for corpus in corpora)
 
 
+class _Tar(TarFile):
+    """One that may go on behind the mark of its end, as those do that were put one behind the other."""
+
+    mark_ends = -1
+
+
 class _Member(tarfile.TarInfo):
     """One of a tar. Where one must begin and none does, `tarfile` would end as if there were no more."""
 
     @classmethod
-    def fromtarfile(cls, tarfile: TarFile) -> Self:
+    def fromtarfile(cls, tarfile: _Tar) -> Self:  # type: ignore[override]
         try:
             return super().fromtarfile(tarfile)
         except InvalidHeaderError:
             raise Failed(f"damaged at byte {tarfile.offset}: what lies behind is left out") from None
         except TruncatedHeaderError:
             raise Failed(f"cut off at byte {tarfile.offset}") from None
+        except EOFHeaderError:
+            tarfile.mark_ends = tarfile.offset + BLOCKSIZE
+            raise
         except EmptyHeaderError:
+            if tarfile.offset == tarfile.mark_ends:
+                raise
             raise Failed(f"ends at byte {tarfile.offset} without the mark of its end: is that all of it?") from None
 
 
@@ -175,7 +193,7 @@ class Parse:
                 yield from self.events(file.inside(content, path))
 
     def _tar(self, file: Opened) -> Iterator[Event]:
-        with tarfile.open(fileobj=file.file, mode="r|", tarinfo=_Member) as archive:
+        with _Tar.open(fileobj=file.file, mode="r|", tarinfo=_Member, ignore_zeros=True) as archive:
             for number, member in enumerate(archive, start=1):
                 _check_number(file, number)
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps all that it has seen
