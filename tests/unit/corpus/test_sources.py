@@ -308,6 +308,14 @@ def test_a_table_of_a_docx_is_text_and_what_was_deleted_is_not() -> None:
     assert "".join(parse_one(content, "a.docx").text.split()).replace("z", "") == "|x|y"
 
 
+def test_what_was_moved_in_a_docx_stands_where_it_was_moved_to() -> None:
+    run = "<w:r><w:t>moved</w:t></w:r>"
+    lines = f"<w:p><w:moveFrom>{run}</w:moveFrom></w:p><w:p><w:r><w:t>to</w:t></w:r><w:moveTo>{run}</w:moveTo></w:p>"
+    body = f'<w:document xmlns:w="w"><w:body>{lines}</w:body></w:document>'
+    content = formats.zipped({"[Content_Types].xml": b"<Types/>", "word/document.xml": body.encode()})
+    assert parse_one(content, "a.docx").text.split() == ["tomoved"]
+
+
 def test_a_hyphen_of_a_docx_at_which_no_line_ends_is_one() -> None:
     run = "<w:r><w:t>F</w:t><w:noBreakHyphen/><w:t>16</w:t><w:softHyphen/><w:t>s</w:t></w:r>"
     body = f'<w:document xmlns:w="w"><w:body><w:p>{run}</w:p></w:body></w:document>'

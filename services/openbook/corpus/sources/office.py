@@ -73,8 +73,9 @@ def _words(body: Any) -> Iterator[tuple[Any, str]]:
     """The elements that text is made of, each with its own."""
     from lxml import etree
 
-    for fallback in list(body.iter("{*}Fallback")):  # says again what stands beside it
-        fallback.getparent().remove(fallback)
+    # What stands there again: for old readers beside it, and what was moved at the place that it had.
+    for again in list(body.iter("{*}Fallback", "{*}moveFrom")):
+        again.getparent().remove(again)
     ends = {"p": "\n", "tc": "| ", "tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
     for element in body.iter("{*}t", *(f"{{*}}{name}" for name in ends)):
         yield element, element.text or "" if (name := etree.QName(element).localname) == "t" else ends[name]
