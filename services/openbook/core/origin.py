@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -22,7 +23,9 @@ WELL_KNOWN = ("url", "language", "date", "section")
 LASTING_DIGITS = 32
 
 _LASTING_ID = re.compile(rf"[0-9a-f]{{{LASTING_DIGITS}}}")
-_DATE = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?)?)?", re.ASCII)
+_DAY = r"\d{4}(-\d\d(-\d\d)?)?"
+_TIME = r"[T ]([01]\d|2[0-4]):[0-5]\d(:[0-6]\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"
+_DATE = re.compile(rf"({_DAY})((?<=-\d\d-\d\d){_TIME})?", re.ASCII)
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -119,7 +122,11 @@ def _bool(given: object) -> bool | None:
 def date_of(given: object) -> str | None:
     """A date in ISO 8601; None if it is none."""
     text = given.isoformat() if isinstance(given, date) else str(given).strip()
-    return text if _DATE.fullmatch(text) else None
+    if found := _DATE.fullmatch(text):
+        with suppress(ValueError):
+            date.fromisoformat(f"{found[1]}-01-01"[:10])  # there is such a day
+            return text
+    return None
 
 
 _CONVERT = {

@@ -30,6 +30,7 @@ from openbook.errors import InvalidConfig
         ("bool", 0, False),
         ("date", "1998-05", "1998-05"),
         ("date", 1998, "1998"),
+        ("date", "2024-02-29 24:00Z", "2024-02-29 24:00Z"),
         ("date", datetime.datetime(1998, 5, 17, 8, 30), "1998-05-17T08:30:00"),
         ("int", "", None),
         ("int", None, None),
@@ -56,6 +57,11 @@ def test_values_of_tables_and_records_become_those_of_the_field(type: str, given
         ("bool", "maybe"),
         ("date", "17 May 1998"),
         ("date", "１９９８"),
+        ("date", "2024-13"),
+        ("date", "2023-02-29"),
+        ("date", "0000-00-00"),
+        ("date", "2024-02-29T08:61"),
+        ("date", "2024-02T08:30"),
     ],
 )
 def test_a_value_of_another_type_is_refused(type: str, given: object) -> None:
