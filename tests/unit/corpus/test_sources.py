@@ -108,6 +108,15 @@ def test_a_text_that_speaks_of_pdf_is_none() -> None:
             assert recognise(before + formats.pdf("T", "words"), name) == "PDF"
 
 
+@pytest.mark.parametrize(("name", "format"), [("a.txt", "text"), ("README.md", "Markdown")])
+def test_a_text_that_begins_with_a_tag_and_speaks_of_html_is_none(name: str, format: str) -> None:
+    for begin in ("<!-- toc -->\n# Pages\n", '<p align="center">Pages</p>\n\n'):
+        assert recognise(f"{begin}The title goes into <head> of `<html>`.".encode(), name) == format
+    for before in ("", "<!-- saved -->\n", "<?xml version='1.0'?>\n<!-- a -->"):
+        for page in ("<!DOCTYPE html>", "<HTML lang=en>", "<body>"):
+            assert recognise(f"{before}{page}<p>words".encode(), name) == "HTML"
+
+
 def test_a_document_knows_where_it_came_from(tmp_path: Path) -> None:
     inner = formats.zipped({"b/c.txt": b"third", "__MACOSX/._c.txt": b"hidden"})
     formats.write(tmp_path, {"a.txt": b"first", "b.zip": formats.zipped({"x.txt": b"second", "y.zip": inner})})

@@ -63,6 +63,8 @@ _BY_NAME = {
 _PDF_BEHIND = re.compile(rb"(?!\s*[{<]).{,1018}[\r\n\0]%PDF-", re.DOTALL)
 """Behind what mail and servers put before it, but not where a text speaks of it."""
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+_HTML_ALONE = re.compile(rb"(?>\s+|<!--.*?-->|<\?.*?\?>)*" + _HTML.pattern, re.DOTALL | re.IGNORECASE)
+"""Where it is no text that speaks of it."""
 _ONE_JSON = re.compile(rb'\[\s*\{|\{\s*\n\s*"')
 """How an array of objects begins, and an object over several lines."""
 _RTF = re.compile(rb"\{\\rtf\d")
@@ -122,7 +124,7 @@ def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
         head = head.decode("utf-16", "ignore").encode(errors="ignore")
     begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     _check_no_codes(begin)
-    if begin.startswith(b"<") and (found := _markup(begin, name)):
+    if begin.startswith(b"<") and (found := _markup(begin, name, is_text=by_name in (Format.MARKDOWN, Format.TEXT))):
         return found
     if by_name:
         if by_name is Format.JSON_LINES and _ONE_JSON.match(begin):
@@ -146,10 +148,10 @@ def _check_no_codes(begin: bytes) -> None:
         raise Failed("a mail in the codes of MIME: save it as text or HTML")
 
 
-def _markup(begin: bytes, name: str) -> Format | None:
+def _markup(begin: bytes, name: str, is_text: bool) -> Format | None:
     if b"<mediawiki" in begin:
         return Format.MEDIAWIKI
-    if _HTML.search(begin):
+    if _HTML_ALONE.match(begin) if is_text else _HTML.search(begin):
         return Format.HTML
     if begin.startswith(b"<doc id="):
         raise Failed("WikiExtractor's output must be JSON: run it with --json")
