@@ -74,3 +74,13 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         blocks = re.sub(r"\bw\b", lambda _: f"w{next(numbers)}", blocks)  # noqa: B023
         page = f"<html><body>{FRAME.format(chance.choice(AROUND).format(blocks + '<p>The end.</p>'))}</body></html>"
         assert words_of(page) == list(range(next(numbers))), page
+
+
+def test_a_page_of_a_blog_is_its_article_however_short() -> None:
+    menu = "<ul class=menu><li><a href=/>Home</a></li><li><a href=/about>About us</a></li></ul>"
+    side = "<div id=sidebar><h3>Recent posts</h3><ul><li><a href=/1>Wasps sting</a></li></ul></div>"
+    post = "<h1>Bees</h1><div class=entry-content><p>They sleep in winter.</p><ul><li>They dance.</li></ul></div>"
+    _, text = parsed(
+        f"<body><div id=header>{menu}</div><div class=post>{post}</div>{side}<div id=footer>1999</div></body>"
+    )
+    assert text.split("\n") == ["Bees", "They sleep in winter.", "- They dance."]

@@ -5,6 +5,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from openbook.core.documents import Document, seen
@@ -79,13 +80,23 @@ def parsed(page: str) -> tuple[Any, str]:
     page, stood_in = _shown(page)
     if (shown := trafilatura.load_html(page)) is None:  # what it could read a moment ago
         raise MemoryError
-    found = trafilatura.extract(_marked(shown), include_comments=False, include_tables=True)
+    found = trafilatura.extract(_marked(shown), include_comments=False, include_tables=True, config=_also_short())
     text = found.translate(stood_in) if found else text_of(tree)
     lines = text.split("\n")
     text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
     if not text.strip():
         raise Failed("no text found")
     return tree, text
+
+
+@cache
+def _also_short() -> Any:
+    """By itself trafilatura takes 250 letters or less for a failure, and makes one line of all of the page."""
+    from trafilatura.settings import use_config
+
+    config = use_config()
+    config["DEFAULT"]["MIN_EXTRACTED_SIZE"] = "1"
+    return config
 
 
 def _marked(tree: Any) -> Any:
@@ -110,6 +121,7 @@ def _marked(tree: Any) -> Any:
     if (body := tree.find("body")) is None:
         return tree
     marked: list[Any] = tree.xpath(_MARKED) or next((found for mark in BODY_XPATH if (found := mark(tree))), [])
+    marked = [each for each in marked if not set(each.iterancestors()) & set(marked)]
     if len(marked) == 1 and _n_letters(marked[0]) > _n_letters(body) / 2:
         (article,) = marked
         article.tag = "article" if article.tag == "main" else article.tag  # else one within it would be all
@@ -131,7 +143,7 @@ def _is_inline(element: Any) -> bool:
 
 
 def _n_letters(element: Any) -> int:
-    texts = element.xpath(".//text()[not(parent::script or parent::style)]")
+    texts = element.xpath(".//text()[not(parent::script or parent::style or ancestor::a)]")  # menus are links
     return sum(len(word) for text in texts for word in text.split())
 
 
