@@ -189,6 +189,16 @@ def test_a_table_keeps_its_rows_and_an_image_what_stands_for_it_in_markdown() ->
     assert document.text.split() == "Not this a | b 1 | 2 a cat x_y code".split()  # noqa: SIM905
 
 
+def test_html_of_a_markdown_file_is_the_text_that_a_browser_shows() -> None:
+    page = (
+        "<p align=center>\n<b>Open</b> &amp; shut</p>\n\n<!-- no -->\n\n<table><tr><td>one</td>\n\n<td>two</td></table>"
+    )
+    document = parse_one(f"{page}\n\nwords\n<style>no</style>\n".encode(), "a.md")
+    assert document.text.split() == ["Open", "&", "shut", "one", "two", "words"]
+    for empty in ("<!-- a -->", "<!DOCTYPE a>", "<?php a ?>", "[a]: b", "</div>"):
+        assert parse(f"---\ntitle: T\n---\n{empty}\n".encode(), "a.md") == [Failure("a.md", "no text found")], empty
+
+
 @pytest.mark.parametrize(
     ("front", "shown"),
     [

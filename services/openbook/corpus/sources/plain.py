@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from openbook.core.documents import Document
-from openbook.corpus.sources import stated
+from openbook.corpus.sources import stated, web
 from openbook.corpus.sources.encodings import decoded
+from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ def read_text(opened: Opened) -> Iterator[Document]:
 
 
 def read_markdown(opened: Opened) -> Iterator[Document]:
-    """What a reader sees: no marks, no HTML, no addresses of links. The title is that of the front matter, or the
+    """What a reader sees: no marks, no tags, no addresses of links. The title is that of the front matter, or the
     first heading of the first level, which then is no part of the text, or that of the file.
+
+    Raises:
+        Failed: it has content, and no text in it.
     """
     from markdown_it import MarkdownIt
 
@@ -36,6 +40,8 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
     tokens = MarkdownIt().enable("table").parse(text)
     blocks = list(_blocks(tokens))
+    if text.strip() and not blocks:
+        raise Failed("no text found")
     if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):
         title = first[1]
         blocks.remove(first)
@@ -84,6 +90,18 @@ def _blocks(tokens: "list[Token]") -> Iterator[tuple[str, str]]:
                 yield tag, text
         elif token.type in ("fence", "code_block"):
             yield "code", token.content
+        elif token.type == "html_block" and (text := _shown(token.content)):
+            yield "html", text
+
+
+def _shown(part: str) -> str:
+    """What a browser shows of a part of a page."""
+    from lxml import etree, html
+
+    try:
+        return web.text_of(html.fragment_fromstring(part, create_parent=True))
+    except etree.ParserError:  # nothing is in it
+        return ""
 
 
 def _inline(tokens: "list[Token]") -> str:
