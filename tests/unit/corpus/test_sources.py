@@ -549,6 +549,16 @@ def test_a_table_without_a_column_that_the_user_names_is_refused_by_its_name(
         list(read_passages(table, names=Names.of(**{column: "Nosuch"})))
 
 
+def test_a_table_with_two_columns_for_one_thing_is_refused_by_their_name(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table([["words"], [""]], names=["text", "Text"]), tmp_path / "a")
+    for table in (b"text,title,Text\nwords,T,\n", (tmp_path / "a").read_bytes()):
+        assert parse(table, "a") == [Failure("a", "more than one column is called text")]
+    assert parse_one(b"text,,n,n,\nwords,,1,2,\n", "a.csv").text == "words"
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_date_that_python_does_not_have_costs_its_row(kind: str, tmp_path: Path) -> None:
     import pyarrow as pa

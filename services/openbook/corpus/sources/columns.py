@@ -7,7 +7,6 @@ from openbook.core.documents import Document
 from openbook.corpus.sources import records
 from openbook.corpus.sources.limits import Failed, Failure, one_line
 from openbook.corpus.sources.opened import Opened
-from openbook.corpus.sources.stated import DATE_FIELDS, LANGUAGE_FIELDS, SECTION_FIELDS, URL_FIELDS
 
 ROWS_AT_ONCE = 256
 
@@ -50,12 +49,11 @@ def _arrow() -> Any:
 def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     """The columns to read, and what a document calls them."""
     ours = opened.names
-    about = (*URL_FIELDS, *LANGUAGE_FIELDS, *DATE_FIELDS, *SECTION_FIELDS)
-    wanted = {*ours.id, *ours.title, *ours.text, *about, *(field.name for field in opened.fields)}
+    wanted = records.wanted(opened)
     columns = {name: name.lower() for name in names if name.lower() in wanted}
     if not set(columns.values()) & set(ours.text):
         raise Failed(f"one column must be called {' or '.join(ours.text)}")
-    ours.check([name.lower() for name in names])
+    records.check_columns(opened, [name.lower() for name in names])
     return columns
 
 

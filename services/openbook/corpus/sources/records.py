@@ -64,6 +64,20 @@ def document(opened: Opened, record: dict[str, Any], number: int, is_passage: bo
     return opened.document(id or f"{opened.path}#{number}", title, text, **known)
 
 
+def wanted(opened: Opened) -> set[str]:
+    """What the columns of a document may be called."""
+    names, about = opened.names, (*stated.URL_FIELDS, *stated.LANGUAGE_FIELDS, *stated.DATE_FIELDS)
+    declared = (field.name for field in opened.fields)
+    return {*names.id, *names.title, *names.text, *about, *stated.SECTION_FIELDS, *declared}
+
+
+def check_columns(opened: Opened, columns: list[str]) -> None:
+    """Raises Failed: a table, whose columns these are, has not what the user names, or two of one name to choose of."""
+    opened.names.check(columns)
+    if twice := sorted({name for name in columns if columns.count(name) > 1} & wanted(opened)):
+        raise Failed(f"more than one column is called {', '.join(twice)}")
+
+
 def _field(record: dict[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if record.get(name) is not None), None)
 

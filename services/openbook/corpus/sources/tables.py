@@ -32,7 +32,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
         wanted = " or ".join(opened.names.text)
         raise bad[0] if bad else Failed(f"the first line must name columns, one of them {wanted}")
     names = DPR if is_dpr else columns_of(first, delimiter)
-    opened.names.check(names)
+    records.check_columns(opened, names)
     has_header = columns_of(first, delimiter) == names
     csv.field_size_limit(opened.limits.document_bytes)
     has_ended = False
