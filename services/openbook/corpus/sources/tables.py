@@ -54,7 +54,8 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
                 bad.clear()
                 yield Failure(f"{opened.path}:{begun}", "a line end within a value that is not quoted")
                 continue
-            raise Failed(f"line {begun}: not separated values: {error}") from None
+            why = f"line {begun}: not separated values: {error}: what lies behind it is left out"
+            raise Failed(why) from None  # there may be a quote open
         if row is None:
             return
         if row and has_ended:
