@@ -96,6 +96,12 @@ def test_a_media_type_says_what_a_fragment_is_and_its_charset() -> None:
     assert texts(response(fragment, ("Content-Type", "text/html; charset=ISO-8859-1"))) == ["Ein Käse für alle Leute"]
 
 
+@pytest.mark.parametrize("charset", ["utf-8", "latin-1"])
+def test_a_text_that_is_no_utf_8_is_in_the_charset_that_its_server_names(charset: str) -> None:
+    said = ("Content-Type", "text/plain; charset=ISO-8859-1")
+    assert texts(response("café".encode(charset), said)) == ["café"]
+
+
 @pytest.mark.parametrize(
     ("of_server", "of_page", "written"),
     [

@@ -23,7 +23,7 @@ FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 def read_text(opened: Opened) -> Iterator[Document]:
     """A title it has of its file's name."""
-    yield opened.document(opened.path, opened.stem, decoded(opened.whole()))
+    yield opened.document(opened.path, opened.stem, _decoded(opened))
 
 
 def read_markdown(opened: Opened) -> Iterator[Document]:
@@ -35,7 +35,7 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     """
     from markdown_it import MarkdownIt
 
-    stated_there, text = _parted(decoded(opened.whole()))
+    stated_there, text = _parted(_decoded(opened))
     named = stated_there.get("title")
     title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
     tokens = MarkdownIt().enable("table").parse(text)
@@ -53,6 +53,17 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     known = stated.known(stated_there) | {"fields": stated.declared(opened.fields, stated_there)}
     text = BETWEEN.join(text for _, text in blocks)
     yield opened.document(opened.path, title or opened.stem, text, sections=outline.sections, **known)
+
+
+def _decoded(opened: Opened) -> str:
+    """UTF-8 or UTF-16, or else what its server said. Raises Failed."""
+    content = opened.whole()
+    try:
+        return decoded(content)
+    except Failed:
+        if not opened.crawled.charset:
+            raise
+        return web.as_browsers(content, opened.crawled.charset)
 
 
 def _parted(text: str) -> tuple[dict[str, Any], str]:

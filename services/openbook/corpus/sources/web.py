@@ -62,7 +62,7 @@ _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 def read(opened: Opened) -> Iterator[Document]:
     """Raises Failed: it is in another encoding than it says, or no text is found."""
-    tree, text = parsed(_decoded(opened.whole(), opened.crawled.charset))
+    tree, text = parsed(as_browsers(opened.whole(), opened.crawled.charset))
     title = title_of(tree) or opened.stem
     meta = _meta(tree)
     known = stated.known(meta) | {"fields": stated.declared(opened.fields, meta)}
@@ -220,7 +220,7 @@ def _meta(tree: Any) -> dict[str, str]:
     return {**found, "url": canonical or found.get("url", "")}
 
 
-def _decoded(content: bytes, charset: str) -> str:
+def as_browsers(content: bytes, charset: str) -> str:
     """By its byte order mark, or else as its server says, or else as it says itself, as in browsers, as far as these
     exist and it is so; or else UTF-8. Raises Failed.
     """
