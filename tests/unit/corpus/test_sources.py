@@ -385,6 +385,7 @@ CODED = (
         (r"{\rtf1\ansi good words\par}", "RTF: save it as DOCX, PDF or text"),
         *((MAIL.format(each), "a mail in the codes of MIME: save it as text or HTML") for each in CODED),
         ("From you Mon Jan  1 00:00:00 2024\n" + MAIL.format(CODED[0]), "a mail in the codes of MIME: save it"),
+        ("From you Mon\nTo: me\n\nwords\n\n" * 9999 + "From you Tue\n" + MAIL.format(CODED[0]), "a mail in the codes"),
         ("<svg xmlns='http://www.w3.org/2000/svg'><path d='M0 0'/></svg>", "SVG, a picture"),
         ("<!-- made by hand -->\n<!DOCTYPE svg PUBLIC 'a' 'b'>\n<svg>", "SVG, a picture"),
     ],

@@ -11,6 +11,7 @@ from openbook.corpus.sources import stated, web
 from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
+from openbook.corpus.sources.recognise import check_no_codes
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -22,8 +23,10 @@ FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 
 def read_text(opened: Opened) -> Iterator[Document]:
-    """A title it has of its file's name."""
-    yield opened.document(opened.path, opened.stem, _decoded(opened))
+    """A title it has of its file's name. Raises Failed: it is of many mails, and one of them is in codes."""
+    content = opened.whole()
+    check_no_codes(content)
+    yield opened.document(opened.path, opened.stem, _decoded(opened, content))
 
 
 def read_markdown(opened: Opened) -> Iterator[Document]:
@@ -35,7 +38,7 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     """
     from markdown_it import MarkdownIt
 
-    stated_there, text = _parted(_decoded(opened))
+    stated_there, text = _parted(_decoded(opened, opened.whole()))
     named = stated_there.get("title")
     title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
     tokens = MarkdownIt().enable("table").parse(text)
@@ -55,9 +58,8 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     yield opened.document(opened.path, title or opened.stem, text, sections=outline.sections, **known)
 
 
-def _decoded(opened: Opened) -> str:
+def _decoded(opened: Opened, content: bytes) -> str:
     """UTF-8 or UTF-16, or else what its server said. Raises Failed."""
-    content = opened.whole()
     try:
         return decoded(content)
     except Failed:

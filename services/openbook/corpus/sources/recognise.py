@@ -70,6 +70,7 @@ _ONE_JSON = re.compile(rb'\[\s*\{|\{\s*\n\s*"')
 _RTF = re.compile(rb"\{\\rtf\d")
 _SVG = re.compile(rb"(?>\s+|<!--.*?-->|<!doctype\s+svg[^>]*>)*<svg[\s>]", re.DOTALL | re.IGNORECASE)
 _MAIL = re.compile(rb"(From \S.*\n)?([!-9;-~]+:.*\n([ \t].*\n)*)+")
+_LATER_MAIL = re.compile(rb"\n(?=From \S)")
 _CODED = re.compile(
     rb"^content-(type:\s*(multipart/|text/html)|transfer-encoding:\s*(base64|quoted-printable))",
     re.MULTILINE | re.IGNORECASE,
@@ -123,7 +124,7 @@ def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
     if is_utf_16 := head[:2] in UTF_16:
         head = head.decode("utf-16", "ignore").encode(errors="ignore")
     begin = head[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-    _check_no_codes(begin)
+    check_no_codes(begin)
     if begin.startswith(b"<") and (found := _markup(begin, name, is_text=by_name in (Format.MARKDOWN, Format.TEXT))):
         return found
     if by_name:
@@ -139,13 +140,15 @@ def recognise(head: bytes, name: str, names: Names = NAMES) -> Format:
     return _text(head, names)
 
 
-def _check_no_codes(begin: bytes) -> None:
-    """Refuse what would be a text, but of codes. Raises Failed."""
-    if _RTF.match(begin):
+def check_no_codes(content: bytes) -> None:
+    """Refuse what would be a text, but of codes, also in one mail of many. Raises Failed."""
+    if _RTF.match(content):
         raise Failed("RTF: save it as DOCX, PDF or text")
-    mail = _MAIL.match(begin)
-    if mail and b"\nmime-version:" in b"\n" + mail[0].lower() and _CODED.search(mail[0]):
-        raise Failed("a mail in the codes of MIME: save it as text or HTML")
+    later = _LATER_MAIL.finditer(content) if content.startswith(b"From ") else ()
+    for start in (0, *(each.end() for each in later)):
+        mail = _MAIL.match(content, start)
+        if mail and b"\nmime-version:" in b"\n" + mail[0].lower() and _CODED.search(mail[0]):
+            raise Failed("a mail in the codes of MIME: save it as text or HTML")
 
 
 def _markup(begin: bytes, name: str, is_text: bool) -> Format | None:
