@@ -315,13 +315,12 @@ def snapshots(
     """List snapshots in folders or at index servers. With neither given, at the servers in the settings."""
     import asyncio
 
-    from openbook.core.address import is_address
     from openbook.index.client.publish import held_by_root, held_by_servers
     from openbook.terminal import print_snapshots
 
     folders = [Path(each) for each in where or () if Path(each).is_dir()]
     addresses = [each for each in where or () if not Path(each).is_dir()]
-    if strange := [each for each in addresses if not is_address(each)]:
+    if strange := [each for each in addresses if ":" not in each]:
         raise InvalidRequest(f"{strange[0]}: no such folder, and no host:port of a server")
     rows = []
     for folder in folders:

@@ -328,7 +328,7 @@ def test_labels_are_recorded_by_their_names_whatever_the_generator_calls_them(da
 
 
 def test_a_folder_is_said_to_be_for_rankings(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidDocuments, match=r"is a folder, as BEIR's are: openbook evaluate --retrieve"):
+    with pytest.raises(InvalidDocuments, match=r"is a folder; BEIR's are for openbook evaluate --retrieve"):
         evaluate(settings(data, tmp_path / "out", questions=[data]))
 
 

@@ -213,11 +213,13 @@ def test_the_load_test_says_why_it_reaches_nobody(
 ) -> None:
     monkeypatch.setattr("openbook.loadtest.grpc_sender.CONNECT_TIMEOUT_S", 0.5)
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
-    settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=tmp_path / "other.pem", duration_s=0.2)
+    settings = LoadSettings(
+        address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=tmp_path / "other.pem", duration_s=0.2, rate=50
+    )
     with pytest.raises(Unreachable, match=r"no gRPC server answers within .*CERTIFICATE_VERIFY_FAILED"):
         asyncio.run(measure(settings))
     monkeypatch.setattr("openbook.loadtest.grpc_sender.CONNECT_TIMEOUT_S", 0)
-    settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=served.ca, duration_s=0.2)
+    settings = LoadSettings(address=f"grpcs://127.0.0.1:{served.grpc}", tls_ca=served.ca, duration_s=0.2, rate=50)
     with pytest.raises(Unreachable, match=r"within 0 s: it answers now$"):
         asyncio.run(measure(settings))
 
@@ -267,13 +269,14 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
             served.get(verify=context)
         with Client(f"127.0.0.1:{served.grpc}", 5, tls_ca=served.ca) as nobody, pytest.raises(ShardUnavailable):
             nobody.answer("who")
-        serving = ServingSettings(tls=served.files, http_port=served.http)
-        told, expiry = look.endpoint(serving)
+        serving = ServingSettings(tls=served.files, http_port=served.http, grpc_port=served.grpc)
+        told, expiry, over_grpc = look.endpoint(serving)
         assert (told.level, told.says) == (
             Level.WELL,
             "asks for a client certificate, so not asked whether it is ready",
         )
         assert expiry.says.startswith("expires in ")
+        assert (over_grpc.level, over_grpc.says) == (Level.WELL, "answers")
         context.load_cert_chain(certificate, key)
         assert served.get(verify=context).content == READY
         with Client(f"127.0.0.1:{served.grpc}", tls_ca=served.ca, tls_cert=certificate, tls_key=key) as holder:

@@ -193,7 +193,7 @@ def _record(
 def to_ask(path: Path, settings: EvaluationSettings) -> list[Question]:
     """The questions to ask, in the order of the file. Raises InvalidDocuments as `evaluate`."""
     if path.is_dir():
-        raise InvalidDocuments(f"{path}: is a folder, as BEIR's are: openbook evaluate --retrieve takes those")
+        raise InvalidDocuments(f"{path}: cannot be read: it is a folder; BEIR's are for openbook evaluate --retrieve")
     questions = list(read(path, settings.pages))
     if not questions:
         raise InvalidDocuments(f"{path}: holds no questions")
