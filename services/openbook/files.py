@@ -8,14 +8,15 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, StartupError
 
 POLL_S = 0.1
+MORE_ROOM = "with more room the same command does"
 
 
 def write(path: Path, text: str) -> None:
@@ -43,6 +44,19 @@ def why_full(error: Exception) -> str | None:
     if error.errno is None and " requested and " in str(error):  # NumPy wrote less, and does not say why
         return os.strerror(errno.ENOSPC)
     return error.strerror if error.errno in full else None
+
+
+@contextmanager
+def told_if_full(place: Path, make_room: Callable[[], str] = lambda: MORE_ROOM) -> Iterator[None]:
+    """Raises StartupError, after which nobody tries again: there is no room for what the body writes. It says what is
+    to be done, once `make_room` has done what it can.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (why := why_full(error)) is None:
+            raise
+        raise StartupError(f"{place}: cannot go on: {why}; {make_room()}") from None
 
 
 def check_place(path: Path) -> None:

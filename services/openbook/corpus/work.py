@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from openbook.corpus.encode import ROWS, VECTORS
 from openbook.corpus.former import Changes
 from openbook.corpus.sources.parse import library_of
 from openbook.corpus.sources.recognise import NAMES, Names
-from openbook.errors import InvalidConfig, StartupError
+from openbook.errors import InvalidConfig
 from openbook.index.building.build import LOCK, undisturbed
 from openbook.index.disk.bm25 import FOLDER as WORDS
 from openbook.index.disk.origins import is_of_origins
@@ -121,19 +121,16 @@ def check_ours(work: Path) -> None:
         raise InvalidConfig(f"{work} is for work in progress, and holds something else: {', '.join(strangers[:3])}")
 
 
-@contextmanager
-def told_if_full(work: Path) -> Iterator[None]:
-    """Raises StartupError: there is no room for what the body writes."""
-    try:
-        yield
-    except OSError as error:
-        if (why := files.why_full(error)) is None:
-            raise
-        hint = "with more room the same command does"
-        if (work / LEFT).exists():
-            shutil.rmtree(work / LEFT)
-            hint = "what another build had left there is removed: the same command may"
-        raise StartupError(f"{work}: cannot go on: {why}; {hint}") from None
+def told_if_full(work: Path) -> AbstractContextManager[None]:
+    """As `files.told_if_full`; what another build had left there goes."""
+
+    def make_room() -> str:
+        if not (work / LEFT).exists():
+            return files.MORE_ROOM
+        shutil.rmtree(work / LEFT)
+        return "what another build had left there is removed: the same command may"
+
+    return files.told_if_full(work, make_room)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from openbook.config import ClientTls, ServingSettings, Settings
+from openbook.core.address import address_of
 from openbook.doctor import findings
 from openbook.doctor.findings import Finding, Level
 from openbook.errors import InvalidConfig, OpenbookError
@@ -224,8 +225,7 @@ def _free(serving: ServingSettings, host: str) -> Finding:
 
 def _is_healthy(serving: ServingSettings, host: str) -> str:
     """Why gRPC is not served, in the clear; empty if it is."""
-    address = f"[{host}]:{serving.grpc_port}" if ":" in host else f"{host}:{serving.grpc_port}"
-    with grpc.insecure_channel(address, (("grpc.enable_http_proxy", 0),)) as channel:
+    with grpc.insecure_channel(address_of(host, serving.grpc_port), (("grpc.enable_http_proxy", 0),)) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             status = stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status

@@ -2,15 +2,15 @@
 
 import filecmp
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from openbook import files
-from openbook.errors import InvalidConfig, StartupError
+from openbook.errors import InvalidConfig
 from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective
 from openbook.training.records import Records
@@ -105,7 +105,8 @@ class Run:
         """
         out = self.settings.loop.out
         out.mkdir(parents=True, exist_ok=True)
-        with _told_if_full(out), files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext():
+        lock = files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext()
+        with files.told_if_full(out), lock:
             # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
             found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS) if self.world.rank == 0 else None)
             if found is not None:
@@ -182,17 +183,6 @@ class Run:
         else:
             shutil.rmtree(folder, ignore_errors=True)
             files.put(partial, folder)
-
-
-@contextmanager
-def _told_if_full(out: Path) -> Iterator[None]:
-    """Raises StartupError, after which nobody tries again: there is no room for what the body writes."""
-    try:
-        yield
-    except Exception as error:
-        if (why := files.why_full(error)) is None:
-            raise
-        raise StartupError(f"{out}: cannot go on: {why}; with more room the same command does") from None
 
 
 def _has_weights(folder: Path, model: Path) -> bool:

@@ -1,9 +1,11 @@
 """An endpoint over HTTP without Ray: fakes behind the real application, in this process or on a port of its own."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -13,7 +15,8 @@ from fastapi import FastAPI
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import Settings, parse
-from openbook.core.types import Passage
+from openbook.core.context import Context
+from openbook.core.types import Generation, GenerationSettings, Passage, Retrieved
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.service import AnswerService
@@ -27,6 +30,18 @@ PASSAGES = [
 QUESTION = "who patented the telephone?"
 SETTINGS = parse({"answer": {"k": 2}, "generator": {"model": "/models/reader"}, "serving": {"max_entries": 4}})
 T = TypeVar("T")
+
+
+class FastGenerator(EchoGenerator):
+    """Like fast decoding: a passage that did not propose the answer has probability zero."""
+
+    async def generate(
+        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+    ) -> Generation:
+        echo = await super().generate(question, retrieved, settings, context)
+        posterior = echo.log_posterior.copy()
+        posterior[1:] = -math.inf
+        return replace(echo, log_posterior=posterior)
 
 
 async def ready() -> None:

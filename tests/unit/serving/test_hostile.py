@@ -5,10 +5,8 @@ OPENBOOK_HOSTILE=N sends N cases to each operation, and 50 N messages to each me
 """
 
 import asyncio
-import math
 import os
 import random
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,30 +15,14 @@ import schemathesis
 from described import DESCRIBED
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, settings
-from small_endpoint import QUESTION, service
+from small_endpoint import QUESTION, FastGenerator, service
 
-from openbook.core.context import Context
-from openbook.core.types import Generation, GenerationSettings, Retrieved
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
-from openbook.testing import EchoGenerator
 from openbook.v1 import answer_pb2
 
-
-class OfOnePassage(EchoGenerator):
-    """Its answers rest on the first passage alone: on every other one with probability zero."""
-
-    async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> Generation:
-        found = await super().generate(question, retrieved, settings, context)
-        posterior = found.log_posterior.copy()
-        posterior[1:] = -math.inf
-        return replace(found, log_posterior=posterior)
-
-
 N = int(os.environ.get("OPENBOOK_HOSTILE", "12"))
-api = schemathesis.openapi.from_asgi("/openapi.json", build_app(service(generator=OfOnePassage())))
+api = schemathesis.openapi.from_asgi("/openapi.json", build_app(service(generator=FastGenerator())))
 
 
 # MCP's own library refuses what is no JSON-RPC, in plain text: tests/unit/serving/test_any_json.py has it.

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ray.serve._private.grpc_util import start_grpc_server
 from ray.serve.config import gRPCOptions
 from ray.serve.grpc_util import RayServegRPCContext
+from small_endpoint import FastGenerator
 
 from openbook.cache.memory import MemoryCache
 from openbook.config import Limits, Settings, parse
@@ -39,18 +40,6 @@ from openbook.v1 import answer_pb2
 
 PASSAGES = [Passage(0, "a", "A", "Bell patented the telephone"), Passage(1, "b", "B", "Curie was born in Warsaw")]
 SETTINGS = parse({"answer": {"k": 2}})
-
-
-class FastGenerator(EchoGenerator):
-    """Like fast decoding: a passage that did not propose the answer has probability zero."""
-
-    async def generate(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
-    ) -> Generation:
-        echo = await super().generate(question, retrieved, settings, context)
-        posterior = echo.log_posterior.copy()
-        posterior[1:] = -math.inf
-        return replace(echo, log_posterior=posterior)
 
 
 class GrpcContext(RayServegRPCContext):

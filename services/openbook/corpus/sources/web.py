@@ -40,7 +40,7 @@ _OF_WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") or chr(code) for c
 _KEPT = {"figure": "div", "figcaption": "p", "summary": "p", "time": "span"}
 """What trafilatura would leave out, and what it does not."""
 _FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
-_MARKED = ".//*[self::article or self::main or @role='main'][not(ancestor::article or ancestor::main)]"
+_MARKED = ".//*[self::article or self::main or @role='main']"
 _LAYOUT = (
     ".//table[.//table or .//ul or .//ol or .//dl or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6]"
 )

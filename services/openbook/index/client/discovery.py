@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from openbook.config import IndexClientSettings
-from openbook.core.address import EXPECTED, is_address
+from openbook.core.address import EXPECTED, address_of, is_address
 from openbook.errors import InvalidConfig
 from openbook.telemetry import INDEX_LIST_ERRORS
 
@@ -186,7 +186,7 @@ def parse_lines(text: str) -> list[str]:
 
 def combined(hosts: set[str], ports: Sequence[int]) -> list[str]:
     """host:port of each host with each port, in order."""
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in sorted(hosts) for port in ports]
+    return [address_of(host, port) for host in sorted(hosts) for port in ports]
 
 
 def parse_ports(where: str) -> tuple[str, range]:

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from openbook.certificates import Pem, Renewed
 from openbook.config import IndexServerSettings, ServerTls
+from openbook.core.address import address_of
 from openbook.errors import PortInUse, StartupError
 from openbook.index.connection import listen_here
 from openbook.index.disk.snapshot import MAX_DIMENSION
@@ -114,7 +115,7 @@ class IndexServer:
     @property
     def address(self) -> str:
         """host:port, the real one once it was started on port 0."""
-        return _address(self._settings.host, self.port)
+        return address_of(self._settings.host, self.port)
 
     def start(self) -> None:
         """Listen.
@@ -262,10 +263,6 @@ def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.authorities or None)
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens there.
 
@@ -285,8 +282,8 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"{_address(host, port)}: another process listens here") from None
-        raise StartupError(f"{_address(host, port)}: cannot listen: {error.strerror}") from None
+            raise PortInUse(f"{address_of(host, port)}: another process listens here") from None
+        raise StartupError(f"{address_of(host, port)}: cannot listen: {error.strerror}") from None
     return listener
 
 
@@ -296,4 +293,4 @@ def _why_not(host: str, port: int) -> StartupError:
         _listen(host, port).close()
     except StartupError as error:
         return error
-    return StartupError(f"{_address(host, port)}: cannot listen")
+    return StartupError(f"{address_of(host, port)}: cannot listen")
