@@ -108,7 +108,7 @@ def test_whoever_is_no_endpoint_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
             run(name, "who?", "--server", "nosuch")
     with ThreadPoolExecutor(1) as threads, socket.create_server(("127.0.0.1", 0)) as silent:
         caller = threads.submit(silent.accept)
-        # Ends before any question comes, and yet reads it: closed at once, what the client sees depends on who is first.
+        # Ends before any question, and reads it: of one closed at once the client sees one of two things.
         threads.submit(lambda: caller.result()[0].shutdown(socket.SHUT_WR))
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(SystemExit, match=f"^{address}: .*without response"):
