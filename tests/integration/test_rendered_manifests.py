@@ -162,6 +162,12 @@ def test_every_container_is_guarded() -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_no_log_of_a_container_grows_for_ever() -> None:
+    (compose,) = documents("deploy/compose.yaml")
+    for name, service in compose["services"].items():
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+
+
 def test_kuberays_service_selects_the_head_and_our_policies_all_of_ray() -> None:
     """A pod has KubeRay's labels, by which that service selects, unless its template says otherwise."""
     (service,) = of_kind("RayService")

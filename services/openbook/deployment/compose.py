@@ -16,6 +16,8 @@ GUARDED = {
     "security_opt": ["no-new-privileges:true"],
     "tmpfs": ["/tmp"],
     "restart": "unless-stopped",
+    # Docker's own default, which others may read, but it would grow for ever: a line for each request.
+    "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
 }
 AHEAD = 16 * 1024
 """Sixteen times what everybody has: who hardly works is not to wait behind the models, which take all cores."""
