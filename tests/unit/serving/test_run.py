@@ -207,6 +207,15 @@ def test_systems_on_one_machine_share_no_ports(tmp_path: Path) -> None:
         assert all(20_000 <= first < 30_000 for first in firsts)
 
 
+def test_what_a_replica_leaves_behind_is_little(tmp_path: Path) -> None:
+    """Ray keeps the logs of ended ones until it ends itself, in a container in memory; the same lines stand on our
+    standard error.
+    """
+    flags = run.serve_flags(ServingSettings(), tmp_path)
+    n_files = 1 + int(flags["RAY_ROTATION_BACKUP_COUNT"])
+    assert n_files * int(flags["RAY_ROTATION_MAX_BYTES"]) <= 8 << 20
+
+
 def test_ports_in_a_row_are_free() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -185,6 +185,11 @@ def serve_flags(
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "openbook.serving.endpoint.quiet.quieten",
         **guards(stops_within_s),
+        # Less than of others, for the same lines stand on our standard error: of ended processes Ray keeps these files
+        # until it ends itself, in a container in memory. Not still less: of each full one Ray may show the last lines
+        # to nobody.
+        "RAY_ROTATION_MAX_BYTES": str(4 << 20),
+        "RAY_ROTATION_BACKUP_COUNT": "1",
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
         **_replica_ports("HTTP"),
