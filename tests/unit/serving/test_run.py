@@ -207,6 +207,13 @@ def test_systems_on_one_machine_share_no_ports(tmp_path: Path) -> None:
         assert all(20_000 <= first < 30_000 for first in firsts)
 
 
+def test_replicas_that_die_one_after_the_other_never_use_up_the_ports(tmp_path: Path) -> None:
+    """Serve leaves a port alone for a while after its replica, by default longer than any answer may take."""
+    flags = run.serve_flags(ServingSettings(), tmp_path, stops_within_s=3630)
+    a_second = run.N_REPLICA_PORTS / float(flags["RAY_SERVE_PORT_QUARANTINE_S"])
+    assert a_second > 10
+
+
 def test_what_a_replica_leaves_behind_is_little(tmp_path: Path) -> None:
     """Ray keeps the logs of ended ones until it ends itself, in a container in memory; the same lines stand on our
     standard error.

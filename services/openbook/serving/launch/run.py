@@ -33,7 +33,7 @@ APPLICATION = "openbook"
 POLL_S = 0.5
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-N_REPLICA_PORTS = 128  # each is left alone for some minutes after its replica
+N_REPLICA_PORTS = 128
 SPARE_CPUS = 64
 """Ray only counts them. In an update new replicas stand beside the old ones, and there may be more of them."""
 EVERYWHERE = ("0.0.0.0", "::")
@@ -190,6 +190,10 @@ def serve_flags(
         # to nobody.
         "RAY_ROTATION_MAX_BYTES": str(4 << 20),
         "RAY_ROTATION_BACKUP_COUNT": "1",
+        # How long a port is left alone after its replica. By default longer than any answer may take, for former
+        # processes of HAProxy may still ask there what was meant for another application. Here is none, and replicas
+        # that die one after the other would use up all ports.
+        "RAY_SERVE_PORT_QUARANTINE_S": "10",
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
         **_replica_ports("HTTP"),
