@@ -168,6 +168,15 @@ def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
         yield
 
 
+def is_locked(lock: Path) -> bool:
+    """Whether somebody has `locked` it; also where that cannot be told."""
+    try:
+        with _held(lock):
+            return False
+    except OSError:
+        return True
+
+
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     """A folder for this process, gone at the end of the body, where temporary files are unless it is said otherwise.

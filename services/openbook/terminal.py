@@ -150,7 +150,8 @@ def print_snapshots(rows: "Iterable[Listed]") -> None:
         measured = f"recall@{recall} {shares}" if recall else "recall not measured"
         style = {"current": "green", "": "dim"}.get(row.state, "")
         console.print(Text(f"{row.where:<{width}}  {state:<12} {row.snapshot_id[:12]}  {created}", style))
-        console.print(Padding(Text(f"{row.n_passages:,} passages  {row.factory}  {measured}", style), (0, 0, 0, 4)))
+        if row.snapshot_id:
+            console.print(Padding(Text(f"{row.n_passages:,} passages  {row.factory}  {measured}", style), (0, 0, 0, 4)))
 
 
 def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:

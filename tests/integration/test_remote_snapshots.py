@@ -35,7 +35,7 @@ from openbook.errors import (
     SnapshotMismatch,
 )
 from openbook.index.building.build import add_bm25, build_snapshot
-from openbook.index.client.publish import held_by_servers, publish
+from openbook.index.client.publish import held_by_root, held_by_servers, publish
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
 from openbook.index.remote import fetch as fetching
@@ -146,6 +146,34 @@ fetch({web.url + "/new"!r}, Path({str(tmp_path / "new")!r}), piece_bytes={piece}
     # Twice: what says what there is, and pieces under way when it was killed.
     again = sum(len(contents(built / "new")[name]) for name in (MANIFEST, "bm25/about.json"))
     assert web.sent.total() <= total + again + 2 * fetching.N_FILES * piece
+
+
+def test_what_was_given_up_is_listed_and_what_is_being_fetched_is_not_taken_for_it(built: Path, tmp_path: Path) -> None:
+    """Else nobody would know what takes up the disk."""
+    states: list[str] = []
+
+    def look(done: int = 0, total: int = 0) -> None:
+        states.extend(row.state for row in held_by_root(tmp_path))
+
+    def give_up(done: int, total: int) -> None:
+        look()
+        raise KeyboardInterrupt
+
+    url = f"file://{built}/new"
+    with pytest.raises(KeyboardInterrupt):
+        fetch(url, tmp_path / "new", [0], on_bytes=give_up)
+    look()
+    fetch(url, tmp_path / "new", [0])
+    look()
+    assert [*dict.fromkeys(states)] == ["being fetched", "unfinished", ""]
+    states.clear()
+    fetch(url, tmp_path / "new", [1], on_bytes=look)
+    assert set(states) == {"being fetched"}, "another server's shard, beside one that is there"
+    Root.create(tmp_path, tmp_path / "new")
+    shutil.rmtree(tmp_path / "new/shard-0000")
+    states.clear()
+    fetch(url, tmp_path / "new", [0], on_bytes=look)
+    assert set(states) == {"current"}
 
 
 def test_connections_that_break_are_made_again(

@@ -14,11 +14,12 @@ from typing import NoReturn, TypeVar
 
 from openbook.config import IndexClientSettings
 from openbook.errors import DeadlineExceeded, InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
+from openbook.files import beside, is_locked
 from openbook.index.client.client import channel_credentials, from_grpc, open_channel
 from openbook.index.client.discovery import addresses_now
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import MANIFEST, Snapshot
-from openbook.index.remote.fetch import snapshot_at
+from openbook.index.remote.fetch import LOCK, snapshot_at
 from openbook.index.remote.transfer import apart
 from openbook.secret import bearer
 from openbook.v1.index_pb2 import (
@@ -42,6 +43,8 @@ PREPARE_TIMEOUT_S = 3600.0  # every byte is read
 TIMEOUT_S = 30.0
 POLL_S = 0.5
 LOOK_S = 10.0  # between two looks at a server that prepares
+FETCHED, UNFINISHED = "being fetched", "unfinished"
+"""Of a folder in a root: a shard of it comes now; fetching was given up, and nobody is at it."""
 N_SILENT = 3  # looks, in a row, after which it is gone
 
 
@@ -50,7 +53,7 @@ class Listed:
     """A snapshot somewhere, as a row of a list."""
 
     where: str  # a server's address, or a folder's name
-    state: str  # current, former, prepared, or nothing
+    state: str  # current, former, prepared, FETCHED, UNFINISHED, or nothing
     snapshot_id: str
     created_at: str
     n_passages: int  # of the shard, at a server
@@ -193,17 +196,21 @@ async def held_by_one(settings: IndexClientSettings, snapshot_id: str) -> Listed
 
 
 def held_by_root(folder: Path) -> list[Listed]:
-    """The snapshots in a folder, newest first, and what its record says of them; a snapshot itself. Raises
-    InvalidSnapshot.
+    """The snapshots in a folder, newest first, what its record says of them, and what was not fetched to its end; a
+    snapshot itself. Raises InvalidSnapshot.
     """
     if (folder / MANIFEST).exists():
         return [_row(folder, folder.resolve().name, "", 0)]
     published = Root(folder).read() if Root.is_one(folder) else None
+    are_fetched = {path.name: is_locked(lock) for path in folder.glob("*/") if (lock := beside(path, LOCK)).exists()}
+    # Only then, for fetching may have ended since.
     names = {path.parent.name for path in folder.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
-    states: dict[str, str] = {}
+    states = {
+        name: FETCHED if is_now else UNFINISHED for name, is_now in are_fetched.items() if is_now or name not in names
+    }
     if published:
         named = {"prepared": published.prepared, "former": published.former, "current": published.current}
-        states = {name: state for state, name in named.items() if name}
+        states |= {name: state for state, name in named.items() if name}
     sequence = published.sequence if published else 0
     rows = [_row(folder / name, name, states.get(name, ""), sequence) for name in sorted(names | states.keys())]
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
@@ -244,6 +251,8 @@ async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on
 
 
 def _row(folder: Path, name: str, state: str, sequence: int) -> Listed:
+    if state in (FETCHED, UNFINISHED) and not (folder / MANIFEST).exists():
+        return Listed(name, state, "", "", 0, "")
     try:
         manifest = Snapshot.open(folder).manifest
     except InvalidSnapshot as error:

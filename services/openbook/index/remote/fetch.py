@@ -27,6 +27,8 @@ from openbook.index.disk.snapshot import (
 from openbook.index.remote.place import PIECE_BYTES, Place, Refused
 from openbook.index.remote.transfer import OnBytes, Transfer, transfer_all
 
+LOCK = ".{}.lock"
+"""Beside the folder; it stays."""
 N_FILES = 4  # at once
 FAILED = "\nfetching failed: "
 """Before an error's code and message: libraries may warn of something before them and after."""
@@ -75,7 +77,7 @@ def fetch(
     of_shards, of_words = [*shard_files(manifest, shards)], [*(word_files(about[1]) if about else ())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with files.locked(files.beside(folder, ".{}.lock")):
+        with files.locked(files.beside(folder, LOCK)):
             is_one = (folder / MANIFEST).exists()
             if is_one and (held := Snapshot.open(folder).manifest.snapshot_id) != manifest.snapshot_id:
                 raise InvalidConfig(f"{folder}: holds snapshot {held}, not {manifest.snapshot_id}")
