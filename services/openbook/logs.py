@@ -32,7 +32,7 @@ def setup_logging(role: str) -> logging.Logger:
     level = _chosen("OPENBOOK_LOG_LEVEL", LEVELS, "INFO", str.upper)
     kind = _chosen("OPENBOOK_LOG_FORMAT", FORMATS, "text", str.lower)
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(f"%(asctime)s {role:<12} %(levelname)-7s %(message)s", "%H:%M:%S")
+    text = logging.Formatter(f"%(asctime)s {role:<12} %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
     handler.setFormatter(JsonFormatter(role) if kind == "json" else text)
     root = logging.getLogger("openbook")
     root.handlers[:] = [handler]

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -46,6 +47,16 @@ def test_json_lines_have_what_one_looks_for(
         "code": "OK",
     }
     assert second.keys() == {"time", "level", "process", "logger", "message"}
+
+
+def test_a_line_for_people_tells_its_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be read days later, and on another machine."""
+    before = datetime.now(UTC)
+    setup_logging("up").info("so it is")
+    (line,) = lines(capsys)
+    when, _, rest = line.partition(" ")
+    assert abs(datetime.fromisoformat(when) - before) < timedelta(minutes=1)
+    assert rest.split() == ["up", "INFO", "so", "it", "is"]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
