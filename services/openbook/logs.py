@@ -41,6 +41,28 @@ def setup_logging(role: str) -> logging.Logger:
     return root
 
 
+class Lasting:
+    """A state that may last: logged when it begins, when there is something else to say of it, and when it is over;
+    not as often as it is met.
+    """
+
+    def __init__(self, log: logging.Logger, over: str, level: int = logging.WARNING) -> None:
+        self._log, self._over, self._level = log, over, level
+        self._said = ""
+
+    def met(self, message: str) -> None:
+        """It is so, whether or not it was."""
+        if message != self._said:
+            self._said = message
+            self._log.log(self._level, "%s", message)
+
+    def ended(self) -> None:
+        """It is not so, whether or not it was."""
+        if self._said:
+            self._said = ""
+            self._log.log(self._level, "%s", self._over)
+
+
 def about(context: Context, **fields: Any) -> Mapping[str, Any]:
     """The `extra` of a log line on behalf of somebody: by these fields JSON lines are found."""
     known = {"request_id": context.request_id, "trace_id": context.trace[3:35], "caller": context.caller}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -19,7 +20,7 @@ from openbook.serving.access.counters import PREFIX, Counters
 from openbook.serving.access.key_redis import HASH, PAUSE_S, KeyRedis, KeyRedisBook
 from openbook.serving.access.keys import Identity, KeyRecord, may_join, mint, revoked
 from openbook.serving.access.ports import LOOK_S
-from openbook.serving.access.quota import policies_of, priced, take
+from openbook.serving.access.quota import Policy, policies_of, priced, take
 from openbook.serving.access.quotas import Quotas
 from openbook.serving.access.scopes import Scope
 from openbook.testing import ManualClock
@@ -99,6 +100,42 @@ def test_without_redis_known_keys_stay_for_a_while_and_unknown_ones_are_refused(
             await store.aclose()
 
     run(scenario)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_redis_that_stays_away_is_told_once_and_that_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("openbook.serving.access.key_redis.TIMEOUT_S", 60.0)
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            clock = ManualClock()
+            store = KeyRedis(AccessSettings(keys="redis", url=server.url), clock)
+            shared = counters(server.url, clock)
+
+            async def ask(times: int) -> None:
+                for _ in range(times):
+                    with suppress(KeysUnavailable):
+                        await store.find(record().digest)
+                    await shared.take("web", [(Policy("questions", "day", 5), 1)])
+                    clock.advance(PAUSE_S)
+
+            end(server.process)
+            await ask(3)
+            server.again()
+            server.address()
+            await ask(2)
+            await store.aclose()
+            await shared.aclose()
+
+    run(scenario)
+    assert [each.getMessage().partition(":")[0] for each in caplog.records if each.name.startswith("openbook")] == [
+        "keys cannot be looked up",
+        "quotas are counted by each replica alone",
+        "keys can be looked up again",
+        "quotas are counted by all replicas together again",
+    ]
 
 
 def test_what_is_no_key_lets_nobody_in(settings: AccessSettings) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import math
 import socket
 import threading
@@ -23,6 +24,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, RetrievalSettings
 from openbook.errors import PortInUse, ShardUnavailable
+from openbook.index.client import client as client_module
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.stream import FrameStream, GrpcStream
 from openbook.index.connection import HEADER, KEY_BYTES
@@ -249,6 +251,40 @@ def test_a_client_goes_on_with_grpc_where_there_is_nothing_else(
     monkeypatch.setattr(FrameStream, "open", refused)
     with IndexServer(unreachable[0]) as server:
         asyncio.run(ask(server, None))
+
+
+def test_that_there_is_nothing_but_grpc_is_told_once_and_that_it_is_over(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "HURRY_AGAIN_S", 0.0)
+    caplog.set_level(logging.INFO, client_module.__name__)
+
+    async def refused(*_: object) -> FrameStream:
+        raise ShardUnavailable("cannot be reached")
+
+    async def scenario(address: str) -> None:
+        client = IndexClient(address)
+
+        async def ask() -> None:
+            await found_by(client, VECTORS[:1], 3)
+            if client._hurrying is not None:
+                await client._hurrying
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameStream, "open", refused)
+            for _ in range(3):
+                await ask()
+        await ask()
+        assert type(client._stream) is FrameStream
+        await client.close()
+
+    with IndexServer(IndexServerSettings(snapshot=snapshot)) as server:
+        asyncio.run(scenario(server.address))
+    told = [each.getMessage() for each in caplog.records if each.name == client_module.__name__]
+    assert [each.partition(": ")[2] for each in told] == [
+        "going on with gRPC: cannot be reached",
+        "going on without gRPC again",
+    ]
 
 
 def test_where_unix_sockets_are_forbidden_there_is_tcp(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:

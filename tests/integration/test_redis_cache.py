@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from redis import Redis
 
 from openbook import processes
+from openbook.cache import redis as redis_cache
 from openbook.cache import server as cache_server
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec
 from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings, warn_if_useless
@@ -179,6 +180,31 @@ def test_a_stopped_server_is_a_miss_and_a_metric_and_it_is_found_again() -> None
             await cache.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_stays_away_is_told_once_and_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        with RedisServer() as server:
+            cache = RedisCache(settings(server), EMBEDDINGS, clock)
+
+            async def ask(times: int) -> None:
+                for _ in range(times):
+                    await cache.get_many(["any"])
+                    clock.advance(PAUSE_S)
+                    await cache.put_many([("any", EMBEDDING)])
+                    clock.advance(PAUSE_S)
+
+            processes.end(server.process)
+            await ask(3)
+            server.again()
+            server.address()
+            await ask(2)
+            await cache.aclose()
+
+    asyncio.run(scenario())
+    told = [each.getMessage().partition(":")[0] for each in caplog.records if each.name == redis_cache.__name__]
+    assert told == ["cache read fails", "cache write fails", "cache read works again", "cache write works again"]
 
 
 def test_a_frozen_server_costs_one_timeout_and_serves_again_when_it_thaws() -> None:

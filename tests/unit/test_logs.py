@@ -9,7 +9,7 @@ import pytest
 
 from openbook.core.context import Context
 from openbook.errors import InvalidConfig, InvalidRequest
-from openbook.logs import about, as_ours, setup_logging
+from openbook.logs import Lasting, about, as_ours, setup_logging
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -57,6 +57,17 @@ def test_a_line_for_people_tells_its_moment(capsys: pytest.CaptureFixture[str]) 
     when, _, rest = line.partition(" ")
     assert abs(datetime.fromisoformat(when) - before) < timedelta(minutes=1)
     assert rest.split() == ["up", "INFO", "so", "it", "is"]
+
+
+def test_what_lasts_is_told_when_it_begins_changes_and_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    lasting = Lasting(setup_logging("up"), "it works again")
+    lasting.ended()
+    for _ in range(2):
+        for problem in ("gone", "gone", "frozen"):
+            lasting.met(problem)
+        for _ in range(2):
+            lasting.ended()
+    assert [line.partition("WARNING ")[2] for line in lines(capsys)] == ["gone", "frozen", "it works again"] * 2
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

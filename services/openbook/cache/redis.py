@@ -23,6 +23,7 @@ from openbook.config import CacheSettings, ClientTls
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Generation
 from openbook.errors import InvalidConfig
+from openbook.logs import Lasting
 from openbook.secret import RedisUrl
 from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS, CACHE_UP
 
@@ -57,6 +58,7 @@ class RedisCache(Generic[V]):
         self._clock = clock
         self._breaker = Breaker(PAUSE_S, clock)
         self._refuses_writes_until = -float("inf")
+        self._failing = {each: Lasting(log, f"cache {each} works again") for each in ("read", "write")}
         self._up = CACHE_UP.labels(codec.tier)
         self._up.set(1)  # of a Redis that nobody has asked yet nothing bad is known
         self._reads: Lane[str, bytes | None] = Lane(self._read)
@@ -116,10 +118,10 @@ class RedisCache(Generic[V]):
             if isinstance(error, Exception):
                 CACHE_ERRORS.labels(operation).inc()
                 self._up.set(0)
-                what = f"{type(error).__name__}: {error}"
-                log.warning("cache %s failed, paused for %.0f s: %s", operation, PAUSE_S, what)
+                self._failing[operation].met(f"cache {operation} fails: {type(error).__name__}: {error}")
             raise
         self._breaker.succeeded()
+        self._failing[operation].ended()
         self._up.set(self._clock() >= self._refuses_writes_until)
         return result
 

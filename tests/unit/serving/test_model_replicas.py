@@ -1,6 +1,7 @@
 """Callers of a model whose replicas are being replaced by those of another one."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -171,7 +172,12 @@ def kept(cache: MemoryCache[Any]) -> dict[str, Any]:
     return {key.split(":")[0]: value for key, value in cache._entries.items()}
 
 
-def test_who_starts_waits_for_a_replica_of_his_settings() -> None:
+def test_who_starts_waits_for_a_replica_of_his_settings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas, "ASK_AGAIN_S", 0.0)
+    caplog.set_level(logging.INFO, replicas.__name__)
+
     async def scenario() -> None:
         deployed = [*encoders(1, 1, 2), *generators(1, 1, 2)]
         found = await RemoteEncoder.connect(Handle(*deployed[:2], None, deployed[2]), encoder_settings(2))  # type: ignore[arg-type]
@@ -181,6 +187,11 @@ def test_who_starts_waits_for_a_replica_of_his_settings() -> None:
         await end(deployed)
 
     run(scenario)
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
+        said.format(name)
+        for name in ("encoder", "generator")
+        for said in ("no replica of the {} with these settings has answered yet", "a replica of the {} has answered")
+    ]
 
 
 def test_replicas_of_another_model_are_passed_by() -> None:

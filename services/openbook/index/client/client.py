@@ -18,6 +18,7 @@ from openbook.core.context import Context
 from openbook.core.types import Candidates, Float32, Hits, Int64, Passage, RetrievalSettings
 from openbook.errors import InvalidRequest, OpenbookError, ShardUnavailable, from_grpc_code
 from openbook.index.client.stream import FrameStream, GrpcStream, Stream
+from openbook.logs import Lasting
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class IndexClient:
         self.address = address
         self._credentials = credentials
         self._server_name = server_name
+        self._slow = Lasting(log, f"index server {address}: going on without gRPC again", logging.INFO)
         self._left: set[asyncio.Task[None]] = set()
         self._open()
 
@@ -237,13 +239,14 @@ class IndexClient:
             if info.HasField("frames"):
                 fast = await FrameStream.open(self.address, info.frames, CONNECT_TIMEOUT_S)
                 slow, self._stream = self._stream, fast
+                self._slow.ended()
                 if slow is not None:
                     try:
                         await slow.drained()
                     finally:
                         await slow.close()
         except OpenbookError as error:
-            log.info("index server %s: going on with gRPC: %s", self.address, error)
+            self._slow.met(f"index server {self.address}: going on with gRPC: {error}")
         finally:
             if self._hurrying is asyncio.current_task():  # and not that of a connection begun anew
                 self._hurrying = None

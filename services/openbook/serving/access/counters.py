@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from openbook.cache.trips import Breaker, Lane
 from openbook.core.deadline import Clock
+from openbook.logs import Lasting
 from openbook.serving.access.quota import Asked, Taken
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Counters:
     def __init__(self, redis: Redis, clock: Clock = time.monotonic) -> None:
         self._redis = redis
         self._breaker = Breaker(PAUSE_S, clock)
+        self._failing = Lasting(log, "quotas are counted by all replicas together again")
         self._lane: Lane[tuple[str, Asked], Taken] = Lane(self._trip)
 
     async def take(self, caller: str, asked: Asked) -> Taken | None:
@@ -76,8 +78,8 @@ class Counters:
         except BaseException as error:
             self._breaker.failed()
             if isinstance(error, Exception):
-                what = f"{type(error).__name__}: {error}"
-                log.warning("quotas are counted by each replica alone for %.0f s: %s", PAUSE_S, what)
+                self._failing.met(f"quotas are counted by each replica alone: {type(error).__name__}: {error}")
             raise
         self._breaker.succeeded()
+        self._failing.ended()
         return [Taken(granted == 1, now, tuple(used)) for granted, now, *used in found]

@@ -14,6 +14,7 @@ from openbook.cache.trips import Breaker, Lane
 from openbook.config import AccessSettings
 from openbook.core.deadline import Clock
 from openbook.errors import InvalidConfig, KeysUnavailable
+from openbook.logs import Lasting
 from openbook.serving.access.keys import KeyRecord, from_line, to_line
 from openbook.serving.access.ports import LOOK_S, Decide
 
@@ -68,6 +69,7 @@ class KeyRedis:
         self._known_for_s = settings.known_for_s
         self._clock = clock
         self._breaker = Breaker(PAUSE_S, clock)
+        self._failing = Lasting(log, "keys can be looked up again")
         self._lane: Lane[str, bytes | None] = Lane(self._read)
         self._redis = connect("access", settings.url, settings.tls, TIMEOUT_S)
         self._known: OrderedDict[str, tuple[float, KeyRecord]] = OrderedDict()  # when it was asked, and what it said
@@ -115,9 +117,10 @@ class KeyRedis:
         except BaseException as error:
             self._breaker.failed()
             if isinstance(error, Exception):
-                log.warning("keys cannot be looked up, paused for %.0f s: %s: %s", PAUSE_S, type(error).__name__, error)
+                self._failing.met(f"keys cannot be looked up: {type(error).__name__}: {error}")
             raise
         self._breaker.succeeded()
+        self._failing.ended()
         return cast(Sequence[bytes | None], found)
 
 

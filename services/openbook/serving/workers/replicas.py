@@ -17,6 +17,7 @@ from openbook.config import ModelSettings
 from openbook.core.context import Context
 from openbook.core.hedges import HedgeBudget
 from openbook.errors import ModelUnavailable
+from openbook.logs import Lasting
 from openbook.serving.workers.hop import OtherModel, call, call_stream
 from openbook.serving.workers.routing import SILENCE_S
 from openbook.telemetry import hop_errors
@@ -64,9 +65,11 @@ class Replicas(Generic[A]):
     @classmethod
     async def connect(cls, name: str, handle: "DeploymentHandle", settings: ModelSettings) -> Self:
         """Ask until a replica that was made with these settings says what it has."""
+        waiting = Lasting(log, f"a replica of the {name} has answered", logging.INFO)
         while (about := await _describe(handle, settings)) is None:
-            log.info("no replica of the %s with these settings has answered yet: asking again", name)
+            waiting.met(f"no replica of the {name} with these settings has answered yet: asking again")
             await asyncio.sleep(ASK_AGAIN_S)
+        waiting.ended()
         return cls(name, handle, HedgeBudget() if settings.n_replicas > 1 else None, about)
 
     async def call(self, context: Context, send: Send) -> Any:
