@@ -144,6 +144,13 @@ def beside(folder: Path, factory: str, device: str, check: Checks, seconds: floa
         k = min(MAX_K, there.n_passages)
         many = there.search(queries[:4], k, Deadline.never())
         check(f"{factory}: k {k} finds as many", bool((many.ids >= 0).all()))
+    if factory == GRAPH:
+        hundred = here.search_exactly(queries, 100)
+        for beam in (None, 1024):
+            wide = SearchParameters(ef_search=beam)
+            found = [recall(s.search(queries, 100, Deadline.never(), wide), hundred) for s in (here, there)]
+            what = f"{factory}: recall@100, ef_search {beam or 'as built'}"
+            check(f"{what}: {found[1]:.4f}, on the CPU {found[0]:.4f}", found[1] >= found[0] - 0.005)
     cells = [
         f"`{factory}`",
         f"{there.n_passages:,}",

@@ -8,7 +8,7 @@ import pytest
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, top_k
-from openbook.core.types import AS_BUILT, Float32, Hits, Passage, SearchParameters
+from openbook.core.types import AS_BUILT, Float32, Hits, Int64, Passage, SearchParameters
 from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidRequest, InvalidSnapshot, StartupError
 from openbook.index.building.build import build_snapshot
 from openbook.index.shard import gpu
@@ -247,6 +247,55 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     if not hasattr(faiss, "GpuIndexCagra"):
         with pytest.raises(StartupError, match="HNSW becomes CAGRA there, which needs the build faiss-gpu-cuvs"):
             graph._index.moved(VECTORS, "cuda:1")
+
+
+class _KeptByCagra:
+    """Search parameters, as FAISS for GPUs has them."""
+
+    def __init__(self, itopk_size: int = 64) -> None:
+        self.itopk_size = itopk_size
+
+
+class _Cagra:
+    """A graph on a GPU, as far as cuVS's limit goes: no more is found than is kept on the way."""
+
+    def __init__(self, vectors: Float32) -> None:
+        self.ntotal, self.d = vectors.shape
+        self.kept: list[int] = []
+        self._flat = faiss.IndexFlatIP(self.d)
+        self._flat.add(vectors)
+
+    def search(self, queries: Float32, k: int, params: _KeptByCagra | None = None) -> tuple[Float32, Int64]:
+        kept = (params or _KeptByCagra()).itopk_size
+        if k > kept or kept % 32:
+            raise RuntimeError(f"topk = {k} must be smaller than itopk_size = {kept}")
+        self.kept.append(kept)
+        scores, positions = self._flat.search(queries, k)
+        return scores, positions
+
+
+@pytest.mark.parametrize(
+    ("k", "parameters", "kept"),
+    [
+        (10, AS_BUILT, 64),
+        (17, AS_BUILT, 96),
+        (100, AS_BUILT, 416),
+        (10, SearchParameters(ef_search=200), 224),
+        (10, SearchParameters(ef_search=1 << 20), 608),
+        (100, SearchParameters(rerank_factor=5), 512),
+    ],
+)
+def test_a_graph_on_a_gpu_keeps_all_that_it_has_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k: int, parameters: SearchParameters, kept: int
+) -> None:
+    monkeypatch.setattr(faiss, "GpuIndexCagra", _Cagra, raising=False)
+    monkeypatch.setattr(faiss, "SearchParametersCagra", _KeptByCagra, raising=False)
+    there = _Cagra(VECTORS)
+    monkeypatch.setattr(gpu, "move", lambda index, vectors, device: there)
+    build(tmp_path / "s", "HNSW8")
+    shard = Shard(tmp_path / "s", 0, device="cuda:0")
+    same(shard.search(QUERIES, k, Deadline.never(), parameters), twin(QUERIES, k))
+    assert there.kept == [kept]
 
 
 @pytest.mark.parametrize("factory", ["IVF16_HNSW8,SQ8", "PCA8,IVF16_HNSW8,Flat", "IVF16,SQ8", "Flat"])

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import importlib.util
+import math
 import os
 import re
 import threading
@@ -106,7 +107,8 @@ class Index:
             self.knows = ("nprobe",)
             self._most_probes = min(lists.nlist, gpu.MAX_CANDIDATES if isinstance(lists, gpu_ivf) else NEVER)
             lists.nprobe = min(lists.nprobe, self._most_probes)
-        elif isinstance(self._inner, faiss.IndexHNSW):
+        self._is_cagra = isinstance(faiss_index, getattr(faiss, "GpuIndexCagra", ()))  # what HNSW becomes on a GPU
+        if self._is_cagra or isinstance(self._inner, faiss.IndexHNSW):
             self.knows = ("ef_search",)
         self._lists: InvertedLists | None = None
 
@@ -234,7 +236,7 @@ class Index:
                 n_lists = min(parameters.nprobe or self._index.nprobe, self._index.nlist)
                 centroid_scores, lists = self._index.quantizer.search(queries, n_lists)
                 return self._lists.search(queries, lists, centroid_scores, k)
-            scores, positions = self._index.search(queries, k, params=self._parameters(parameters))
+            scores, positions = self._index.search(queries, k, params=self._parameters(parameters, k))
         return scores, positions
 
     def at_least(self, query: Float32, score: float, tuning: Tuning, deadline: Deadline) -> Int64:
@@ -278,7 +280,7 @@ class Index:
             nprobe = min(2 * (parameters.nprobe or self._inner.nprobe), self._most_probes)
             return replace(parameters, nprobe=nprobe)
         if "ef_search" in self.knows:
-            return replace(parameters, ef_search=min(2 * (parameters.ef_search or self._inner.hnsw.efSearch), MAX_BEAM))
+            return replace(parameters, ef_search=min(2 * (parameters.ef_search or self._beam), MAX_BEAM))
         return parameters
 
     def reach(self, parameters: SearchParameters) -> int:
@@ -286,10 +288,18 @@ class Index:
         if "nprobe" in self.knows:
             return min(parameters.nprobe or self._inner.nprobe, self._most_probes)
         if "ef_search" in self.knows:
-            return min(parameters.ef_search or self._inner.hnsw.efSearch, max(len(self), 1))
+            return min(parameters.ef_search or self._beam, max(len(self), 1))
         return 1
 
-    def _parameters(self, parameters: SearchParameters) -> Any:
+    @property
+    def _beam(self) -> int:
+        """A graph's, as built."""
+        return SEARCH_BEAM if self._is_cagra else int(self._inner.hnsw.efSearch)
+
+    def _parameters(self, parameters: SearchParameters, k: int) -> Any:
+        if self._is_cagra:  # which finds no more than it keeps, and keeps a multiple of 32
+            n_kept = max(k, self.reach(parameters), SEARCH_BEAM)
+            return self._faiss.SearchParametersCagra(itopk_size=32 * math.ceil(n_kept / 32))
         if parameters.nprobe is not None and "nprobe" in self.knows:
             inner = self._faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self._most_probes))
         elif parameters.ef_search is not None and "ef_search" in self.knows:
