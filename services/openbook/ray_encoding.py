@@ -65,7 +65,8 @@ class RayEncoders:
         self._settings = alone(settings).model_dump_json()
         self._shares = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
         reserved = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
-        self._encode = ray.remote(max_retries=MOST_RETRIES, **reserved)(encode)
+        # Ray would end a process with a share of a GPU after each task (max_calls 1), and its model with it.
+        self._encode = ray.remote(max_retries=MOST_RETRIES, max_calls=0, **reserved)(encode)
         self._first: Encoded | None = None
         self._warned_of = set[str]()
 

@@ -31,7 +31,7 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A corpus and an encoder, and a Ray of this process."""
+    """A corpus and an encoder, and a Ray of this process, which takes it that there is a GPU."""
     path = tmp_path_factory.mktemp("on-ray")
     tiny.saved(path / "encoder", tiny.bert_model(), tiny.bert_tokenizer())
     rng = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for i in range(N_DOCUMENTS):
             text = " ".join(rng.choice(tiny.WORDS, rng.integers(1, 30)))
             file.write(json.dumps({"id": str(i), "title": "moon", "text": text}) + "\n")
-    with local_ray.started(2, {}, log_to_driver=False):
+    with local_ray.started(2, {"RAY_OVERRIDE_RESOURCES": '{"GPU": 1}'}, log_to_driver=False):
         yield path
 
 
@@ -125,6 +125,19 @@ def test_what_computes_otherwise_is_warned_of_once(
 def test_tasks_with_a_share_of_a_gpu_compute_there() -> None:
     shares = {0.0: False, 0.25: True}
     assert {gpus: ray_encoding.RayEncoders(EncoderSettings(num_gpus=gpus)).on_gpu for gpus in shares} == shares
+
+
+def test_processes_with_a_share_of_a_gpu_keep_their_model_from_task_to_task(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_nothing(settings: str, passages: Sequence[Passage]) -> ray_encoding.Encoded:
+        return ray_encoding.Encoded("space", str(os.getpid()), "", np.empty((0, 1), np.float32))
+
+    monkeypatch.setattr(ray_encoding, "encode", encode_nothing)
+    settings, n_tasks = EncoderSettings(num_gpus=0.25), 6
+    encoders = ray_encoding.RayEncoders(settings)
+    processes = [encoders._encode.remote("", []) for _ in range(n_tasks)]
+    assert len({encoders._result(each).embedded_by for each in processes}) < n_tasks
 
 
 def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
