@@ -221,6 +221,14 @@ def test_the_cluster_that_is_named_comes_before_that_of_the_environment(
         assert str(CliRunner().invoke(app, ["train", str(config), *options]).exception) == problem
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_workers_with_a_gpu_each_are_told_of_no_other_device_before_anything_starts(files: Files, device: str) -> None:
+    asked = files.settings("elsewhere", loop={"device": device}, workers={"use_gpu": True})
+    with pytest.raises(InvalidConfig, match=f"loop.device must be auto or cuda with workers.use_gpu, got {device}"):
+        cluster.fit(asked)
+    assert not (files.folder / "elsewhere").exists()
+
+
 @contextmanager
 def driver(files: Files, out: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """`openbook train` in a process of its own, and what it says to standard error. Nothing of it is left."""

@@ -55,9 +55,11 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
         StartupError: the cluster cannot be joined.
         WorkersFailed: workers were lost too often. The same call goes on from the last checkpoint.
         OpenbookError: as `openbook.training.run.train`, of whichever worker had one; such errors are not retried.
-        InvalidConfig: this machine has not the GPUs.
+        InvalidConfig: this machine has not the GPUs, or `loop.device` is not that of a worker with its own GPU.
     """
     loop, workers = settings.loop, settings.workers
+    if workers.use_gpu and loop.device not in ("auto", "cuda"):
+        raise InvalidConfig(f"loop.device must be auto or cuda with workers.use_gpu, got {loop.device}")
     out = loop.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     # Ray hides what it has not reserved for a worker.

@@ -115,7 +115,7 @@ class LoopSettings(Section):
     # Compute encoders twice rather than keep what they computed. By default only a bi-encoder does, which computes a
     # whole micro-batch together; RAG keeps no more than a few thousand tokens, or one question's, at a time.
     gradient_checkpointing: bool | None = None
-    device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
+    device: str = "auto"  # auto, cpu, cuda, cuda:0 ...; with workers.use_gpu auto or cuda: each has its own
     n_threads: Positive = 1  # of torch
     seed: Annotated[int, Field(ge=0)] = 0  # equal seeds give equal runs
     checkpoint_every: Positive = 200  # steps
