@@ -37,7 +37,7 @@ from openbook.serving.workers.generator import (
 )
 from openbook.serving.workers.hop import over_grpc
 from openbook.serving.workers.routing import AnsweringRouter
-from openbook.serving.workers.worker import apart
+from openbook.serving.workers.worker import apart, check_gpu
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import flush_spans, setup_tracing
 
@@ -197,6 +197,10 @@ class Ingress(AnswerIngress):
 
     def __del__(self) -> None:
         flush_spans()  # Serve calls this, and kills the process
+
+    async def check_health(self) -> None:
+        """Serve calls this, and replaces a replica that raises."""
+        check_gpu()
 
 
 def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:

@@ -5,14 +5,19 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
+import torch
 
 from openbook.core.context import Context
 from openbook.core.deadline import Check
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidRequest, ModelUnavailable
+from openbook.serving.app import Ingress
 from openbook.serving.workers.batching import Batcher
-from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, apart
+from openbook.serving.workers.encoder import EncoderDeployment
+from openbook.serving.workers.generator import GeneratorDeployment
+from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, _Gpu, apart
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -304,6 +309,39 @@ def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None
             await failing
         assert (await task)[0] == "done"
         worker.shutdown()
+
+    asyncio.run(main())
+
+
+LOST, FULL = "CUDA error: an illegal memory access was encountered\nmore", "CUDA error: out of memory"
+
+
+@pytest.mark.parametrize("replica", [Ingress, EncoderDeployment, GeneratorDeployment])
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_a_replica_that_has_lost_its_gpu_is_ill_for_ever(
+    replica: Any, in_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.serving.workers.worker._GPU", _Gpu())
+    healthy = replica.__new__(replica)
+
+    async def main() -> None:
+        def model(errors: Sequence[Exception], check: Check) -> list[int]:
+            raise errors[0]
+
+        def step(check: Check) -> Iterator[int]:
+            raise error
+            yield 0
+
+        batcher: Batcher[Exception, int] = Batcher(model, name="model", max_batch=4, max_queue=8)
+        others = RuntimeError(LOST), torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError(FULL)
+        for error in (*others, torch.AcceleratorError(LOST)):
+            await healthy.check_health()
+            with pytest.raises(type(error)):
+                await (anext(batcher.stream(step, NEVER)) if in_stream else batcher.submit(error, NEVER))
+        await batcher.aclose()
+        for _ in range(2):
+            with pytest.raises(ModelUnavailable, match=r"has lost its GPU: CUDA error: an illegal memory .*ed$"):
+                await healthy.check_health()
 
     asyncio.run(main())
 

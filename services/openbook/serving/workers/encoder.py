@@ -17,7 +17,7 @@ from openbook.processes import loading
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
-from openbook.serving.workers.worker import apart
+from openbook.serving.workers.worker import apart, check_gpu
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import flush_spans, setup_tracing
 
@@ -124,6 +124,10 @@ class EncoderDeployment:
 
     def __del__(self) -> None:
         flush_spans()  # Serve calls this, and kills the process
+
+    async def check_health(self) -> None:
+        """Serve calls this, and replaces a replica that raises."""
+        check_gpu()
 
     async def describe(self, settings: ServedEncoderSettings | None = None) -> AboutEncoder | None:
         """What it has; None if that was made with other settings than these."""

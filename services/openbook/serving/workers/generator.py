@@ -22,7 +22,7 @@ from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
-from openbook.serving.workers.worker import apart
+from openbook.serving.workers.worker import apart, check_gpu
 from openbook.telemetry import MetricsServer
 from openbook.tracing.spans import flush_spans, setup_tracing, span
 
@@ -195,6 +195,10 @@ class GeneratorDeployment:
 
     def __del__(self) -> None:
         flush_spans()  # Serve calls this, and kills the process
+
+    async def check_health(self) -> None:
+        """Serve calls this, and replaces a replica that raises."""
+        check_gpu()
 
     async def describe(self, settings: GeneratorSettings | None = None) -> AboutGenerator | None:
         """What it has; None if that was made with other settings than these."""

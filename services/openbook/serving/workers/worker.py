@@ -1,15 +1,20 @@
 """The thread in which a model computes: long work, and between its steps what is short."""
 
 import asyncio
+import logging
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from openbook.core.deadline import Check, Clock
+from openbook.errors import ModelUnavailable
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -44,6 +49,35 @@ def _give_way() -> None:
     """This thread, and those that it starts. Elsewhere than on Linux it would be the whole process, for ever."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """That of this process."""
+
+    lost_by: str = ""  # the error from which on it fails whatever this process asks of it
+
+
+_GPU = _Gpu()
+
+
+def check_gpu() -> None:
+    """What a replica's `check_health` calls, so that Serve puts another one in its place: it would stay, fail at once,
+    and so draw the questions of all others to it.
+
+    Raises:
+        ModelUnavailable: this process has lost its GPU for ever.
+    """
+    if _GPU.lost_by:
+        raise ModelUnavailable(f"this replica has lost its GPU: {_GPU.lost_by}")
+
+
+def _look_at(outcome: object) -> None:
+    """Whether it is an error after which CUDA fails in this process for ever; with a full memory it goes on."""
+    is_torchs = type(outcome).__name__ == "AcceleratorError"  # by name: torch is not needed here
+    if is_torchs and "out of memory" not in str(outcome) and not _GPU.lost_by:
+        _GPU.lost_by = str(outcome).partition("\n")[0]
+        log.error("this replica has lost its GPU, and another one takes its place: %s", _GPU.lost_by)
 
 
 class Worker:
@@ -86,7 +120,12 @@ class Worker:
             while self._short and not is_deep and between_s <= SHARE_BETWEEN * (self._clock() - begun):
                 between_s += self._next_short()
 
-        result = work(check)
+        try:
+            result = work(check)
+        except Exception as error:
+            _look_at(error)
+            raise
+        _look_at(result)  # a batch's error is its result
         return result, self._clock() - begun - between_s
 
     def _next_short(self) -> float:
