@@ -28,7 +28,10 @@ def topology(found: Plan) -> Topology:
     answer = {"timeout_s": found.demand.p99_s}
     if found.demand.p99_s > AnswerDefaults().max_timeout_s:
         answer["max_timeout_s"] = found.demand.p99_s
-    gpu = {"generator": {"device": "cuda", "dtype": "bfloat16", "num_cpus": 1, "num_gpus": 1}}
+    gpu = {
+        "encoder": {"device": "cpu", "dtype": "float32"},  # or each would take what it finds, and be another encoder
+        "generator": {"device": "cuda", "dtype": "bfloat16", "num_cpus": 1, "num_gpus": 1},
+    }
     values: dict[str, Any] = {
         "index": {
             "shards": shards,

@@ -62,7 +62,7 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
         raise InvalidConfig(f"loop.device must be auto or cuda with workers.use_gpu, got {loop.device}")
     out = loop.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    # Ray hides what it has not reserved for a worker.
+    # A worker sees GPUs that were not reserved for it too, and another one computes there.
     device = loop.device if loop.device != "auto" else "cuda" if workers.use_gpu else "cpu"
     settings = settings.model_copy(update={"loop": loop.model_copy(update={"out": out, "device": device})})
     with _connected(workers, address), _followed(out, on_step), _interruptible():

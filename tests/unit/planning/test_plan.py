@@ -30,6 +30,7 @@ from openbook.planning.topology import text
 from openbook.planning.topology import topology as planned_topology
 from openbook.serving.access.exposure import check_exposure
 
+SAMPLE = Path(__file__).parents[3] / "deploy" / "topology.yaml"
 OFFERED = machines()
 WITHOUT_GPUS = tuple(machine for machine in OFFERED.machines if not machine.gpus)
 EXAMPLES = 25
@@ -173,6 +174,15 @@ def test_a_generator_that_takes_all_cores_has_a_machine_of_its_own(cores: int) -
     assert served.generator.n_threads == cores
     assert 2 * reserved > cores
     assert reserved + served.encoder.num_cpus + served.serving.num_cpus <= cores, "beside encoder and ingress"
+
+
+def test_beside_gpus_every_replica_of_the_encoder_computes_alike() -> None:
+    """Left to each, one would take a GPU that no other one sees, or another dtype: another encoder to those who ask."""
+    machine = Machine(name="m", cores=8, memory_gb=64, disk_gb=500, price=1, gpus=1)
+    planned = planned_topology(plan(Demand(passages=1000), Machines(machines=(machine,)), DEFAULTS))
+    for topology in (planned, render.load(SAMPLE)):
+        encoder = parse(topology.settings(has_gpus=True)).encoder
+        assert (encoder.device, encoder.dtype) == ("cpu", "float32")
 
 
 def test_what_cannot_be_met_is_said() -> None:
