@@ -164,8 +164,10 @@ def _overlay(topology: Topology, cluster: Kubernetes, has_gpus: bool) -> dict[st
     patches = [{"op": "replace", "path": "/spec/serveConfigV2", "value": _serve_config(topology, cluster, has_gpus)}]
     if has_gpus:
         worker = "/spec/rayClusterConfig/workerGroupSpecs/0/template/spec/containers/0/resources"
+        n_gpus = str(topology.endpoint.n_gpus)
         patches += [
-            {"op": "add", "path": f"{worker}/{kind}/nvidia.com~1gpu", "value": "1"} for kind in ("requests", "limits")
+            {"op": "add", "path": f"{worker}/{kind}/nvidia.com~1gpu", "value": n_gpus}
+            for kind in ("requests", "limits")
         ]
         image = f"{cluster.image}-gpu"
         patches += [

@@ -75,10 +75,10 @@ def gcp(topology: Topology, cloud: Gcp, has_gpus: bool, path: str) -> str:
     types["head"]["resources"]["CPU"] = cloud.cpus_of(cloud.head)
     types["worker"]["resources"]["CPU"] = cloud.cpus_of(cloud.gpu if has_gpus else cloud.cpu)
     if has_gpus:
-        types["worker"]["resources"]["GPU"] = 1
+        n_gpus = types["worker"]["resources"]["GPU"] = topology.endpoint.n_gpus
         where = f"projects/{cloud.project}/zones/{cloud.zone}/acceleratorTypes/{cloud.accelerator}"
         types["worker"]["node_config"] |= {
-            "guestAccelerators": [{"acceleratorType": where, "acceleratorCount": 1}],
+            "guestAccelerators": [{"acceleratorType": where, "acceleratorCount": n_gpus}],
             "scheduling": [{"onHostMaintenance": "TERMINATE"}],
         }
     return _of_a_cloud(topology, cloud, types, has_gpus, path, "gcp", project_id=cloud.project)

@@ -88,6 +88,7 @@ class Endpoint(Section):
     cpu: Overrides = Field(default_factory=dict)  # over them where they have none
     min_workers: Annotated[int, Field(ge=0)] = 1  # machines with models
     max_workers: Positive = 4  # to which the autoscaler goes
+    n_gpus: Positive = 1  # of each machine, or pod, with models where there are GPUs
     cpus: Positive = 4  # of each pod with models, on Kubernetes: of which it asks for nine tenths
     memory_gb: Positive = 16  # of each pod with models, on Kubernetes; of 10^9 bytes
 
@@ -112,7 +113,7 @@ class Cloud(Section):
     zone: str
     head: str  # the kind of machine
     index: str
-    gpu: str  # with one GPU
+    gpu: str  # with as many GPUs as endpoint.n_gpus
     cpu: str  # where there are no GPUs
     install: str  # a shell command after which ~/openbook/bin/openbook is there
     fetch: str | None = None  # in place of index.fetch

@@ -28,9 +28,15 @@ def topology(found: Plan) -> Topology:
     answer = {"timeout_s": found.demand.p99_s}
     if found.demand.p99_s > AnswerDefaults().max_timeout_s:
         answer["max_timeout_s"] = found.demand.p99_s
+    gpus = endpoint.machine.gpus
     gpu = {
         "encoder": {"device": "cpu", "dtype": "float32"},  # or each would take what it finds, and be another encoder
-        "generator": {"device": "cuda", "dtype": "bfloat16", "num_cpus": 1, "num_gpus": 1},
+        "generator": {
+            "device": "cuda",
+            "dtype": "bfloat16",
+            "num_cpus": min(1.0, (cores - 2 * small) / max(1, gpus)),  # so that one for each GPU has room
+            "num_gpus": 1,
+        },
     }
     values: dict[str, Any] = {
         "index": {
@@ -58,8 +64,8 @@ def topology(found: Plan) -> Topology:
             "memory_gb": max(1, int(endpoint.machine.memory_gb * USABLE)),
         },
     }
-    if endpoint.gpus:
-        values["endpoint"]["gpu"] = gpu
+    if gpus:
+        values["endpoint"] |= {"gpu": gpu, "n_gpus": gpus}
     return section(Topology, "openbook plan", **values)
 
 

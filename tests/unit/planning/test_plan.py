@@ -185,6 +185,27 @@ def test_beside_gpus_every_replica_of_the_encoder_computes_alike() -> None:
         assert (encoder.device, encoder.dtype) == ("cpu", "float32")
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("cores", [4, 32])
+def test_each_gpu_of_a_machine_has_a_generator_and_its_machine_is_asked_for_with_all_of_them(
+    gpus: int, cores: int
+) -> None:
+    machine = Machine(name="m", cores=cores, memory_gb=64, disk_gb=500, price=1, gpus=gpus)
+    planned = plan(Demand(passages=1000), Machines(machines=(machine,)), DEFAULTS)
+    samples = {name: getattr(render.load(SAMPLE), name) for name in ("gcp", "kubernetes")}
+    topology = planned_topology(planned).model_copy(update=samples)
+    served = parse(topology.settings(has_gpus=True))
+    assert served.generator.n_replicas == gpus * planned.endpoint.machines
+    reserved = gpus * served.generator.num_cpus + served.encoder.num_cpus + served.serving.num_cpus
+    assert reserved <= cores, "all have room on one machine"
+    files = render.render(topology)
+    worker = yaml.safe_load(files["deploy/ray/gcp.yaml"])["available_node_types"]["worker"]
+    assert worker["resources"]["GPU"] == worker["node_config"]["guestAccelerators"][0]["acceleratorCount"] == gpus
+    overlay = yaml.safe_load(files["deploy/kubernetes/overlays/gpu/kustomization.yaml"])
+    patches = yaml.safe_load(overlay["patches"][0]["patch"])
+    assert [each["value"] for each in patches if each["path"].endswith("gpu")] == [str(gpus)] * 2
+
+
 def test_what_cannot_be_met_is_said() -> None:
     with pytest.raises(InvalidRequest, match="no index machine suffices for 21000000 passages of 768 numbers"):
         plan(Demand(passages=21_000_000, dimension=768, recall=1.0, index="IVF,SQ8"), OFFERED, DEFAULTS)
