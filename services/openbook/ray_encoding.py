@@ -22,6 +22,7 @@ from openbook.core.types import Float32, Passage
 from openbook.corpus.encode import alone
 from openbook.errors import InvalidModel, OpenbookError, StartupError
 from openbook.models.encoder import TextEncoder
+from openbook.models.gpu import told_if_full
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,8 @@ def encode(settings: str, passages: Sequence[Passage]) -> Encoded | OpenbookErro
     try:
         model = _model(settings)
         computed_by = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-        return Encoded(model.space, model.embeds_passages_by, computed_by, model.encode_passages(passages))
+        with told_if_full(StartupError, "a GPU's memory is full: reserve more of it with --ray-gpus"):
+            return Encoded(model.space, model.embeds_passages_by, computed_by, model.encode_passages(passages))
     except OpenbookError as error:
         return error
 

@@ -6,12 +6,14 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import tiny_encoders as tiny
+import torch
 from typer.testing import CliRunner
 
 from openbook import local_ray, ray_encoding
@@ -20,7 +22,7 @@ from openbook.config import EncoderSettings
 from openbook.core.splitting import Splitting
 from openbook.core.types import Passage
 from openbook.corpus import build as corpus_build
-from openbook.errors import InvalidConfig, InvalidModel, OpenbookError
+from openbook.errors import InvalidConfig, InvalidModel, OpenbookError, StartupError
 from openbook.index.disk.snapshot import Manifest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -138,6 +140,17 @@ def test_processes_with_a_share_of_a_gpu_keep_their_model_from_task_to_task(
     encoders = ray_encoding.RayEncoders(settings)
     processes = [encoders._encode.remote("", []) for _ in range(n_tasks)]
     assert len({encoders._result(each).embedded_by for each in processes}) < n_tasks
+
+
+def test_a_gpu_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(passages: Sequence[Passage]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model = SimpleNamespace(space="space", embeds_passages_by="model", encode_passages=full)
+    monkeypatch.setattr(ray_encoding, "_model", lambda settings: model)
+    told = ray_encoding.encode(EncoderSettings(device="cpu").model_dump_json(), [])
+    assert isinstance(told, StartupError)
+    assert str(told).startswith("a GPU's memory is full: reserve more of it with --ray-gpus: CUDA out of memory")
 
 
 def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -425,3 +425,16 @@ def test_the_command(files: World, whole: Path) -> None:
     done = CliRunner().invoke(app, ["train", str(config), "--local"])
     assert isinstance(done.exception, InvalidConfig)
     assert "n_stepz" in str(done.exception)
+
+
+@pytest.mark.parametrize("where", ["RagLoss.to", "Run._steps"])
+def test_a_gpu_without_room_is_told_in_a_line(files: World, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so not tried again by Ray Train."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    owner, _, method = where.partition(".")
+    monkeypatch.setattr({"RagLoss": RagLoss, "Run": Run}[owner], method, full)
+    with pytest.raises(StartupError, match=r"^a GPU's memory is full .*: CUDA out of memory. Tried .* GiB\.$"):
+        train(files.settings("full"))

@@ -19,7 +19,6 @@ from threading import Lock
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from openbook.config import EncoderSettings
@@ -30,6 +29,7 @@ from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of, devices_of
 from openbook.models.encoder import TextEncoder
+from openbook.models.gpu import told_if_full
 from openbook.processes import end, of_module, start, threads
 
 VECTORS = "vectors.npy"
@@ -205,12 +205,9 @@ def _put(folder: Path, step: range, embeddings: Float32) -> None:
 
 
 def _write(folder: Path, step: range, model: TextEncoder) -> None:
-    try:
+    what = "a GPU's memory is full; with one thread it has one process, and the same command goes on"
+    with told_if_full(StartupError, what):
         _put(folder, step, model.encode_passages(_passages(folder, step)))
-    except torch.OutOfMemoryError as error:
-        raise StartupError(
-            f"a GPU's memory is full; with one thread it has one process, and the same command goes on: {error}"
-        ) from None
 
 
 class Worker:

@@ -1,6 +1,7 @@
 """Questions and passages into one space of embeddings: DPR and sentence encoders, recognised from their config."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
@@ -20,10 +21,11 @@ from openbook.models.batches import Batches
 from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
+from openbook.models.gpu import told_if_full
 from openbook.models.packing import STEP, Packing
 from openbook.models.pooling import Pooling, sentence_pooling
 from openbook.models.published import passage_model_of
-from openbook.models.source import Declaration, Source, first_line, tokenizer_digest, weights_digest
+from openbook.models.source import Declaration, Source, tokenizer_digest, weights_digest
 from openbook.processes import threads
 
 Role = Literal["query", "passage"]
@@ -140,10 +142,8 @@ class TextEncoder:
         dtype = str(self._model.dtype).removeprefix("torch.")
         self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
-        try:
+        with _told_if_full(settings):  # the weights had room on the GPU, and nothing else has
             self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
-        except torch.OutOfMemoryError as error:  # the weights had room on the GPU, and nothing else has
-            raise InvalidModel(f"device {settings.device!r} cannot be used: {first_line(error)}") from None
         """d"""
         limits = self.pooling.max_tokens, self._model.config.vocab_size
         self._batches = Batches(self._embed, *limits)
@@ -158,7 +158,8 @@ class TextEncoder:
         """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
         encoder = cls(load_encoder(settings.model, role, settings.passage_model), settings)
         if role == "query":
-            encoder._batches.keep_bits()  # tried now, so that no question waits for it
+            with _told_if_full(settings):
+                encoder._batches.keep_bits()  # tried now, so that no question waits for it
         return encoder
 
     def n_tokens(self, question: str) -> int:
@@ -219,6 +220,10 @@ class TextEncoder:
         device = self._model.device
         embedding: Float32 = embed(self._model, self.pooling, ids.to(device), mask.to(device)).cpu().numpy()
         return embedding
+
+
+def _told_if_full(settings: ModelSettings) -> AbstractContextManager[None]:
+    return told_if_full(InvalidModel, f"device {settings.device!r} cannot be used")
 
 
 def question_ids(tokenizer: Any, pooling: Pooling, questions: Sequence[str]) -> list[list[int]]:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from openbook import files
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, StartupError
+from openbook.models.gpu import told_if_full
 from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective
 from openbook.training.records import Records
@@ -23,6 +24,8 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LOCK = "lock"
+
+FULL = "a GPU's memory is full (docs/train.md says what takes less)"
 
 LOCK_TIMEOUT_S = 60.0
 """After a kill, until the last worker of the former run has ended too."""
@@ -79,12 +82,13 @@ def job_of(settings: TrainingSettings, world: World) -> Job:
 
 
 class Run:
-    """One worker's part of a run: the same objects in each of them. Raises as `Job`."""
+    """One worker's part of a run: the same objects in each of them. Raises as `Job`, and StartupError as `train`."""
 
     def __init__(self, settings: TrainingSettings, world: World | None = None) -> None:
         torch.set_num_threads(settings.loop.n_threads)
         self.settings, self.world = settings, world or Alone()
-        self.job = job_of(settings, self.world)
+        with told_if_full(StartupError, FULL):
+            self.job = job_of(settings, self.world)
         self.plan = {**self.job.plan, **_plan(settings)}
         objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
         with ExitStack() as undo:
@@ -101,12 +105,12 @@ class Run:
             InvalidCheckpoint: there are checkpoints, and none of them is whole.
             TrainingDiverged: the loss is not a number any more.
             ShardUnavailable, Overloaded, SnapshotMismatch: a step could not retrieve.
-            StartupError: the disk is full.
+            StartupError: the disk is full, or a GPU's memory.
         """
         out = self.settings.loop.out
         out.mkdir(parents=True, exist_ok=True)
         lock = files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext()
-        with files.told_if_full(out), lock:
+        with files.told_if_full(out), told_if_full(StartupError, FULL), lock:
             # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
             found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS) if self.world.rank == 0 else None)
             if found is not None:

@@ -16,6 +16,7 @@ from openbook.config import EncoderSettings
 from openbook.core.types import Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
+from openbook.models.batches import Batches
 from openbook.models.encoder import TextEncoder
 from openbook.models.source import n_positions
 
@@ -271,3 +272,16 @@ def test_fingerprints_tell_weights_tokenizers_and_pooling_apart(tmp_path: Path) 
         fingerprint("shorter", tiny.bert_model(), tiny.bert_tokenizer(), sentence_bert_config={"max_seq_length": 20}),
     }
     assert len(others | {plain}) == 4
+
+
+@pytest.mark.parametrize("step", ["TextEncoder._embed", "Batches.keep_bits"])
+def test_a_gpu_without_room_for_the_first_question_is_told_in_a_line(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    owner, _, method = step.partition(".")
+    monkeypatch.setattr({"TextEncoder": TextEncoder, "Batches": Batches}[owner], method, full)
+    with pytest.raises(InvalidModel, match=r"^device 'cpu' cannot be used: CUDA out of memory. Tried .* GiB\.$"):
+        TextEncoder.load(EncoderSettings(device="cpu", n_threads=1))
