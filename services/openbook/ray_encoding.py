@@ -119,7 +119,9 @@ def encode(settings: str, passages: Sequence[Passage]) -> Encoded | OpenbookErro
     """A task. Errors of ours are values: Ray would log the others."""
     try:
         model = _model(settings)
-        computed_by = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+        device = EncoderSettings.model_validate_json(settings).device
+        make = torch.backends.cpu.get_cpu_capability() if device == "cpu" else torch.cuda.get_device_name(device)
+        computed_by = f"torch {torch.__version__}, {make}"
         with told_if_full(StartupError, "a GPU's memory is full: reserve more of it with --ray-gpus"):
             return Encoded(model.space, model.embeds_passages_by, computed_by, model.encode_passages(passages))
     except OpenbookError as error:

@@ -124,6 +124,17 @@ def test_what_computes_otherwise_is_warned_of_once(
     assert [record.args for record in caplog.records] == [("a", "b"), ("a", "c")]
 
 
+def test_what_computes_is_named_by_its_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(space="space", embeds_passages_by="model", encode_passages=lambda passages: None)
+    monkeypatch.setattr(ray_encoding, "_model", lambda settings: model)
+    monkeypatch.setattr(torch.cuda, "get_device_name", {"cuda": "NVIDIA L4"}.get)
+    makes = {"cpu": torch.backends.cpu.get_cpu_capability(), "cuda": "NVIDIA L4"}
+    for device, make in makes.items():
+        found = ray_encoding.encode(EncoderSettings(device=device).model_dump_json(), [])
+        assert isinstance(found, ray_encoding.Encoded)
+        assert found.computed_by == f"torch {torch.__version__}, {make}"
+
+
 def test_tasks_with_a_share_of_a_gpu_compute_there() -> None:
     shares = {0.0: False, 0.25: True}
     assert {gpus: ray_encoding.RayEncoders(EncoderSettings(num_gpus=gpus)).on_gpu for gpus in shares} == shares

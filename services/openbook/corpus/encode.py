@@ -144,7 +144,8 @@ def encode(
         take(worker.write, wait)
 
     n_useful = sum(map(len, steps)) // (GPU_ROWS_PER_PROCESS if on_gpu(settings) else ROWS_PER_PROCESS)
-    others = everyone(settings)[1 : max(1, n_useful)]
+    alike = settings.model_copy(update={"dtype": model.dtype})  # auto might be another one on another GPU
+    others = everyone(alike)[1 : max(1, n_useful)]
     with ThreadPoolExecutor(max(1, len(others))) as pool, ExitStack() as stack:
         workers = [stack.enter_context(closing(Worker(folder, each))) for each in others]
         starting = list(workers)

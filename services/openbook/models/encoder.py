@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, DPRContextEncoder, DPRQuestionEncoder, RagModel
 
-from openbook.config import EncoderSettings, ModelSettings
+from openbook.config import Dtype, EncoderSettings, ModelSettings
 from openbook.core.deadline import Check, go_on
 from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
@@ -139,8 +139,9 @@ class TextEncoder:
         self._tokenizer = tokenizer = checkpoint.tokenizer
         self._model = place(checkpoint.model, settings)
         self._n_threads = threads(settings.n_threads)
-        dtype = str(self._model.dtype).removeprefix("torch.")
-        self.fingerprint = weights if dtype == "float32" else f"{weights}-{dtype}"
+        self.dtype: Dtype = str(self._model.dtype).removeprefix("torch.")  # type: ignore[assignment]
+        """In which it computes, whatever stood for that."""
+        self.fingerprint = weights if self.dtype == "float32" else f"{weights}-{self.dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
         with _told_if_full(settings):  # the weights had room on the GPU, and nothing else has
             self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])

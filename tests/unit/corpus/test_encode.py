@@ -54,11 +54,27 @@ def test_on_a_cpu_each_core_has_a_process_of_one_thread() -> None:
     assert on("cpu", 3) == [("cpu", 1)] * 3
 
 
+def test_all_processes_compute_in_the_dtype_of_the_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def other(folder: Path, settings: EncoderSettings) -> None:
+        asked.append(settings.dtype)
+        raise StartupError("enough was seen")
+
+    monkeypatch.setattr(encode, "Worker", other)
+    monkeypatch.setattr(encode, "ROWS_PER_PROCESS", 1)
+    first: Any = SimpleNamespace(dtype="bfloat16")
+    settings = EncoderSettings(device="cpu", dtype="auto", n_threads=2)
+    with pytest.raises(StartupError, match="enough was seen"):
+        encode.encode(folder, [range(3)], settings, first, lambda step: None)
+    assert asked == ["bfloat16"]
+
+
 def test_a_gpu_without_room_is_told_in_a_line(folder: Path) -> None:
     def full(passages: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    model: Any = SimpleNamespace(encode_passages=full)
+    model: Any = SimpleNamespace(encode_passages=full, dtype="float32")
     settings = EncoderSettings(device="cpu", n_threads=1)
     with pytest.raises(StartupError, match=r"memory is full; with one thread .*: CUDA out of memory. Tried"):
         encode.encode(folder, [range(3)], settings, model, lambda step: None)
