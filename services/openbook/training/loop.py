@@ -2,7 +2,8 @@
 
 Nothing here knows what is trained. Which examples a step has, and the random numbers of each micro-batch, follow from
 seed, step and the micro-batch's number alone, so a run can be interrupted anywhere, and split among any number of
-workers, without a different result.
+workers, without a different result: on CPUs, interrupted, to the bit, else up to rounding. Workers add up in another
+order, and on GPUs the gradients of embeddings are added up in none.
 """
 
 import fnmatch

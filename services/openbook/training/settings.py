@@ -117,7 +117,7 @@ class LoopSettings(Section):
     gradient_checkpointing: bool | None = None
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...; with workers.use_gpu auto or cuda: each has its own
     n_threads: Positive = 1  # of torch
-    seed: Annotated[int, Field(ge=0)] = 0  # equal seeds give equal runs
+    seed: Annotated[int, Field(ge=0)] = 0  # equal seeds give equal runs: on CPUs to the bit, on GPUs up to rounding
     checkpoint_every: Positive = 200  # steps
     n_checkpoints: Positive = 2  # kept
     validate_every: Positive = 200  # so many steps
