@@ -54,6 +54,11 @@ def of_module(name: str) -> list[str]:
     return [sys.executable, "-P", "-m", name]
 
 
+def of_code(text: str) -> list[str]:
+    """As `of_module`, of Python itself."""
+    return [sys.executable, "-P", "-c", text]
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """Ask a process to end, end it if it does not, for it may be frozen, and close our ends of its pipes."""
     with process:

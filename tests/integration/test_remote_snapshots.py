@@ -655,6 +655,8 @@ def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
 ) -> None:
     warns = "import atexit, sys; sys.stderr.write('old: warn()'); atexit.register(sys.stderr.write, 'left')"
     monkeypatch.setattr(download, "_FETCH", f"{warns}\n{download._FETCH}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('whatever lies there')")
     Root.create(tmp_path / "root", built / "old")
     downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
     asked = iter(lambda: downloads.ask(f"{web.url}/none", "0" * 32), None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openbook.processes import free_port, free_ports, granted_bytes, granted_cores, loading, of_module
+from openbook.processes import free_port, free_ports, granted_bytes, granted_cores, loading, of_code, of_module
 
 
 def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
@@ -79,7 +79,8 @@ def test_what_was_loaded_is_no_matter_of_the_collector_any_more() -> None:
     assert gc.get_freeze_count() >= before + len(loaded)
 
 
-def test_a_module_of_ours_imports_nothing_that_lies_in_the_current_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [of_module("json.tool"), of_code("from json.tool import main; main()")])
+def test_what_we_start_imports_nothing_that_lies_in_the_current_folder(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "argparse.py").write_text("raise SystemExit('somebody else')")
-    done = subprocess.run([*of_module("json.tool"), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage:")

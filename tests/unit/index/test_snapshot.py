@@ -173,6 +173,24 @@ def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPa
         Verifier().verify(copy, 0)
 
 
+def test_verifying_apart_imports_nothing_that_lies_in_the_current_folder(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.server.verify._APART_FROM", 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('somebody else')")
+    Verifier().verify(copy, 0)
+
+
+def test_what_verifying_apart_breaks_at_is_told_without_a_traceback(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.server.verify._APART_FROM", 0)
+    monkeypatch.setattr("openbook.index.server.verify._VERIFY", "raise MemoryError('no more')")
+    with pytest.raises(InvalidSnapshot, match=r"^MemoryError: no more$"):
+        Verifier().verify(copy, 0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from openbook.errors import InvalidConfig, InvalidRequest, OpenbookError, Overlo
 from openbook.index.disk.root import Root
 from openbook.index.remote.fetch import FAILED
 from openbook.index.remote.place import Place, is_within
-from openbook.processes import GIVE_WAY, end, start
+from openbook.processes import GIVE_WAY, end, of_code, start
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class Downloads:
             wanted = (place.url, snapshot_id)
             if self._process is None:
                 log.info("fetching snapshot %s from %s", snapshot_id, place.url)
-                command = [sys.executable, "-c", _FETCH, place.url, str(folder), str(self._shard), snapshot_id]
+                command = [*of_code(_FETCH), place.url, str(folder), str(self._shard), snapshot_id]
                 self._process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                 for pipe in (self._process.stdout, self._process.stderr):
                     os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]

@@ -1,14 +1,13 @@
 """A snapshot verified before it is served, by a process that gives way to searches."""
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from openbook.errors import InvalidSnapshot, ShardUnavailable
 from openbook.index.disk.snapshot import Snapshot
-from openbook.processes import GIVE_WAY, start
+from openbook.processes import GIVE_WAY, of_code, start
 
 _VERIFY = f"""{GIVE_WAY}
 from pathlib import Path
@@ -45,14 +44,15 @@ class Verifier:
             return
         with self._lock:
             self._check_open()
-            command = [sys.executable, "-c", _VERIFY, str(folder), str(shard)]
+            command = [*of_code(_VERIFY), str(folder), str(shard)]
             process = self._process = start(command, stderr=subprocess.PIPE, text=True)
         _, problem = process.communicate()
         with self._lock:
             self._process = None
             self._check_open()
         if process.returncode:
-            raise InvalidSnapshot(problem.strip() or f"{folder}: verifying it ended with code {process.returncode}")
+            _, _, why = problem.strip().rpartition("\n")  # the last line of a traceback, or after warnings
+            raise InvalidSnapshot(why or f"{folder}: verifying it ended with code {process.returncode}")
 
     def close(self) -> None:
         """End one that is under way, begin no other. It has only read: nothing is left behind."""
