@@ -1,21 +1,33 @@
 """What callers hear of HAProxy itself: each in the shape that he expects on his path."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from proxies import haproxy
 
 from openbook.processes import free_port
 from openbook.serving.endpoint.openai_errors import openai_error_of_status
 from openbook.serving.endpoint.problems import problem_of_status
-from openbook.serving.launch.haproxy import ERRORS
+from openbook.serving.launch.haproxy import ERRORS, MAX_REFLECTIONS
 
 SECTIONS = """frontend http_frontend
     bind 127.0.0.1:{port}
     default_backend http
 backend http
+"""
+GRPC = """frontend grpc_frontend
+    bind 127.0.0.1:{port} proto h2
+    default_backend grpc
+backend grpc
+    server one 127.0.0.1:{replica} proto h2
 """
 
 
@@ -47,3 +59,39 @@ def test_all_others_read_problem_details(url: str, path: str) -> None:
     reply = httpx.get(url + path)
     assert (reply.status_code, reply.headers["content-type"]) == (503, "application/problem+json")
     assert reply.json() == problem_of_status(503, ERRORS[503][1], "UNAVAILABLE", "").model_dump()
+
+
+def test_calls_of_reflection_that_never_end_are_few_and_keep_nobody_out(tmp_path: Path) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    async def scenario() -> None:
+        server, port = grpc.aio.server(), free_port()
+        reflection.enable_server_reflection([reflection.SERVICE_NAME], server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+        replica = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            with haproxy(tmp_path, GRPC.format(port=port, replica=replica), (port,)):
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    begin = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+
+                    async def answered() -> grpc.aio.StreamStreamCall:
+                        call = begin()
+                        await call.write(asked)
+                        assert (await call.read()).list_services_response.service
+                        return call
+
+                    open_calls = [await answered() for _ in range(MAX_REFLECTIONS)]
+                    refused = begin(timeout=30)
+                    assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert f"{MAX_REFLECTIONS} of reflection" in await refused.details()
+                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+                    await open_calls[0].done_writing()
+                    assert await open_calls[0].code() is grpc.StatusCode.OK
+                    while len(open_calls) == MAX_REFLECTIONS:
+                        with suppress(grpc.aio.AioRpcError):  # HAProxy lets go of it a moment later
+                            open_calls.append(await answered())
+        finally:
+            await server.stop(0)
+
+    asyncio.run(scenario())

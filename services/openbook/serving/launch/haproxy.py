@@ -25,16 +25,20 @@ CROWD, CROWDED_S = 1 << 13, 1
 MAX_CALLS = 1 << 16
 """Over gRPC at once: each costs the proxy some 12 KB, and a connection has up to 100."""
 
+MAX_REFLECTIONS = 1 << 6
+"""Of them: who asks for reflection need not end his call, and it costs the replica that it reaches some 20 KB."""
+
 WHOLE_CALLS = f"""\
-    stick-table type integer size 1 store conn_cur
-    http-request track-sc0 int(1)
-    http-request deny deny_status 429 if {{ sc0_conn_cur gt {MAX_CALLS} }}
+    stick-table type integer size 2 store conn_cur
     acl answers_early path_beg /grpc.reflection.
+    http-request track-sc0 int(1)
+    http-request track-sc1 int(2) if answers_early
+    http-request deny deny_status 429 if {{ sc0_conn_cur gt {MAX_CALLS} }} || {{ sc1_conn_cur gt {MAX_REFLECTIONS} }}
     http-request wait-for-body time {CROWDED_S}s if {{ sc0_conn_cur gt {CROWD} }} !answers_early
     http-request wait-for-body time {REQUEST_TIMEOUT_S}s if !answers_early
 """
 """Replicas do not meet a call before its message, as far as HAProxy's buffer holds it: they would give each some 20 KB.
-Of our methods none answers before all has been asked; reflection does.
+Of our methods none answers before all has been asked; reflection does, and so is counted apart.
 """
 
 SILENT_S = 1
@@ -106,7 +110,7 @@ ERRORS = {
 
 GRPC_ERRORS = ERRORS | {
     408: ("DEADLINE_EXCEEDED", f"a call must arrive within {REQUEST_TIMEOUT_S} s, {CROWDED_S} s while many others do"),
-    429: ("RESOURCE_EXHAUSTED", f"at most {MAX_CALLS} calls at once: try again later"),
+    429: ("RESOURCE_EXHAUSTED", f"at most {MAX_CALLS} calls at once, {MAX_REFLECTIONS} of reflection: try again later"),
 }
 
 GIVE_BACK = "dirty_decay_ms:200,muzzy_decay_ms:0,background_thread:true"
