@@ -1,8 +1,10 @@
 """The committed code is what protos/ says today."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,3 +23,13 @@ def test_generated_code_has_not_drifted(tmp_path: Path) -> None:
     fresh = {path.name: path.read_text() for path in (tmp_path / "openbook/v1").iterdir()}
     committed = {path.name: path.read_text() for path in GENERATED.glob("*_pb2*")}
     assert fresh == committed, "run `make protos` and commit the result"
+
+
+def test_the_package_asks_for_what_the_committed_code_needs() -> None:
+    """It raises when it is imported beside older ones."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    grpc_version = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", (GENERATED / "index_pb2_grpc.py").read_text())
+    protobuf_version = re.search(r"# Protobuf Python Version: (.*)", (GENERATED / "index_pb2.py").read_text())
+    assert grpc_version
+    assert protobuf_version
+    assert {f"grpcio>={grpc_version[1]}", f"protobuf>={protobuf_version[1]}"} <= set(wanted)
