@@ -28,6 +28,7 @@ from openbook.core.context import NEVER, Context
 from openbook.core.types import Float32, Generation, GenerationSettings, Hits, Passage, RetrievalSettings, Retrieved
 from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.client.client import from_grpc
+from openbook.index.client.sharded import ShardedIndex
 from openbook.processes import free_port
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.access.gate import Gate
@@ -424,6 +425,27 @@ def test_callers_do_not_hear_which_address_a_host_name_stands_for(told: str) -> 
     assert request("GET", "/readyz", under_test).json()["detail"] == (
         "index server 0: last error: UNKNOWN: its address: Failed to connect; index server 1: as well"
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "heard"),
+    [
+        ("address lookup failed for index-0: not found", "address lookup failed for its address: not found"),
+        ("Peer name INDEX.test is not in it.", "Peer name its address is not in it."),
+        ("Peer name 10.0.0.1 is not", "Peer name its address is not"),
+        ("index-0.x, my-index-0, index-01 and 0 are others", "index-0.x, my-index-0, index-01 and 0 are others"),
+        ("index-0:7001 is no server of ours", "its address:7001 is no server of ours"),
+        ("of two at index-0:7000, index-0:70", "of two at index server 0, index server 1"),
+    ],
+)
+def test_nor_by_what_name(told: str, heard: str) -> None:
+    async def gone() -> None:
+        raise ShardUnavailable(told)
+
+    index = ShardedIndex(["index-0:7000", "index-0:70", "10.0.0.1:1", "0:7"], 1.0, server_name="index.test")
+    under_test = service(check_ready=gone)
+    under_test._index_servers = lambda: index.named
+    assert request("GET", "/readyz", under_test).json()["detail"] == heard
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]"])

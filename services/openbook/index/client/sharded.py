@@ -115,8 +115,8 @@ class ShardedIndex:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All addresses that an error may name: also of servers that left lately."""
-        return (*self._listed.addresses, *self._listed.former)
+        """All that an error may name: addresses, also of servers that left lately, and the name in certificates."""
+        return (*self._listed.addresses, *self._listed.former, *filter(None, [self._server_name]))
 
     @property
     def snapshot_id(self) -> str:

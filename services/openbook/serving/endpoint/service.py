@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings, ReplySettings)
 
-RESOLVED = re.compile(r"\bipv4:[\d.]+:\d+|\bipv6:(?:\[|%5B)[^\s\]]*?(?:\]|%5D):\d+", re.IGNORECASE)
+RESOLVED = r"\bipv4:[\d.]+:\d+|\bipv6:(?:\[|%5B)[^\s\]]*?(?:\]|%5D):\d+"
 """Addresses as gRPC's errors name them, whatever host name the server was asked by."""
 
 
@@ -167,12 +167,13 @@ class AnswerService:
 
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""
-        message = str(error)
-        names = ((address, f"index server {n}") for n, address in enumerate(self._index_servers()))
-        for address, name in sorted(names, key=lambda named: -len(named[0])):  # one may be the beginning of another
-            message = message.replace(address, name)
+        named = self._index_servers()
+        names = {address: f"index server {n}" for n, address in enumerate(named) if ":" in address}
+        hosts = {address.rpartition(":")[0].strip("[]") or address for address in named}  # gRPC tells of them alone too
+        known = sorted({*names, *(host for host in hosts if not host.isdecimal())}, key=len, reverse=True)
+        words = "|".join([RESOLVED, *(rf"(?<![\w.-]){re.escape(each)}(?!\.?[\w-])" for each in known)])
         told = copy(error)  # with all that it carries
-        told.args = (RESOLVED.sub("its address", message),)
+        told.args = (re.sub(words, lambda at: names.get(at[0], "its address"), str(error), flags=re.IGNORECASE),)
         return told
 
     def _retrieval(self, request: RetrieveRequest) -> RetrievalSettings:
