@@ -172,7 +172,9 @@ def test_a_tier_restarted_with_a_snapshot_of_another_encoder_is_refused(snapshot
             await tier.connect()
         with again(servers[0], tmp_path / "new"), again(servers[1], tmp_path / "new"):
             for _ in range(2):
-                with pytest.raises(SnapshotMismatch, match=r"another space.*began with 'encoder' \(fingerprint\)"):
+                with pytest.raises(
+                    SnapshotMismatch, match=r"embedded by encoder another space, and.*began with fingerprint"
+                ):
                     await eventually(lambda: tier.search(QUERIES, RetrievalSettings(k=N), Context(Deadline.after(60))))
         await tier.close()
 

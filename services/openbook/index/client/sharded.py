@@ -495,8 +495,8 @@ class ShardedIndex:
         if known is not None and tier.encoder_fingerprint != known.encoder_fingerprint:
             # Queries would still find passages, and all of them wrong.
             raise SnapshotMismatch(
-                f"snapshot {tier.snapshot_id} was embedded by {tier.encoder!r} ({tier.encoder_fingerprint}), and we "
-                f"began with {known.encoder!r} ({known.encoder_fingerprint}): start anew with its encoder"
+                f"snapshot {tier.snapshot_id} was embedded by encoder {tier.encoder_fingerprint}, and we began with "
+                f"{known.encoder_fingerprint}: start anew with its encoder"  # their names may be folders
             )
         return tier
 
