@@ -364,3 +364,15 @@ def test_models_are_listed_without_their_folders(client: openai.OpenAI) -> None:
     hub = parse({"generator": {"model": "facebook/rag-token-nq"}})
     assert request("GET", "/v1/models/facebook/rag-token-nq", service(hub)).json()["id"] == "facebook/rag-token-nq"
     assert SETTINGS.generator.model == "/models/reader"
+
+
+@pytest.mark.parametrize(
+    "folder", ["../secret/reader", "~/secret/reader", "my/secret/reader", "./reader", "secret/reader/"]
+)
+def test_a_folder_is_none_of_the_callers_wherever_it_is(folder: str) -> None:
+    there = service(parse({"generator": {"model": folder}}))
+    assert [each["id"] for each in request("GET", "/v1/models", there).json()["data"]] == [
+        "openbook",
+        "reader",
+        "embedded",
+    ]

@@ -1,6 +1,7 @@
 """The paths of OpenAI's protocol: /v1/chat/completions, /v1/embeddings, /v1/models."""
 
 import base64
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import PurePath
@@ -106,8 +107,8 @@ def check_model(name: str, known: list[str]) -> None:
 
 
 def _shown(model: str) -> str:
-    """A model's name as callers may know it: of a folder no more than its own."""
-    return PurePath(model).name if PurePath(model).is_absolute() else model
+    """A model's name as callers may know it: of a folder no more than its own. With one slash it may be a hub's."""
+    return model if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", model) else PurePath(model).name
 
 
 async def _sent(chat: Chat, first: Event, events: AsyncGenerator[Event], request_id: str) -> AsyncGenerator[str]:
