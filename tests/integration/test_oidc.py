@@ -190,6 +190,24 @@ def test_an_rsa_key_that_names_its_algorithm_does_for_it_alone(provider: Provide
         identified(provider, provider.token(algorithm="RS256"), algorithms=OF_RSA)
 
 
+def test_of_keys_without_a_name_each_is_tried(provider: Provider) -> None:
+    provider.signers["two"] = rsa.generate_private_key(65537, 2048)
+    provider.signers["three"] = ec.generate_private_key(ec.SECP256R1())
+    provider.of_keys = {"kid": None}
+    allowed = ("ES256", "RS256")
+
+    def token(key: Any, **changes: Any) -> str:
+        algorithm = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256"
+        return jwt.encode({**provider.claims(), **changes}, key, algorithm)
+
+    for key in provider.signers.values():
+        assert identified(provider, token(key), algorithms=allowed).caller == "oidc:ann"
+        with pytest.raises(Unauthenticated, match="expired"):
+            identified(provider, token(key, exp=1), algorithms=allowed)
+    with pytest.raises(Unauthenticated, match="InvalidSignatureError"):
+        identified(provider, token(ec.generate_private_key(ec.SECP256R1())), algorithms=allowed)
+
+
 def test_where_tenants_are_named_a_token_without_one_is_refused(provider: Provider) -> None:
     for org in (None, "", "a:b", ["acme"]):
         with pytest.raises(Unauthenticated, match="claim org must name a tenant"):

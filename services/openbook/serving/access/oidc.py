@@ -11,6 +11,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -53,7 +54,7 @@ class Tokens:
         self._settings = settings
         self._limits = limits
         self._clock = clock
-        self._keys: dict[str | None, _Key] = {}
+        self._keys: dict[str | None, list[_Key]] = {}
         self._fetched_at = self._asked_at = -float("inf")
         self._fetching: asyncio.Task[None] | None = None
 
@@ -68,8 +69,11 @@ class Tokens:
             if len(token) > MAX_CHARS:
                 raise jwt.InvalidTokenError("too long")
             kid = jwt.get_unverified_header(token).get("kid")
-            key = await self._key(kid)
-            claims = self._claims(token, key)
+            *others, last = await self._keys_of(kid)
+            for key in others:
+                with suppress(jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError, TypeError):
+                    return self._identity(self._claims(token, key))
+            claims = self._claims(token, last)
         except (Unauthenticated, KeysUnavailable):
             raise
         except jwt.ExpiredSignatureError:
@@ -109,28 +113,28 @@ class Tokens:
         # No key has a colon in its holder's name.
         return Identity(caller_name(tenant, f"oidc:{subject}"), tenant, scopes, self._limits)
 
-    async def _key(self, kid: str | None) -> _Key:
-        key = self._known(kid)
-        self._refresh(is_old=key is None or self._age_s > REFRESH_S)
-        if key is None and self._fetching:  # who is known waits for nobody
+    async def _keys_of(self, kid: str | None) -> list[_Key]:
+        keys = self._known(kid)
+        self._refresh(is_old=not keys or self._age_s > REFRESH_S)
+        if not keys and self._fetching:  # who is known waits for nobody
             await asyncio.wait({self._fetching})
-            key = self._known(kid)
-        if key is None and self._asked_at > self._fetched_at:  # it may have keys that we do not know
+            keys = self._known(kid)
+        if not keys and self._asked_at > self._fetched_at:  # it may have keys that we do not know
             raise KeysUnavailable("the provider of tokens does not say which keys are its own: try again later")
-        if key is None:
+        if not keys:
             raise Unauthenticated("the token is signed by a key that its provider does not have")
-        return key
+        return keys
 
     @property
     def _age_s(self) -> float:
         """Of the keys."""
         return self._clock() - self._fetched_at
 
-    def _known(self, kid: str | None) -> _Key | None:
-        """A token that names no key is of the only one there is."""
+    def _known(self, kid: str | None) -> list[_Key]:
+        """A token that names no key is of one without a name, or of the only one there is."""
         if self._age_s > KNOWN_FOR_S:
-            return None
-        return next(iter(self._keys.values())) if kid is None and len(self._keys) == 1 else self._keys.get(kid)
+            return []
+        return next(iter(self._keys.values())) if kid is None and len(self._keys) == 1 else self._keys.get(kid, [])
 
     def _refresh(self, is_old: bool) -> None:
         if self._fetching and self._fetching.done():
@@ -150,7 +154,7 @@ class Tokens:
         self._fetched_at = self._clock()
 
 
-def usable_keys(found: dict[str, Any]) -> dict[str | None, _Key]:
+def usable_keys(found: dict[str, Any]) -> dict[str | None, list[_Key]]:
     """Those of a provider that sign, by their names.
 
     Raises:
@@ -159,7 +163,11 @@ def usable_keys(found: dict[str, Any]) -> dict[str | None, _Key]:
     keys = [each for each in jwt.PyJWKSet.from_dict(found).keys if each.public_key_use in (None, "sig")]
     bound = {each.get("kid") for each in found["keys"] if isinstance(each, dict) and each.get("alg")}
     # An RSA key that names no algorithm does for six, and pyjwt would bind it to RS256. Other kinds have one each.
-    return {each.key_id: each.key if each.key_type == "RSA" and each.key_id not in bound else each for each in keys}
+    usable: dict[str | None, list[_Key]] = {}
+    for each in keys:
+        is_bound = each.key_type != "RSA" or each.key_id in bound
+        usable.setdefault(each.key_id, []).append(each if is_bound else each.key)
+    return usable
 
 
 def fetch_keys(settings: OidcSettings) -> dict[str, Any]:
