@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -359,10 +360,12 @@ def test_a_number_that_its_field_does_not_hold_is_refused_by_name() -> None:
     for option, value, limits in (
         ("seed", -1, "0..18446744073709551615"),
         ("without", [1 << 63], "-9223372036854775808..9223372036854775807"),
+        ("temperature", 10**400, "-1.7976931348623157e+308..1.7976931348623157e+308"),
+        ("timeout_s", -(10**400), "-1.7976931348623157e+308..1.7976931348623157e+308"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             messages.request(answer_pb2.AnswerRequest, "who", 1, {option: value})
-        assert str(refused.value) == f"{option} must be {limits}, got {value}"
+        assert str(refused.value) == f"{option} must be {limits}, got {value!r:.100}"
 
 
 @pytest.mark.parametrize(
@@ -380,6 +383,14 @@ def test_a_text_that_utf_8_does_not_hold_is_refused_by_name(field: str, of: Call
     with pytest.raises(InvalidRequest, match=rf"^{field} must be text in UTF-8, not bytes of .*\\udc80") as refused:
         of("\udc80" * 1000)
     assert len(str(refused.value)) < 1000
+
+
+def test_protobufs_slow_implementation_refuses_as_well() -> None:
+    asks = "messages.request(AnswerRequest, '\\udc80', 1, {})"
+    code = f"from openbook.client import messages; from openbook.v1.answer_pb2 import AnswerRequest; {asks}"
+    slow = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    done = subprocess.run([sys.executable, "-c", code], env=slow, capture_output=True, text=True, check=False)
+    assert "InvalidRequest: question must be text in UTF-8, not bytes of " in done.stderr
 
 
 @CLIENTS

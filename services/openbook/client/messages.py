@@ -1,5 +1,6 @@
 """What is asked and what is answered, between Python and protobuf."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypedDict, TypeVar
@@ -26,6 +27,7 @@ LIMITS = {
     FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+    FieldDescriptor.CPPTYPE_DOUBLE: (-sys.float_info.max, sys.float_info.max),
 }
 """Of the numbers that a field holds."""
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -74,8 +76,8 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
         InvalidRequest: a number does not fit in its field, a text is none in UTF-8, a name is none of its option's, a
             list is none, or passages are none.
     """
-    message = kind(timeout_s=timeout_s)
-    for name, value in {"question": question, **options}.items():
+    message = kind()
+    for name, value in {"question": question, "timeout_s": timeout_s, **options}.items():
         if name in LISTS and value is not None:
             _check_list(name, value)
         if name in ENUMS and value is not None:
@@ -90,12 +92,11 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
 def _set(message: Any, name: str, value: Any) -> None:
     try:
         message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
-    except UnicodeError:
-        what = "text in UTF-8, not bytes of another encoding or half a character"
+    except (ValueError, OverflowError):
+        limits = LIMITS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
+        in_utf_8 = "text in UTF-8, not bytes of another encoding or half a character"
+        what = f"{limits[0]}..{limits[1]}" if limits else in_utf_8
         raise InvalidRequest(f"{name} must be {what}, got {value!r:.100}") from None
-    except ValueError:
-        least, most = LIMITS[message.DESCRIPTOR.fields_by_name[name].cpp_type]
-        raise InvalidRequest(f"{name} must be {least}..{most}, got {value!r:.100}") from None
 
 
 def _number(name: str, value: str) -> int:
