@@ -429,6 +429,21 @@ def test_what_is_silent_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counts(run(asked(address, rate=10, timeout_s=0.1)).measured) == {HANG: 5}
 
 
+def test_a_gateway_that_sends_callers_elsewhere_is_measured_itself() -> None:
+    elsewhere = f"location: http://127.0.0.1:{processes.free_port()}/login\r\ncontent-length: 0\r\nconnection: close"
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 302 Found\r\n{elsewhere}\r\n\r\n".encode())
+        writer.close()
+
+    async def measured() -> Result:
+        async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+            return await measure(asked(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", rate=10))
+
+    assert counts(asyncio.run(measured()).measured) == {"UNAVAILABLE": 5}
+
+
 # --- loops and processes
 
 

@@ -70,7 +70,7 @@ async def _greet(session: aiohttp.ClientSession) -> None:
     """
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=CONNECT_TIMEOUT_S)
     with suppress(aiohttp.SocketTimeoutError):
-        async with session.get("/healthz", timeout=limits):
+        async with session.get("/healthz", timeout=limits, allow_redirects=False):
             pass
 
 
