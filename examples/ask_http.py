@@ -26,11 +26,16 @@ try:
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)
 except urllib.error.HTTPError as refused:
-    problem = json.load(refused)
-    raise SystemExit(f"{problem['code']}: {problem['detail']} (request {problem['request_id']})") from None
+    try:
+        problem = json.load(refused)
+        raise SystemExit(f"{problem['code']}: {problem['detail']} (request {problem['request_id']})") from None
+    except (ValueError, LookupError, TypeError):  # of some other web server
+        raise SystemExit(f"{options.server}: {refused}") from None
 except (OSError, HTTPException, ValueError) as error:  # nobody, or what speaks no HTTP, or no URL
     raise SystemExit(f"{options.server}: {getattr(error, 'reason', error)}") from None
 
+if not isinstance(answer, dict) or "answer" not in answer:
+    raise SystemExit(f"{options.server}: gives no answer")
 print(answer["answer"])
 for evidence in answer["evidence"]:
     print(f"  score {evidence['score']:.3f}  {evidence['passage']['title']}: {evidence['passage']['text'][:60]}")

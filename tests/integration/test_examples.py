@@ -56,6 +56,28 @@ def test_a_snapshot_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert said.count(f"current {built.snapshot_id[:12]}, 20 passages") == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "body"), [(404, b"<html>"), (404, b'{"detail": "Not Found"}'), (500, b"[]"), (200, b"{}"), (200, b"[]")]
+)
+def test_another_web_server_is_one_line(status: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: object) -> None: ...
+
+    monkeypatch.setenv("no_proxy", "*")
+    with HTTPServer(("127.0.0.1", 0), Other) as http, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(http.handle_request)
+        with pytest.raises(
+            SystemExit, match=rf"^http://127\.0\.0\.1:\d+: .*{'no answer' if status == 200 else status}"
+        ):
+            run("ask_http.py", "who?", "--server", f"http://127.0.0.1:{http.server_port}")
+        asked.result()
+
+
 def test_examples_show_the_key_that_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
 
