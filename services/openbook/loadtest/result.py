@@ -129,7 +129,8 @@ class Result:
         found = self.measured
         if not found.n:
             raise NothingMeasured(
-                f"no question was asked within the {found.duration_s:g} s that count: raise --rate or --duration"
+                f"no question was asked within the {found.duration_s:g} s that count: "
+                "raise --duration, or the --rate if there is one"
             )
         if found.n_wrong:
             raise WrongReplies(f"of {found.n_checked} answers compared {found.n_wrong} differ from their like")

@@ -46,7 +46,10 @@ def as_rows(found: Outcomes) -> list[tuple[Any, ...]]:
 
 def test_a_window_without_a_question_is_not_measured() -> None:
     Result(settings(), logged((2.0, 0.1, OK)), 0.0, 0.0).check()
-    with pytest.raises(NothingMeasured, match=r"no question was asked within the 8 s that count"):
+    with pytest.raises(
+        NothingMeasured,
+        match=r"^no question was asked within the 8 s that count: raise --duration, or the --rate if there is one$",
+    ):
         Result(settings(), logged((1.9, 0.1, OK)), 0.0, 0.0).check()
 
 
