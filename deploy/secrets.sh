@@ -10,7 +10,7 @@ days=${DAYS:-825}
 names=DNS:openbook,DNS:localhost,IP:127.0.0.1
 for name in "$@"; do
   case $name in
-    '' | *[!0-9A-Za-z.:*_-]*)
+    '' | *[!0-9A-Za-z.:*_-]* | *:*[!0-9A-Fa-f:.]* | *[!0-9A-Fa-f:.]*:* | *.*:*)
       echo "'$name' is neither a name nor an address" >&2
       exit 1
       ;;
