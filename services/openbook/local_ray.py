@@ -161,14 +161,13 @@ def _our_signals() -> Iterator[None]:
 @contextmanager
 def _own_groups() -> Iterator[None]:
     """Ray's processes would be of our group, to which go the signals of a terminal that closes, of a shell's `kill %1`,
-    of `timeout`: they would end at once, and answers under way be cut off. Each has its own, as its workers do. On
-    Linux it ends with us all the same; elsewhere Ray's means for that is our group.
+    of `timeout`: they would end at once, and answers under way be cut off. Each has its own, as its workers do. It ends
+    with us all the same.
     """
     from ray._private import services
 
     former = services.ConsolePopen
-    if sys.platform == "linux":
-        services.ConsolePopen = partial(former, process_group=0)
+    services.ConsolePopen = partial(former, process_group=0)
     try:
         yield
     finally:
