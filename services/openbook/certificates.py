@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from openbook.config import ClientTls, ServerTls
 from openbook.errors import InvalidConfig
+from openbook.files import at_home
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +123,7 @@ def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path |
 
 
 def _at_home(path: Path | str | None) -> Path | None:
-    """With `~` as whose home it is; where nobody has that name, it is the file's own."""
-    return None if path is None else Path(os.path.expanduser(path))
+    return None if path is None else at_home(path)
 
 
 def _state(tls: ServerTls | ClientTls) -> list[tuple[int, ...] | None]:

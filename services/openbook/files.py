@@ -19,6 +19,11 @@ POLL_S = 0.1
 MORE_ROOM = "with more room the same command does"
 
 
+def at_home(path: Path | str) -> Path:
+    """With `~` as whose home it is; where nobody has that name, it is the file's own."""
+    return Path(os.path.expanduser(path))  # Path's own raises RuntimeError there
+
+
 def write(path: Path, text: str) -> None:
     """Replace a file's content: there is what it had or all of the new, and the new when this returns.
 

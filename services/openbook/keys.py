@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from openbook.errors import InvalidConfig
+from openbook.files import at_home
 from openbook.serving.access.scopes import Scope
 
 if TYPE_CHECKING:
@@ -100,4 +101,4 @@ def _access(file: Path | None, config: Path | None) -> "AccessSettings":
 
 def _path(access: "AccessSettings") -> Path | None:
     """Of the file, where keys are in one."""
-    return access.path.expanduser().absolute() if access.path and access.keys == "file" else None
+    return at_home(access.path).absolute() if access.path and access.keys == "file" else None

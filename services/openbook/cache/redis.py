@@ -23,6 +23,7 @@ from openbook.config import CacheSettings, ClientTls
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Generation
 from openbook.errors import InvalidConfig
+from openbook.files import at_home
 from openbook.logs import Lasting
 from openbook.secret import RedisUrl
 from openbook.telemetry import CACHE_ERRORS, CACHE_LOOKUPS, CACHE_UP
@@ -223,4 +224,4 @@ def _tls_options(name: str, tls: ClientTls, url: str) -> dict[str, Any]:
         raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
     certificates.read(f"{name}.tls", tls)  # now: later whatever is wrong with them would be a miss
     given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
-    return {name: str(path.expanduser()) for name, path in given.items() if path}
+    return {name: str(at_home(path)) for name, path in given.items() if path}

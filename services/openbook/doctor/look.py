@@ -23,6 +23,7 @@ from openbook.core.address import address_of
 from openbook.doctor import findings
 from openbook.doctor.findings import Finding, Level
 from openbook.errors import InvalidConfig, OpenbookError
+from openbook.files import at_home
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.discovery import addresses_now
 from openbook.v1.index_pb2 import InfoResponse
@@ -116,9 +117,9 @@ async def _infos(
 def _certificate(what: str, address: str, server_name: str, tls: ClientTls) -> Finding:
     host, _, port = address.rpartition(":")
     try:
-        context = ssl.create_default_context(cafile=str(tls.ca.expanduser()))
+        context = ssl.create_default_context(cafile=str(at_home(tls.ca)))
         if tls.certificate and tls.key:
-            context.load_cert_chain(tls.certificate.expanduser(), tls.key.expanduser())
+            context.load_cert_chain(at_home(tls.certificate), at_home(tls.key))
         context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as plain,
@@ -251,7 +252,7 @@ def _shakes_hands(serving: ServingSettings, host: str) -> str:
 
 def _trusting(certificate: Path) -> ssl.SSLContext:
     """That certificate itself, whoever signed it and whatever it is called."""
-    context = ssl.create_default_context(cafile=str(certificate.expanduser()))
+    context = ssl.create_default_context(cafile=str(at_home(certificate)))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import AccessSettings, Limits
 from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable
+from openbook.keys import _path
 from openbook.serving.access import key_file
 from openbook.serving.access.key_file import KeyFile, KeyFileBook
 from openbook.serving.access.keys import KeyRecord, digest_of, from_line, identity_of, may_join, mint, revoked, to_line
@@ -200,6 +201,13 @@ def test_a_file_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     kept = KeyFileBook(Path("~/keys.jsonl")).put(lambda _: record())
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert found(KeyFile(Path("~/keys.jsonl"), 60.0), kept) == kept
+
+
+def test_the_home_of_nobody_is_a_folder_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = KeyFileBook(Path("~who-is-nobody/keys")).put(lambda _: record())
+    assert found(KeyFile(Path("~who-is-nobody/keys"), 60.0), kept) == kept
+    assert _path(AccessSettings(keys="file", path=Path("~who-is-nobody/keys"))) == tmp_path / "~who-is-nobody/keys"
 
 
 def test_where_keys_are_kept_must_be_said_whole() -> None:

@@ -20,7 +20,7 @@ class KeyFileBook:
     """The file as `openbook keys` changes it. Fits `ports.KeyBook`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path.expanduser()
+        self._path = files.at_home(path)
 
     def all(self) -> list[KeyRecord]:
         """Bare. A file that is not there has none."""
@@ -54,7 +54,7 @@ class KeyFile:
     """
 
     def __init__(self, path: Path, known_for_s: float, clock: Clock = time.monotonic) -> None:
-        self._path = path.expanduser()
+        self._path = files.at_home(path)
         self._known_for_s = known_for_s
         self._clock = clock
         try:

@@ -18,6 +18,7 @@ from typing import Any
 from openbook import config, local_ray
 from openbook.config import IndexClientSettings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
+from openbook.files import at_home
 from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
 from openbook.serving.access.exposure import check_exposure
@@ -113,7 +114,7 @@ def password() -> str:
 def password_of(token: Path) -> str:
     """As `password`, by the file of Ray's token."""
     try:
-        text = token.expanduser().read_text().strip()
+        text = at_home(token).read_text().strip()
     except OSError as error:
         raise InvalidConfig(f"{token}: Ray's token cannot be read: {error.strerror}") from None
     return hashlib.sha256(b"openbook's Redis: " + text.encode()).hexdigest()

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from openbook.cache.server import RedisServer
 from openbook.errors import StartupError
+from openbook.files import at_home
 from openbook.logs import setup_logging
 from openbook.serving.launch.local import IndexProcess
 from openbook.serving.launch.ports import INDEX_RESOURCE, ClusterPorts
@@ -88,7 +88,7 @@ class IndexNode:
             raise StartupError("; ".join(problems))
 
     def _begun(self, shard: int) -> Supervised:
-        folder, port = Path(self._wanted.snapshot).expanduser(), self._wanted.ports.index + shard
+        folder, port = at_home(self._wanted.snapshot), self._wanted.ports.index + shard
         begin = partial(IndexProcess, folder, shard, host=EVERYWHERE, port=port)
         return Supervised(f"the index server of shard {shard}", begin)
 
@@ -138,7 +138,7 @@ class Keeper:
             cache = partial(redis, port=self._wanted.ports.redis, max_memory_bytes=CACHE_BYTES)
             begins.append(("the cache's Redis", cache))
         if self._wanted.keys_folder:
-            folder = Path(self._wanted.keys_folder).expanduser()
+            folder = at_home(self._wanted.keys_folder)
             begins.append(("the keys' Redis", partial(redis, port=self._wanted.ports.keys, keeps_in=folder)))
         return [Supervised(name, begin) for name, begin in begins]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from openbook.certificates import Pem, Renewed
 from openbook.config import ServerTls
 from openbook.errors import InvalidConfig
+from openbook.files import at_home
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ TIMEOUT_S = 5.0
 def to_environment(tls: ServerTls, sockets: Path) -> dict[str, str]:
     """What HAProxy's program is to be told."""
     paths = {variable: getattr(tls, name) for name, variable in VARIABLES.items()}
-    files = {variable: str(path.expanduser().absolute()) for variable, path in paths.items() if path}
+    files = {variable: str(at_home(path).absolute()) for variable, path in paths.items() if path}
     return {**files, SOCKETS: str(sockets)}
 
 
