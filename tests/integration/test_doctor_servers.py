@@ -4,7 +4,7 @@ import http.server
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from small_snapshot import build
 from openbook.cache.server import RedisServer
 from openbook.config import IndexServerSettings, ServerTls, ServingSettings, parse
 from openbook.doctor.findings import Level
-from openbook.doctor.look import endpoint, index_servers, redis
+from openbook.doctor.look import _shakes_hands, endpoint, index_servers, redis
 from openbook.index.server.server import IndexServer
 from openbook.processes import free_port
 
@@ -141,12 +141,13 @@ def test_a_host_that_is_no_name_is_said_to_be_none(host: str) -> None:
 
 
 @contextmanager
-def greets_one(folder: Path, issued: trustme.LeafCert, asks: bool) -> Iterator[int]:
+def greets_one(folder: Path, issued: trustme.LeafCert, asks: bool, speaks: Sequence[str] = ()) -> Iterator[int]:
     """The port of who speaks TLS to one, and may ask for a certificate. Leaves its own in the folder."""
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     issued.private_key_pem.write_to_path(folder / "key.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.set_alpn_protocols(speaks)
     if asks:
         context.load_verify_locations(folder / "cert.pem")
         context.verify_mode = ssl.CERT_REQUIRED
@@ -182,3 +183,13 @@ def test_where_client_certificates_are_asked_for_grpc_is_looked_at_too(tmp_path:
         asks, _, over_grpc = endpoint(ServingSettings(tls=tls, http_port=port, grpc_port=free_port()))
     assert (asks.level, asks.says.partition(",")[0]) == (Level.WELL, "asks for a client certificate")
     assert (over_grpc.level, "refused" in over_grpc.says) == (Level.ILL, True)
+
+
+@pytest.mark.parametrize(
+    ("speaks", "why"),
+    [(["h2"], ""), (["http/1.1"], "something else has its port"), ([], "something else has its port")],
+)
+def test_what_speaks_tls_at_the_port_of_grpc_must_speak_http_2(tmp_path: Path, speaks: list[str], why: str) -> None:
+    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    with greets_one(tmp_path, trustme.CA().issue_cert("127.0.0.1"), asks=False, speaks=speaks) as port:
+        assert _shakes_hands(ServingSettings(tls=tls, grpc_port=port), "127.0.0.1") == why
