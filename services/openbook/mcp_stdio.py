@@ -1,6 +1,7 @@
 """MCP over standard input and output, for clients that start their servers. All is asked of a running endpoint."""
 
 import asyncio
+import signal
 from contextlib import suppress
 from typing import Any
 
@@ -31,13 +32,15 @@ NO_PROXY = {"http://": None, "https://": None}
 
 
 def run(url: str, api_key: str | None = None) -> None:
-    """Until the input ends. A call that the endpoint does not answer, or refuses, gets an error as its result.
+    """Until the input ends, or Ctrl-C ends the process. A call that the endpoint does not answer, or refuses, gets an
+    error as its result.
 
     Raises:
         InvalidConfig: no header holds the key.
         OpenbookError: nobody speaks MCP at `url`, or not with this key.
     """
     shown = bearer(api_key)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
     asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}))
 
 

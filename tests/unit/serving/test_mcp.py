@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -104,6 +105,21 @@ def test_the_tools_work_over_http_for_clients_old_and_new(mode: str, url: str) -
 
 def test_the_tools_work_over_standard_input_and_output(url: str) -> None:
     use(over_stdio(url), everything)
+
+
+def test_ctrl_c_ends_the_bridge_though_its_input_goes_on(url: str) -> None:
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    started = over_stdio(url)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([started.command, *started.args], env=started.env, **pipes) as bridge:
+        try:
+            print(json.dumps(begin), file=bridge.stdin, flush=True)
+            assert '"result"' in bridge.stdout.readline()
+            bridge.send_signal(signal.SIGINT)
+            assert bridge.wait(30) == -signal.SIGINT
+        finally:
+            bridge.kill()
 
 
 def test_a_call_that_meets_no_endpoint_fails_alone() -> None:
