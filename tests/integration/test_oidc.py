@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from openbook.config import Limits, OidcSettings, parse
 from openbook.errors import InvalidConfig, KeysUnavailable, Unauthenticated
+from openbook.serving.access import oidc
 from openbook.serving.access.gate import Gate, open_gate
 from openbook.serving.access.keys import Identity
 from openbook.serving.access.oidc import AT_MOST_EVERY_S, KNOWN_FOR_S, REFRESH_S, Tokens
@@ -36,10 +37,13 @@ class Provider:
         self.of_keys: dict[str, str] = {}  # what else their descriptions say
         self.n_asked = 0
         self.is_well = True
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         provider = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                provider.may_answer.wait()
                 provider.n_asked += self.path == "/keys"
                 pages = {"/.well-known/openid-configuration": provider.about(), "/keys": provider.keys()}
                 body = json.dumps(pages.get(self.path, {})).encode()
@@ -75,11 +79,13 @@ class Provider:
 
 
 @pytest.fixture
-def provider() -> Iterator[Provider]:
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    monkeypatch.setattr(oidc, "PATIENCE_S", 60.0)  # this machine may be busy
     found = Provider()
     thread = threading.Thread(target=found.server.serve_forever, args=(0.01,))
     thread.start()
     yield found
+    found.may_answer.set()
     found.server.shutdown()
     thread.join()
     found.server.server_close()
@@ -280,6 +286,23 @@ def test_while_its_provider_fails_a_token_by_a_new_key_is_neither_let_in_nor_cal
         provider.is_well = True
         clock.advance(AT_MOST_EVERY_S + 1)
         await tokens.identify(provider.token("two"))
+
+    run(scenario)
+
+
+def test_while_its_provider_hangs_nobody_waits_for_it_and_what_it_says_in_the_end_counts(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        tokens = Tokens(settings(provider), Limits())
+        provider.may_answer.clear()
+        with monkeypatch.context() as hurried:
+            hurried.setattr(oidc, "PATIENCE_S", 0.0)
+            with pytest.raises(KeysUnavailable):
+                await tokens.identify(provider.token())
+        provider.may_answer.set()
+        assert (await tokens.identify(provider.token())).caller == "oidc:ann"
+        assert provider.n_asked == 1
 
     run(scenario)
 

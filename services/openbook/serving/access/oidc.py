@@ -38,6 +38,8 @@ AT_MOST_EVERY_S = 30.0
 """However many tokens name keys that we do not know."""
 KNOWN_FOR_S = 86_400.0
 """How long its keys count while it does not answer."""
+PATIENCE_S = 1.0
+"""How long a caller waits for the provider: he has a place meanwhile, which others want."""
 TIMEOUT_S = 3.0
 N_TRIES = 3
 MAX_BYTES = 1 << 20
@@ -117,7 +119,7 @@ class Tokens:
         keys = self._known(kid)
         self._refresh(is_old=not keys or self._age_s > REFRESH_S)
         if not keys and self._fetching:  # who is known waits for nobody
-            await asyncio.wait({self._fetching})
+            await asyncio.wait({self._fetching}, timeout=PATIENCE_S)
             keys = self._known(kid)
         if not keys and self._asked_at > self._fetched_at:  # it may have keys that we do not know
             raise KeysUnavailable("the provider of tokens does not say which keys are its own: try again later")
