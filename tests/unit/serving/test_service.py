@@ -549,6 +549,35 @@ def test_no_more_work_is_admitted_than_the_limit() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("held", ["http.response.start", "http.response.body"])
+@pytest.mark.parametrize("path", ["/v1/answer/stream", "/v1/chat/completions"])
+def test_a_stream_whose_caller_goes_while_a_part_of_it_is_sent_has_no_place(path: str, held: str) -> None:
+    under_test = service()
+    chat = {"model": "openbook", "stream": True, "messages": [{"role": "user", "content": "who"}]}
+    body = json.dumps({"question": "who"} if path.endswith("stream") else chat).encode()
+
+    async def main() -> None:
+        sends = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == held:
+                sends.set()
+                await asyncio.Event().wait()
+
+        received = asyncio.Queue[dict[str, Any]]()
+        received.put_nowait({"type": "http.request", "body": body})
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+        headers = [(b"content-type", b"application/json")]
+        call = asyncio.create_task(build_app(under_test)({**scope, "headers": headers}, received.get, send))
+        await sends.wait()
+        assert under_test._admission.n_in_flight == 1
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert under_test._admission.n_in_flight == 0
+
+    asyncio.run(main())
+
+
 def test_two_replicas_never_have_one_port() -> None:
     AnswerIngress(service())
     port, any_method = free_port(), lambda **named: None

@@ -1,7 +1,6 @@
 """The endpoint over HTTP: JSON, server-sent events, and errors in one shape."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from openbook.serving.endpoint.openai.routes import add_openai
 from openbook.serving.endpoint.openapi import ASKED, BATCH, HEALTH, OURS, PROBLEM, RETRIEVED, streamed, take_keys
 from openbook.serving.endpoint.page import mount_page
 from openbook.serving.endpoint.problems import problem_of
-from openbook.serving.endpoint.replies import EVENT_STREAM, Named, error_reply, status_reply, to_json
+from openbook.serving.endpoint.replies import EventStream, Named, error_reply, status_reply, to_json
 from openbook.serving.endpoint.schemas import (
     AnswerRequest,
     AnswerResponse,
@@ -105,10 +104,7 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
         with asked(request, body.request_id) as context:
             events = service.stream(body, context)
             first = await anext(events)  # what fails until here has a status of its own
-        return StreamingResponse(
-            _server_sent(first, events, context.request_id),
-            **EVENT_STREAM,
-        )
+        return EventStream(_server_sent(first, events, context.request_id), events)
 
     @app.post("/v1/retrieve", response_model=RetrieveResponse, tags=[OURS])
     async def retrieve(body: Annotated[RetrieveRequest, RETRIEVED], request: Request) -> Response:
@@ -171,10 +167,9 @@ data: {"answer": "Alexander Graham Bell", ...}
 
 async def _server_sent(first: Event, events: AsyncGenerator[Event], request_id: str) -> AsyncGenerator[str]:
     try:
-        async with aclosing(events):
-            yield _event(*event_to_json(first))
-            async for event in events:
-                yield _event(*event_to_json(event))
+        yield _event(*event_to_json(first))
+        async for event in events:
+            yield _event(*event_to_json(event))
     except Exception as error:
         ours = as_ours(error, request_id)
         yield _event("error", problem_of(ours, request_id).model_dump_json())

@@ -1,24 +1,39 @@
 """What HTTP callers get: JSON, events, and errors in the shape that their protocol has for them."""
 
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import wire
 from openbook.errors import OpenbookError, Overloaded, Unauthenticated
+from openbook.rag.answer import Event
 from openbook.serving.endpoint import problems
 from openbook.serving.endpoint.openai_errors import openai_error, openai_error_of_status, speaks_openai
 from openbook.serving.endpoint.problems import problem_of, problem_of_status
 from openbook.serving.endpoint.service import with_request_id
 
-EVENT_STREAM: dict[str, Any] = {
-    "media_type": "text/event-stream",
-    "headers": {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-}
-"""Of a StreamingResponse, so that nobody on the way keeps events back."""
+NOT_KEPT_BACK = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers, so that nobody on the way keeps events back."""
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, and what they are made of: both end with the response. Starlette leaves them as they are when
+    the caller goes while something is sent, and what is asked would keep its place until Python collects them.
+    """
+
+    def __init__(self, sent: AsyncGenerator[str], events: AsyncGenerator[Event]) -> None:
+        super().__init__(sent, headers=NOT_KEPT_BACK, media_type="text/event-stream")
+        self._sent = sent
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events), aclosing(self._sent):
+            await super().__call__(scope, receive, send)
 
 
 def to_json(body: BaseModel, status: int = 200, media_type: str = "application/json") -> Response:

@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
 
 from openbook.logs import as_ours
 from openbook.rag.answer import Event
@@ -26,7 +25,7 @@ from openbook.serving.endpoint.openai.replies import (
 from openbook.serving.endpoint.openai.requests import ChatRequest, EmbeddingsRequest
 from openbook.serving.endpoint.openai_errors import OpenAIError, UnknownModel, openai_error
 from openbook.serving.endpoint.openapi import streamed
-from openbook.serving.endpoint.replies import EVENT_STREAM, to_json
+from openbook.serving.endpoint.replies import EventStream, to_json
 from openbook.serving.endpoint.service import AnswerService
 
 OURSELVES = "openbook"
@@ -68,7 +67,7 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
                 return to_json(chat.completion(await service.answer(told, context)))
             events = service.stream(told, context)
             first = await anext(events)  # what fails until here has a status of its own
-        return StreamingResponse(_sent(chat, first, events, context.request_id), **EVENT_STREAM)
+        return EventStream(_sent(chat, first, events, context.request_id), events)
 
     @app.post("/v1/embeddings", response_model=Embeddings, **OPENAI)
     async def embeddings(
@@ -113,7 +112,7 @@ def _shown(model: str) -> str:
 
 async def _sent(chat: Chat, first: Event, events: AsyncGenerator[Event], request_id: str) -> AsyncGenerator[str]:
     try:
-        async with aclosing(events), aclosing(chat.chunks(first, events)) as chunks:
+        async with aclosing(chat.chunks(first, events)) as chunks:
             async for chunk in chunks:
                 yield _data(chunk)
         yield "data: [DONE]\n\n"
