@@ -21,8 +21,9 @@ from pydantic import SecretStr
 
 from openbook import wire
 from openbook.config import IndexServerSettings, ServerTls
+from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Passage
-from openbook.errors import InvalidConfig, InvalidSnapshot, ShardUnavailable
+from openbook.errors import DeadlineExceeded, InvalidConfig, InvalidSnapshot, ShardUnavailable
 from openbook.index.building.build import build_snapshot
 from openbook.index.disk.root import PUBLISHED, Published, Root
 from openbook.index.disk.snapshot import Manifest
@@ -124,7 +125,9 @@ def test_a_publication_and_the_way_back(admin: Admin, built: Path) -> None:
     assert held(admin.publish(a, 6)) == [(6, a), (5, b)]
 
 
-def test_a_server_stops_while_it_verifies(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def verifying(monkeypatch: pytest.MonkeyPatch) -> "SimpleQueue[subprocess.Popen[str]]":
+    """The processes that verify from now on, which do not end."""
     begun = SimpleQueue[subprocess.Popen[str]]()
 
     def slowly(command: list[str], **options: Any) -> "subprocess.Popen[str]":
@@ -134,10 +137,14 @@ def test_a_server_stops_while_it_verifies(built: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("openbook.index.server.verify._APART_FROM", 0)
     monkeypatch.setattr("openbook.index.server.verify.start", slowly)
+    return begun
+
+
+def test_a_server_stops_while_it_verifies(built: Path, verifying: "SimpleQueue[subprocess.Popen[str]]") -> None:
     server = IndexServer(IndexServerSettings(snapshot=built / "a"))
     with server, ThreadPoolExecutor() as threads, grpc.insecure_channel(server.address) as channel:
         prepared = threads.submit(refusal, Admin(channel).prepare, built / "b")
-        process = begun.get(timeout=60)
+        process = verifying.get(timeout=60)
         stopped = threading.Thread(target=server.stop, args=(0,), daemon=True)
         stopped.start()
         stopped.join(30)
@@ -145,6 +152,40 @@ def test_a_server_stops_while_it_verifies(built: Path, monkeypatch: pytest.Monke
         process.kill()
         assert has_stopped
         assert prepared.result()[0] in ("CANCELLED", "UNAVAILABLE")
+
+
+def test_what_nobody_waits_for_any_more_is_not_verified_to_its_end(
+    admin: Admin, built: Path, verifying: "SimpleQueue[subprocess.Popen[str]]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openbook.index.server.verify.LOOK_S", 0.01)
+    call = admin._stub.Prepare.future(index_pb2.PrepareRequest(folder=str(built / "b"), snapshot_id="b"), timeout=60)
+    process = verifying.get(timeout=60)
+    call.cancel()
+    try:
+        process.wait(10)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(("waits", "n_opened"), [([False], 0), ([True, False], 1)])
+def test_what_nobody_waits_for_any_more_is_neither_held_nor_on_record(
+    waits: list[bool], n_opened: int, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He may have gone while another one was prepared, or while this one was."""
+    record, looks, opened, opens = Root.create(tmp_path / "root", built / "a"), iter(waits), list[Path](), Shard.prewarm
+    publishing = IndexServer(IndexServerSettings(snapshot=tmp_path / "root"))._publishing
+    before = record.read()
+
+    def prewarm(self: Shard) -> None:
+        opened.append(self.folder)
+        opens(self)
+
+    monkeypatch.setattr(Shard, "prewarm", prewarm)
+    with pytest.raises(DeadlineExceeded, match="nobody waits for it"):
+        publishing.prepare(built / "b", id_of(built / "b"), Deadline.never(), lambda: next(looks))
+    assert [shard.folder for _, shard in publishing.held.held()] == [built / "a"]
+    assert record.read() == before
+    assert opened == [built / "b"] * n_opened
 
 
 def test_what_cannot_follow_is_refused_and_nothing_changes(admin: Admin, built: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,28 @@ def test_one_refusal_stops_it_everywhere(servers: list[IndexServer], root: Path)
     with pytest.raises(SnapshotMismatch, match=rf"{servers[2].address}: .*passages\.bin: was altered") as caught:
         asyncio.run(publish(root / "new", settings_of(servers)))
     assert servers[0].address not in str(caught.value)
+    assert states(servers, root) == ["current old 1"] * 4
+    assert Root(root).read().prepared is None
+
+
+@pytest.mark.parametrize("last", [0, 3])
+def test_interrupted_while_a_server_prepares_it_is_nowhere(
+    last: int, servers: list[IndexServer], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        loop, publishing = asyncio.get_running_loop(), servers[last]._publishing
+        prepare = publishing.prepare
+
+        def prepare_in_vain(*asked: Any) -> None:
+            prepare(*asked)
+            loop.call_soon_threadsafe(publication.cancel)
+
+        monkeypatch.setattr(publishing, "prepare", prepare_in_vain)
+        publication = asyncio.create_task(publish(root / "new", settings_of(servers)))
+        await publication
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
     assert states(servers, root) == ["current old 1"] * 4
     assert Root(root).read().prepared is None
 

@@ -25,11 +25,11 @@ N_REFUSED = 2 * publishing.N_SILENT
 
 
 class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
-    """Never ends what it is to prepare or to fetch, unless it `refuses`."""
+    """Never ends what it is to prepare, to let go of or to fetch, unless it `refuses`."""
 
     def __init__(self, shard: int) -> None:
         self.shard, self.refuses = shard, False
-        self.preparing, self.over = Event(), Event()
+        self.preparing, self.discarding, self.over = Event(), Event(), Event()
         self.n_looks = 0
         self._server = grpc.server(ThreadPoolExecutor(8))
         pb_grpc.add_IndexServiceServicer_to_server(self, self._server)
@@ -63,6 +63,8 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
         return pb.DownloadResponse(n_bytes=2, n_bytes_done=1)
 
     def Discard(self, request: pb.DiscardRequest, context: grpc.ServicerContext) -> pb.InfoResponse:  # noqa: N802
+        self.discarding.set()
+        self.over.wait()
         return pb.InfoResponse()
 
 
@@ -93,6 +95,19 @@ def test_a_server_that_falls_silent_while_it_prepares_is_given_up(
     with pytest.raises(ShardUnavailable, match=rf"{servers[0].address}: .* silent for 3 looks"):
         asyncio.run(publish(snapshot, settings_of(servers)))
     assert all(server.n_looks > N_REFUSED for server in servers)
+
+
+def test_who_interrupts_it_twice_waits_for_no_server(servers: list[Scripted], snapshot: Path) -> None:
+    async def scenario() -> None:
+        publication = asyncio.create_task(publish(snapshot, settings_of(servers)))
+        for now in ("preparing", "discarding"):
+            for server in servers:
+                assert await asyncio.to_thread(getattr(server, now).wait, 60)
+            publication.cancel()
+        await asyncio.wait({publication}, timeout=10)
+        assert publication.cancelled()
+
+    asyncio.run(scenario())
 
 
 def test_where_one_cannot_fetch_it_the_others_are_not_waited_for(servers: list[Scripted], snapshot: Path) -> None:

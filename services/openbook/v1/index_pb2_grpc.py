@@ -293,6 +293,8 @@ class IndexAdminServiceServicer:
 
     def Prepare(self, request, context):
         """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
+        It ends, and nothing is held, when its caller goes before, or its deadline passes: one that reads all of a large
+        shard takes long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -126,7 +126,10 @@ class IndexAdminServiceStub:
     second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
     """
     Prepare: _grpc.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]
-    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
+    It ends, and nothing is held, when its caller goes before, or its deadline passes: one that reads all of a large
+    shard takes long.
+    """
     Publish: _grpc.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]
     """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
     has named it for a while, and can be published again.
@@ -147,7 +150,10 @@ class IndexAdminServiceAsyncStub(IndexAdminServiceStub):
     second until there is a folder to prepare. It ends when nobody asks for half a minute, and goes on when one does.
     """
     Prepare: _aio.UnaryUnaryMultiCallable[_index_pb2.PrepareRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
-    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+    """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
+    It ends, and nothing is held, when its caller goes before, or its deadline passes: one that reads all of a large
+    shard takes long.
+    """
     Publish: _aio.UnaryUnaryMultiCallable[_index_pb2.PublishRequest, _index_pb2.InfoResponse]  # type: ignore[assignment]
     """Make a prepared snapshot current, atomically. The former stays for those who ask for it by id until no call
     has named it for a while, and can be published again.
@@ -177,7 +183,10 @@ class IndexAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _index_pb2.PrepareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.InfoResponse, _abc.Awaitable[_index_pb2.InfoResponse]]:
-        """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays."""
+        """Verify, map, warm and test a snapshot. From then on it answers those who ask for it by id; the current one stays.
+        It ends, and nothing is held, when its caller goes before, or its deadline passes: one that reads all of a large
+        shard takes long.
+        """
 
     @_abc_1.abstractmethod
     def Publish(

@@ -106,7 +106,7 @@ async def publish(
         InvalidRequest, PermissionDenied: a URL that is none, or that a server may not fetch from.
         ShardUnavailable: a server does not answer, or a shard has none.
         OpenbookError: what a server refused it for; names the server. Unless it was about to be current at one already,
-            it is nowhere then.
+            it is nowhere then; nor is it if this is cancelled before the first publishes it.
     """
     reached: set[str] = set()
     while True:
@@ -147,24 +147,13 @@ async def _publish_once(
             folders = await _download(servers, url, snapshot_id, on_progress)
         else:
             folders = [str(folder_at_servers or _absolute(Path(source)))] * len(servers)
-        on_progress("prepare", 0, len(servers))
-        refusals: list[OpenbookError] = []
-        n_prepared = 0
-        for wave in waves([info.shard for info in infos]):
-            outcomes = await _outcomes([servers[i].prepare(folders[i], snapshot_id) for i in wave])
-            refusals += [outcome for outcome in outcomes if isinstance(outcome, OpenbookError)]
-            n_prepared += len(wave)
-            on_progress("prepare", n_prepared, len(servers))
-            if refusals:
-                break
-        if not refusals:  # to prepare may have taken an hour, in which another one was published
-            said = await _outcomes([server.info() for server in servers])
-            refusals = _lacking(servers, said, snapshot_id)
-        if refusals:
+        try:
+            said = await _prepare(servers, infos, folders, snapshot_id, on_progress)
+        except (Exception, asyncio.CancelledError):
             if all(info.snapshot_id != snapshot_id for info in infos):
                 await _outcomes([server.discard(snapshot_id) for server in servers])
-            raise _together(refusals)
-        sequence = sequence_for(snapshot_id, [each for each in said if isinstance(each, InfoResponse)])
+            raise
+        sequence = sequence_for(snapshot_id, said)
         publishes = [server.publish(snapshot_id, sequence) for server in servers]
         published = await _outcomes(publishes, lambda n: on_progress("publish", n, len(servers)))
         if failures := [outcome for outcome in published if isinstance(outcome, OpenbookError)]:
@@ -248,6 +237,27 @@ async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on
         errors = [error for error in ours.exceptions if isinstance(error, OpenbookError)]
         raise _together(errors, "; what the others fetch meanwhile is not fetched again") from None
     return [each.result() for each in fetched]
+
+
+async def _prepare(
+    servers: "Sequence[_Server]",
+    infos: Sequence[InfoResponse],
+    folders: Sequence[str],
+    snapshot_id: str,
+    on_progress: OnProgress,
+) -> list[InfoResponse]:
+    """Have every server hold it; returns what they say then. Raises OpenbookError: what they refused it for."""
+    n_prepared = 0
+    on_progress("prepare", 0, len(servers))
+    for wave in waves([info.shard for info in infos]):
+        await _all_or_raise([servers[i].prepare(folders[i], snapshot_id) for i in wave])
+        n_prepared += len(wave)
+        on_progress("prepare", n_prepared, len(servers))
+    # It may have taken an hour, in which another one was published.
+    said = await _outcomes([server.info() for server in servers])
+    if lacking := _lacking(servers, said, snapshot_id):
+        raise _together(lacking)
+    return [each for each in said if isinstance(each, InfoResponse)]
 
 
 def _row(folder: Path, name: str, state: str, sequence: int) -> Listed:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -25,6 +26,7 @@ from openbook.index.server.download import Downloads
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
 from openbook.index.server.service import abort, respond
+from openbook.index.server.verify import IsAwaited, check_awaited
 from openbook.index.shard.shard import Shard
 from openbook.processes import is_loopback
 from openbook.v1 import index_pb2, index_pb2_grpc
@@ -36,8 +38,16 @@ LOOK_S = 2.0
 FOLLOW_S = 600.0
 """In which a server that listens is surely listed."""
 
-OpenShard = Callable[[Path, bool], Shard]
-"""Verifies, maps and tests the shard of a snapshot folder; gently, if searches go on. Raises InvalidSnapshot."""
+
+class OpenShard(Protocol):
+    """Verifies, maps and tests the shard of a snapshot folder; gently, if searches go on.
+
+    Raises:
+        InvalidSnapshot: it is none, or damaged.
+        DeadlineExceeded: nobody waits for it any more.
+    """
+
+    def __call__(self, folder: Path, gently: bool, is_awaited: IsAwaited = ...) -> Shard: ...
 
 
 class Publishing:
@@ -61,23 +71,26 @@ class Publishing:
         if self._root:
             self._catch_up(self._root, False)  # opening may have taken an hour, in which another one was published
 
-    def prepare(self, folder: Path, snapshot_id: str, deadline: Deadline) -> None:
+    def prepare(self, folder: Path, snapshot_id: str, deadline: Deadline, is_awaited: IsAwaited = lambda: True) -> None:
         """Hold a snapshot beside the current one; one that is held from another folder is held from this one then.
 
         Raises:
             InvalidSnapshot: the folder is no snapshot, or it is damaged, or its index is not good enough.
             SnapshotMismatch: it is another snapshot than was said, or one that cannot follow the current one.
             ShardUnavailable: with a root, it cannot be put on record.
-            DeadlineExceeded: another change took too long.
+            DeadlineExceeded: another change took too long, or nobody waits for this one any more: he would not let go
+                of it, and it would take the place of what others prepared since.
         """
         with self._alone(deadline):
+            check_awaited(is_awaited)
             shard = self.held.find(snapshot_id)
             if shard is None or shard.folder.resolve() != folder.resolve():
-                shard = self._open(folder, True)
+                shard = self._open(folder, True, is_awaited)
             if shard.manifest.snapshot_id != snapshot_id:
                 raise SnapshotMismatch(f"{folder}: holds snapshot {shard.manifest.snapshot_id}, not {snapshot_id[:64]}")
             _check_follows(self.held.current, shard)
             _check_recall(shard, self._min_recall_at_10)
+            check_awaited(is_awaited)
             if self._root:
                 name = self._root.name_of(shard.folder)
                 self._root.update(lambda published: published.after_prepare(name))
@@ -189,7 +202,7 @@ class IndexAdminService(index_pb2_grpc.IndexAdminServiceServicer):
                 raise InvalidRequest("Prepare must name folder and snapshot_id")
             if "\0" in request.folder:
                 raise InvalidRequest("folder must be a path, got a NUL in it")
-            self._publishing.prepare(Path(request.folder), request.snapshot_id, deadline)
+            self._publishing.prepare(Path(request.folder), request.snapshot_id, deadline, context.is_active)
 
         return self._do("Prepare", context, prepare)
 

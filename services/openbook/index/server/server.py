@@ -33,7 +33,7 @@ from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
 from openbook.index.server.streams import OpenStreams
 from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patience
-from openbook.index.server.verify import Verifier
+from openbook.index.server.verify import IsAwaited, Verifier
 from openbook.index.shard.engine import check_installation
 from openbook.index.shard.shard import Shard
 from openbook.processes import loading
@@ -168,10 +168,10 @@ class IndexServer:
         if self._follower.ident is not None:
             self._follower.join(STOP_GRACE_S)  # no longer: a disk may never answer
 
-    def _open(self, folder: Path, gently: bool) -> Shard:
+    def _open(self, folder: Path, gently: bool, is_awaited: IsAwaited = lambda: True) -> Shard:
         """Verified, which also reads every byte into the page cache, mapped and tested."""
         if gently:
-            self._verifier.verify(folder, self._settings.shard)
+            self._verifier.verify(folder, self._settings.shard, is_awaited)
         limits = self._settings
         shard = Shard(
             folder,
