@@ -8,7 +8,7 @@ import yaml
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated, web
-from openbook.corpus.sources.encodings import decoded
+from openbook.corpus.sources.encodings import as_browsers, decoded
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import check_no_codes
@@ -65,7 +65,7 @@ def _decoded(opened: Opened, content: bytes) -> str:
     except Failed:
         if not opened.crawled.charset:
             raise
-        return web.as_browsers(content, opened.crawled.charset)
+        return as_browsers(content, opened.crawled.charset)
 
 
 def _parted(text: str) -> tuple[dict[str, Any], str]:

@@ -1,6 +1,5 @@
 """HTML: the text of a page without its menus and footers, a document a page."""
 
-import codecs
 import html
 import re
 import unicodedata
@@ -10,33 +9,10 @@ from typing import Any
 
 from openbook.core.documents import Document, seen
 from openbook.corpus.sources import stated
-from openbook.corpus.sources.encodings import decoded
+from openbook.corpus.sources.encodings import as_browsers
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
-_CHARSET = re.compile(
-    rb"<!--.*?-->"
-    rb"|\A\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)"
-    rb"|<meta(?=[^>]*\shttp-equiv\s*=)[^>]*?[\s;\"']charset\s*=\s*[\"']?\s*([\w.:-]+)"
-    rb"|<meta(?:\s+[^\s=>]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'>]+))?)*?\s+charset\s*=\s*[\"']?\s*([\w.:-]+)",
-    re.DOTALL | re.IGNORECASE,
-)
-"""Where a page says its own: scripts and forms have others, and texts speak of them."""
-_AS_BROWSERS = {
-    **dict.fromkeys(("ascii", "iso8859-1"), "cp1252"),
-    **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
-    **dict.fromkeys(("shift_jis", "x-sjis"), "cp932"),
-    **dict.fromkeys(("euc_kr", "windows-949"), "cp949"),
-    **dict.fromkeys(("big5", "x-x-big5"), "big5hkscs"),
-    **dict.fromkeys(("windows-874", "dos-874"), "cp874"),
-    **{f"x-cp125{i}": f"cp125{i}" for i in range(9)},
-    "iso-8859-8-i": "iso8859-8",
-    "x-euc-jp": "euc_jp",
-}
-"""As the WHATWG's standard has it, what a page is read as that says this: pages have more characters than what they say
-has. By Python's names, and by those that Python does not know."""
-_OF_WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") or chr(code) for code in range(0x80, 0xA0)}
-"""Of cp1252, also the five that Python leaves out."""
 _KEPT = {"figure": "div", "figcaption": "p", "summary": "p", "time": "span"}
 """What trafilatura would leave out, and what it does not."""
 _FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
@@ -57,7 +33,6 @@ _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[
 _SOFT_HYPHEN = re.compile("&(?:shy|#0*173|#[xX]0*[aA][dD]);")
 _STAND_INS = [chr(code) for code in range(0x12000, 0x1236F)]
 """Signs of cuneiform: they are letters, and hardly ever in a page."""
-_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 
 
 def read(opened: Opened) -> Iterator[Document]:
@@ -218,33 +193,6 @@ def _meta(tree: Any) -> dict[str, str]:
     found["language"] = tree.get("lang") or found.get("language", "")
     canonical = tree.xpath("string((//link[@rel='canonical']/@href)[1])")
     return {**found, "url": canonical or found.get("url", "")}
-
-
-def as_browsers(content: bytes, charset: str) -> str:
-    """By its byte order mark, or else as its server says, or else as it says itself, as in browsers, as far as these
-    exist and it is so; or else UTF-8. Raises Failed.
-    """
-    if content.startswith(_MARKS):
-        return decoded(content)
-    own = next((name.decode() for said in _CHARSET.findall(content[:4096]) for name in said if name), "")
-    failed = None
-    for name in (charset, own):
-        try:
-            known = codecs.lookup(_AS_BROWSERS.get(name.lower(), name)).name
-            encoding = _AS_BROWSERS.get(known, known)
-            if encoding == "cp1252":
-                return content.decode("latin-1").translate(_OF_WINDOWS)
-            if own and encoding.startswith("utf-16"):  # it says so in ASCII, so it is not
-                encoding = "utf-8"
-            return content.decode(encoding)
-        except UnicodeDecodeError as error:
-            failed = failed or Failed(f"says it were {name}, and is not: {error}")
-        except (LookupError, ValueError):  # no name, or one that nobody knows but Python
-            continue
-    try:
-        return decoded(content)
-    except Failed as error:
-        raise failed or error from None
 
 
 def text_of(tree: Any) -> str:
