@@ -40,6 +40,14 @@ def words_of(page: str) -> list[int]:
         '<html><body><div class="main-container"><div class="section level2">{}</div></div></body></html>',  # knitr
         '<html><body><div class="book"><div class="chapter">{}</div></div></body></html>',  # DocBook
         "{}",
+        '<html><body><div class="article-text"><p>w0</p></div>{}</body></html>',
+        '<html><body><div role=main><h1>w0</h1><div class="page-content">{}</div></div></body></html>',
+        "<html><body><div><div class=post><p>w0</p></div><div class=post>{}</div></div></body></html>",
+        *(
+            f"<html><body><{around}><article><div class=entry-content><p>w0</p></div></article><article>"
+            f"<div class=entry-content>{{}}</div></article></{around}></body></html>"
+            for around in ("div", "main")
+        ),
     ],
 )
 def test_a_page_loses_nothing_but_its_frame_whatever_it_was_made_by(made: str) -> None:
@@ -60,7 +68,9 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
 
     def words() -> str:
         said = f" w {LINE[: chance.randint(0, len(LINE))]} "
-        return chance.choice(["{}", "<span>{}</span>", "some <b>{}</b>", "<time>{}</time> some"]).format(said)
+        return chance.choice(
+            ["{}", "<span>{}</span>", "some <b>{}</b>", "<time>{}</time> some", "a <my-tag>{}</my-tag>"]
+        ).format(said)
 
     def block(depth: int = 0) -> str:
         if depth == 2 or chance.random() < 0.7:
@@ -74,6 +84,67 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         blocks = re.sub(r"\bw\b", lambda _: f"w{next(numbers)}", blocks)  # noqa: B023
         page = f"<html><body>{FRAME.format(chance.choice(AROUND).format(blocks + '<p>The end.</p>'))}</body></html>"
         assert words_of(page) == list(range(next(numbers))), page
+
+
+@pytest.mark.parametrize("before", ["", f"<p>{LINE}</p>" * 6])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(
+            f"<p>w1 <span>a <{tag}></{tag}> w2</span> b w3</p>"
+            for tag in (
+                *(
+                    "svg",
+                    "math",
+                    "button",
+                    "nobr",
+                    "acronym",
+                    "picture",
+                    "iframe",
+                    "object",
+                    "select",
+                    "video",
+                    "label",
+                ),
+                *("o:p", "my-tag", "input", "hr", "canvas"),
+            )
+        ),
+        *(f"<div>w1 <{tag}>w2</{tag}> w3</div>" for tag in ("my-tag", "o:p", "label", "time", "q", "code")),
+        "<h3>w1 <my-icon></my-icon>w2</h3><p>w3</p>",
+        "<my-app>w1 <p>w2</p> w3</my-app>",
+        "<p>w1 <span>a <div>w2</div></span> w3</p>",
+        "<p>w1 <a href=a>b <div>w2</div></a> w3</p>",
+        "<p>w1 <code>a<br>w2</code> w3</p>",
+        "<div><p>w1</p><p>a <a href=a>w2</a></p><p>w3</p></div>",
+        "<figure><figcaption>w1<div>w2</div>w3</figcaption></figure>",
+        "<details><summary>w1 <p>w2</p> w3</summary></details>",
+        "<fieldset><legend>w1</legend><p>w2</p></fieldset><label>w3</label>",
+        "<hgroup>w1 <h2>w2</h2></hgroup><menu><li>w3</menu>",
+        "<table><caption>w1</caption><tr><td><ul><li>w2</ul></table>w3",
+        "<ul><li>a<table><caption>w1</caption><tr><td>w2</table></ul>w3",
+        "<blockquote>w1 <blockquote>w2</blockquote> w3</blockquote>",
+        "<li>w1</li><li>w2 </li>w3",
+    ],
+)
+def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, written: str) -> None:
+    assert words_of(f"<html><body><p>Intro.</p>{before}{written}<p>The end.</p></body></html>") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        *(
+            f"<{tag}>no</{tag}>"
+            for tag in ("aside", "button", "dialog", "noscript", "object", "svg", "form", "template")
+        ),
+        "<select><option>no</select><textarea>no</textarea>",
+        "<ruby><rp>no</rp><rt>no</rt></ruby>",
+        "<span hidden style=display:none>no</span>",
+        "<div class=sidebar>no</div>",
+    ],
+)
+def test_what_the_pages_of_documentation_say_is_left_out_is(left_out: str) -> None:
+    assert parsed(f"<html><body><p>w1</p><div>w2 {left_out} w3</div></body></html>")[1].split() == ["w1", "w2", "w3"]
 
 
 def test_a_page_of_a_blog_is_its_article_however_short() -> None:

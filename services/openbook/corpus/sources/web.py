@@ -13,21 +13,36 @@ from openbook.corpus.sources.encodings import as_browsers
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
-_KEPT = {"figure": "div", "figcaption": "p", "summary": "p", "time": "span"}
-"""What trafilatura would leave out, and what it does not."""
 _FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
+_LEFT_OUT = ("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp")
+_LEFT_OUT += ("rt", "script", "select", "style", "svg", "template", "textarea", "video")
+"""Trafilatura would leave them out, too, but not notice that words before and behind are of one paragraph."""
+_SHOWN_AS = {
+    **dict.fromkeys(("blockquote", "fieldset", "figcaption", "figure", "hgroup", "legend", "search", "summary"), "div"),
+    "menu": "ul",
+}
+"""What trafilatura would leave out, or its words, and what it does not."""
 _MARKED = ".//*[self::article or self::main or @role='main']"
 _LAYOUT = (
     ".//table[.//table or .//ul or .//ol or .//dl or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6]"
 )
-_CELLS = ".//*[self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td][not(ancestor::table)]"
-_BLOCKS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
-_SILENT = {"script", "style", "template", "noscript", "head"}
-_INLINE = re.compile(
-    "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|label|mark|q|rp|rt|ruby|s|samp|small|span|strike|"
-    "strong|sub|sup|time|tt|u|var|wbr"
+_STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td]
+    [not(ancestor::table)] | .//li[not(ancestor::ul or ancestor::ol)] | .//*[self::dt or self::dd][not(ancestor::dl)]"""
+_HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
+"""Whose own words trafilatura would leave out."""
+_BLOCKS = frozenset(
+    re.findall(
+        r"\w+",
+        "address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure "
+        "footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu nav ol p pre search section summary table "
+        "tbody td tfoot th thead tr ul",
+    )
 )
-_BETWEEN_WORDS = re.compile(f"br|img|{_INLINE.pattern}")
+"""What begins a line in browsers; all else is within one, whatever it is."""
+_INLINE = ("a", "br", "code", "math", "span")
+"""What trafilatura treats as more than words, or by its classes. All else within a line is a span to it."""
+_LETTER = re.compile(r"[^\W_]")
+_SILENT = {"script", "style", "template", "noscript", "head"}
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
 _SOFT_HYPHEN = re.compile("&(?:shy|#0*173|#[xX]0*[aA][dD]);")
@@ -75,8 +90,9 @@ def _also_short() -> Any:
 
 
 def _marked(tree: Any) -> Any:
-    """The tree without what frames it, so that trafilatura leaves out nothing else: all of the body is the article
-    where nothing marks one, or several or a small part are marked; and words between blocks are paragraphs.
+    """The tree without what frames it, of so few kinds of elements that trafilatura leaves out nothing else: its body
+    is the article, whole where nothing marks one, or several or a small part are marked; words between blocks are
+    paragraphs.
     """
     from trafilatura.xpaths import BODY_XPATH
 
@@ -84,45 +100,68 @@ def _marked(tree: Any) -> Any:
         tree, part = tree.makeelement("html"), tree
         tree.append(body := tree.makeelement("body"))
         body.append(part)
-    for frame in tree.xpath(_FRAME):
-        frame.drop_tree()
-    for table in tree.xpath(_LAYOUT):
-        table.tag = "div"
-    for cell in tree.xpath(_CELLS):
-        cell.tag = "div"
-    for name, kept in _KEPT.items():
-        for element in tree.iter(name):
-            element.tag = kept
     if (body := tree.find("body")) is None:
         return tree
+    for frame in [*tree.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
+        frame.drop_tree()
+    half = _n_letters(body) / 2
+    for form in body.xpath(".//form"):  # one for a search or a login, or one around all that there is
+        _rename(form, "div") if _n_letters(form) > half else form.drop_tree()
     marked: list[Any] = tree.xpath(_MARKED) or next((found for mark in BODY_XPATH if (found := mark(tree))), [])
-    marked = [each for each in marked if not set(each.iterancestors()) & set(marked)]
+    within = set(marked)
+    marked = [each for each in marked if within.isdisjoint(each.iterancestors())]
     if len(marked) == 1 and _n_letters(marked[0]) > _n_letters(body) / 2:
         (article,) = marked
-        article.tag = "article" if article.tag == "main" else article.tag  # else one within it would be all
+        _rename(article, "article")
+        article.tail = None
     else:
         article = body.makeelement("article")
-        article.text, body.text = body.text, None
+        article.text = body.text
         article.extend(body[:])
-        body.append(article)
-    for element in reversed(tree.xpath(".//body//*")):  # what holds blocks is one
-        if not _is_inline(element) and _is_inline(parent := element.getparent()) and parent.tag != "a":
-            parent.tag = "div"
-    for block in list(tree.iter(*_BLOCKS)):
-        _part(block)
+    body.text, body[:] = None, [article]
+    article.set("class", "post")  # the first that trafilatura looks for; else one within it would be all
+    for name, shown in _SHOWN_AS.items():
+        for element in article.iter(name):
+            _rename(element, shown)
+    for code in article.xpath(".//code[not(ancestor::pre)]"):  # else it may be a block
+        code.tag = "span"
+    for caption in article.xpath(".//table/caption"):
+        caption.getparent().addprevious(caption)
+    for table in article.xpath(_LAYOUT):
+        table.tag = "div"
+    for stray in article.xpath(_STRAY):
+        stray.tag = "div"
+    holding = set()
+    for element in reversed(article.xpath(".//*[not(ancestor::math)]")):
+        if element.tag in _BLOCKS or element in holding:
+            holding.add(element.getparent())
+        elif element.tag not in _INLINE:
+            _rename(element, "span")
+    for element in holding:  # what holds blocks is one
+        if element.tag == "p" or element.tag not in (*_BLOCKS, "a"):
+            element.tag = "div"
+    for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag == "a")]:
+        _part(holder, holding)
+    has_words = dict[Any, bool]()  # a block: where links are not all that it is, they are words, too
+    for link in list(article.iter("a")):
+        if (block := next(link.iterancestors(*_BLOCKS))) not in has_words:
+            has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
+        if has_words[block]:
+            _rename(link, "span")
     return tree
 
 
-def _is_inline(element: Any) -> bool:
-    return not isinstance(element.tag, str) or _BETWEEN_WORDS.fullmatch(element.tag) is not None
+def _rename(element: Any, tag: str) -> None:
+    element.tag = tag
+    element.attrib.clear()  # for which trafilatura would leave out some of its new name
 
 
 def _n_letters(element: Any) -> int:
-    texts = element.xpath(".//text()[not(parent::script or parent::style or ancestor::a)]")  # menus are links
+    texts = element.xpath(".//text()[not(ancestor::a)]")  # menus are links
     return sum(len(word) for text in texts for word in text.split())
 
 
-def _part(block: Any) -> None:
+def _part(block: Any, holding: set[Any]) -> None:
     """Make paragraphs of the words and the inline elements that stand in a block itself."""
     inside: list[Any] = []
 
@@ -135,12 +174,12 @@ def _part(block: Any) -> None:
     last = paragraph(block.text)
     block.text = None
     for child in block[:]:
-        if all(map(_is_inline, child.iter())):
-            last.append(child)
-        else:
+        if child.tag in _BLOCKS or child in holding:
             inside.append(child)
             last = paragraph(child.tail)
             child.tail = None
+        else:
+            last.append(child)
     block[:] = [each for each in inside if each.tag != "p" or len(each) or (each.text or "").strip() or each.attrib]
 
 
@@ -211,7 +250,7 @@ def text_of(tree: Any) -> str:
                 parts += html.unescape(element.text), element.tail or ""
             continue
         name = etree.QName(element).localname.lower() if isinstance(element.tag, str) else ""
-        if silent is None and name not in _SILENT and not _INLINE.fullmatch(name):
+        if silent is None and name not in _SILENT and (name in _BLOCKS or name == "br"):
             parts.append("\n")
         if event == "start":
             if silent is None and name in _SILENT:
