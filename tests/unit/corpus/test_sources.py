@@ -288,8 +288,8 @@ def test_what_is_left_of_a_page_is_what_can_be_seen() -> None:
     coded = page.decode().replace("\U00012001", "&#x12000; &#x12001; &rlm;x").encode()
     assert parse_one(page, "a").text == f"{sentence.strip()}\nSign \U00012001 of AT&T."
     assert parse_one(coded, "a").text == f"{sentence.strip()}\nSign \U00012000 \U00012001 \u200fx of AT&T."
-    (failure,) = parse(b"<!DOCTYPE html><html><body><p>&#8203;</p></body></html>", "a")
-    assert isinstance(failure, Failure)
+    for empty in ("<!DOCTYPE html>&#1;", "<!DOCTYPE html><br>&#1;", "<html><body><p>&#8203;</p></body></html>"):
+        assert parse(empty.encode(), "a.html") == [Failure("a.html", "no text found")], empty
 
 
 def test_apostrophes_of_a_wiki_that_are_written_as_entities_are_text() -> None:

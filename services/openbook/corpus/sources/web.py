@@ -68,10 +68,11 @@ def parsed(page: str) -> tuple[Any, str]:
     if tree is None:
         raise Failed("no HTML in it")
     page, stood_in = _shown(page)
-    if (shown := trafilatura.load_html(page)) is None:  # what it could read a moment ago
+    if (shown := trafilatura.load_html(page)) is None and seen(text_of(tree)).strip():  # read a moment ago
         raise MemoryError
-    found = trafilatura.extract(_marked(shown), include_comments=False, include_tables=True, config=_also_short())
-    text = found.translate(stood_in) if found else text_of(tree)
+    only = {"include_comments": False, "include_tables": True, "config": _also_short()}
+    found = None if shown is None else trafilatura.extract(_marked(shown), **only)
+    text = found.translate(stood_in) if found else seen(text_of(tree))
     lines = text.split("\n")
     text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
     if not text.strip():
