@@ -112,7 +112,7 @@ def _shown(part: str) -> str:
     from lxml import etree, html
 
     try:
-        return web.text_of(html.fragment_fromstring(part, create_parent=True))
+        return web.text_of(html.document_fromstring(part))  # as a fragment, one with <html> in it fails
     except etree.ParserError:  # nothing is in it
         return ""
 
