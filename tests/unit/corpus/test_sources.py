@@ -398,6 +398,12 @@ def test_codes_that_a_program_is_to_read_are_no_text(begin: str, why: str) -> No
     assert failure.reason.startswith(why)
 
 
+def test_many_mails_are_looked_at_to_the_last_whatever_stands_before_them() -> None:
+    mails = "From you Mon\nTo: me\n\nwords\n\n" * 999 + "From you Tue\n" + MAIL.format(CODED[0])
+    for content in (f"\n{mails}".encode(), mails.encode("utf-8-sig"), mails.encode("utf-16")):
+        assert parse(content, "a.mbox") == [Failure("a.mbox", "a mail in the codes of MIME: save it as text or HTML")]
+
+
 def test_a_mail_of_plain_text_and_what_speaks_of_codes_are_texts() -> None:
     plain = MAIL.format("Content-Type: text/plain; charset=us-ascii\r\nContent-Transfer-Encoding: 7bit")
     spoken = f"About mail\n\n{MAIL.format(CODED[0])}"

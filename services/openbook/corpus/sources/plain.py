@@ -24,9 +24,9 @@ FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 def read_text(opened: Opened) -> Iterator[Document]:
     """A title it has of its file's name. Raises Failed: it is of many mails, and one of them is in codes."""
-    content = opened.whole()
-    check_no_codes(content)
-    yield opened.document(opened.path, opened.stem, _decoded(opened, content))
+    text = _decoded(opened, opened.whole())
+    check_no_codes(text.lstrip().encode())
+    yield opened.document(opened.path, opened.stem, text)
 
 
 def read_markdown(opened: Opened) -> Iterator[Document]:
