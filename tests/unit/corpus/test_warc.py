@@ -103,6 +103,19 @@ def test_a_text_that_is_no_utf_8_is_in_the_charset_that_its_server_names(charset
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x80PNG\x01\x02 words", "not UTF-8: invalid start byte at byte 0"),
+        ("Käse, déjà".encode()[:-1], "not UTF-8: unexpected end of data at byte 11"),
+    ],
+)
+def test_what_is_no_text_or_cut_off_is_none_in_the_charset_of_its_server(content: bytes, reason: str) -> None:
+    (failure,) = parse(response(content, ("Content-Type", "text/plain; charset=ISO-8859-1")))
+    assert isinstance(failure, Failure)
+    assert failure.reason == reason
+
+
+@pytest.mark.parametrize(
     ("of_server", "of_page", "written"),
     [
         ("UTF-8", "iso-8859-1", "utf-8"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BETWEEN = "\n\n"
 _HEADING = re.compile("h[1-6]")
 _FIELD = re.compile(r"^\s*\w[\w -]*:", re.MULTILINE)
+_OF_NO_TEXT = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 FRONT_MATTER = re.compile(r"---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 
@@ -59,13 +60,25 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
 
 
 def _decoded(opened: Opened, content: bytes) -> str:
-    """UTF-8 or UTF-16, or else what its server said. Raises Failed."""
+    """UTF-8 or UTF-16, or else what its server said, if that gives a text. Raises Failed."""
     try:
         return decoded(content)
     except Failed:
-        if not opened.crawled.charset:
+        if not opened.crawled.charset or _is_cut(content):
             raise
-        return as_browsers(content, opened.crawled.charset)
+        text = as_browsers(content, opened.crawled.charset)
+        if _OF_NO_TEXT.search(text):  # most charsets take any bytes
+            raise
+        return text
+
+
+def _is_cut(content: bytes) -> bool:
+    """Whether it is UTF-8, which nothing else with more than ASCII in it looks like, to a last character of parts."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and not content[: error.start].isascii()
+    return False
 
 
 def _parted(text: str) -> tuple[dict[str, Any], str]:
