@@ -201,6 +201,7 @@ def test_an_archive_of_too_many_members_is_left_out(tmp_path: Path) -> None:
         (lambda tar: tar[: 3 * 1024], ["one", "two", "three"], "ends at byte 3072 without the mark of its end"),
         (lambda tar: tar[: 2 * 1024], ["one", "two"], "ends at byte 2048 without the mark of its end"),
         (lambda tar: tar[:1024] + bytes(512) + tar[1536:], ["one"], "damaged at byte 1536: what lies"),
+        (lambda tar: tar + b"\n", ["one", "two", "three"], "the bytes behind the mark of its end, at byte 10240, are"),
         (lambda tar: tar + b"x" * 512, ["one", "two", "three"], "damaged at byte 10240: what lies"),
     ],
 )
@@ -218,7 +219,7 @@ def test_a_tar_that_is_damaged_or_cut_says_so_behind_the_members_before(
 
 def test_tars_that_were_put_one_behind_the_other_are_read_to_the_last(tmp_path: Path) -> None:
     tars = [formats.tarred({f"{text}.txt": text.encode()}) for text in ("one", "two")]
-    formats.write(tmp_path, {"a.tar": b"".join(tars)})
+    formats.write(tmp_path, {"a.tar": b"".join(tars) + bytes(7)})
     documents, failures = read(tmp_path)
     assert ([document.text for document in documents], failures) == (["one", "two"], [])
 

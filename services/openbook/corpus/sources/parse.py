@@ -82,12 +82,18 @@ class _Member(tarfile.TarInfo):
     """One of a tar. Where one must begin and none does, `tarfile` would end as if there were no more."""
 
     @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> Self:
+        return super().frombuf(buf if buf.strip(b"\0") else buf[: len(buf) // BLOCKSIZE * BLOCKSIZE], encoding, errors)
+
+    @classmethod
     def fromtarfile(cls, tarfile: _Tar) -> Self:  # type: ignore[override]
         try:
             return super().fromtarfile(tarfile)
         except InvalidHeaderError:
             raise Failed(f"damaged at byte {tarfile.offset}: what lies behind is left out") from None
         except TruncatedHeaderError:
+            if tarfile.offset == tarfile.mark_ends:
+                raise Failed(f"the bytes behind the mark of its end, at byte {tarfile.offset}, are left out") from None
             raise Failed(f"cut off at byte {tarfile.offset}") from None
         except EOFHeaderError:
             tarfile.mark_ends = tarfile.offset + BLOCKSIZE
