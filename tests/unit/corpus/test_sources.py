@@ -197,8 +197,9 @@ def test_html_of_a_markdown_file_is_the_text_that_a_browser_shows() -> None:
     assert document.text.split() == ["Open", "&", "shut", "one", "two", "words"]
     begun = "zero\n\n<html>\n<head>\n<title>no</title>\n</head>\n\n<body>one\n\n</body>\ntwo\n\n<td>three\n\nfour"
     assert parse_one(begun.encode(), "a.md").text.split() == ["zero", "one", "two", "three", "four"]
-    for empty in ("<!-- a -->", "<!DOCTYPE a>", "<?php a ?>", "[a]: b", "</div>"):
+    for empty in ("<!-- a -->", "<!DOCTYPE a>", "<?php a ?>", "[a]: b", "</div>", "```\n```"):
         assert parse(f"---\ntitle: T\n---\n{empty}\n".encode(), "a.md") == [Failure("a.md", "no text found")], empty
+    assert parse(b"# T\n", "a.md") == [Failure("a.md", "no text found")]
 
 
 @pytest.mark.parametrize(

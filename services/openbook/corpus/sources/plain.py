@@ -44,11 +44,11 @@ def read_markdown(opened: Opened) -> Iterator[Document]:
     title = "" if named is None or isinstance(named, (list, dict)) else str(named)  # aliases make huge ones of a line
     tokens = MarkdownIt().enable("table").parse(text)
     blocks = list(_blocks(tokens))
-    if text.strip() and not blocks:
-        raise Failed("no text found")
     if not title and (first := next((block for block in blocks if block[0] == "h1"), None)):
         title = first[1]
         blocks.remove(first)
+    if text.strip() and not any(block.strip() for _, block in blocks):
+        raise Failed("no text found")
     outline, position = stated.Outline(title), 0
     for tag, block in blocks:
         if _HEADING.fullmatch(tag):
