@@ -111,7 +111,8 @@ def test_a_text_that_speaks_of_pdf_is_none() -> None:
 @pytest.mark.parametrize(("name", "format"), [("a.txt", "text"), ("README.md", "Markdown")])
 def test_a_text_that_begins_with_a_tag_and_speaks_of_html_is_none(name: str, format: str) -> None:
     for begin in ("<!-- toc -->\n# Pages\n", '<p align="center">Pages</p>\n\n'):
-        assert recognise(f"{begin}The title goes into <head> of `<html>`.".encode(), name) == format
+        said = "The title goes into <head> of `<html>`, or into that of <mediawiki>."
+        assert recognise(f"{begin}{said}".encode(), name) == format
     for before in ("", "<!-- saved -->\n", "<?xml version='1.0'?>\n<!-- a -->"):
         for page in ("<!DOCTYPE html>", "<HTML lang=en>", "<body>"):
             assert recognise(f"{before}{page}<p>words".encode(), name) == "HTML"

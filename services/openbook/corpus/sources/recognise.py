@@ -63,7 +63,9 @@ _BY_NAME = {
 _PDF_BEHIND = re.compile(rb"(?!\s*[{<]).{,1018}[\r\n\0]%PDF-", re.DOTALL)
 """Behind what mail and servers put before it, but not where a text speaks of it."""
 _HTML = re.compile(rb"<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
-_HTML_ALONE = re.compile(rb"(?>\s+|<!--.*?-->|<\?.*?\?>)*" + _HTML.pattern, re.DOTALL | re.IGNORECASE)
+_BEFORE = rb"(?>\s+|<!--.*?-->|<\?.*?\?>)*"
+_MEDIAWIKI = re.compile(_BEFORE + rb"<mediawiki[\s>]", re.DOTALL)
+_HTML_ALONE = re.compile(_BEFORE + _HTML.pattern, re.DOTALL | re.IGNORECASE)
 """Where it is no text that speaks of it."""
 _ONE_JSON = re.compile(rb'\[\s*\{|\{\s*\n\s*"')
 """How an array of objects begins, and an object over several lines."""
@@ -152,7 +154,7 @@ def check_no_codes(content: bytes) -> None:
 
 
 def _markup(begin: bytes, name: str, is_text: bool) -> Format | None:
-    if b"<mediawiki" in begin:
+    if _MEDIAWIKI.match(begin):
         return Format.MEDIAWIKI
     if _HTML_ALONE.match(begin) if is_text else _HTML.search(begin):
         return Format.HTML
