@@ -74,7 +74,7 @@ def wanted(opened: Opened) -> set[str]:
 def check_columns(opened: Opened, columns: list[str]) -> None:
     """Raises Failed: a table, whose columns these are, has not what the user names, or two of one name to choose of."""
     opened.names.check(columns)
-    if twice := sorted({name for name in columns if columns.count(name) > 1} & wanted(opened)):
+    if twice := sorted(name for name in wanted(opened) if columns.count(name) > 1):
         raise Failed(f"more than one column is called {', '.join(twice)}")
 
 
