@@ -82,7 +82,7 @@ class _Member(tarfile.TarInfo):
     """One of a tar. Where one must begin and none does, `tarfile` would end as if there were no more."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         return super().frombuf(buf if buf.strip(b"\0") else buf[: len(buf) // BLOCKSIZE * BLOCKSIZE], encoding, errors)
 
     @classmethod
