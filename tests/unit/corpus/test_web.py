@@ -122,6 +122,7 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<hgroup>w1 <h2>w2</h2></hgroup><menu><li>w3</menu>",
         "<table><caption>w1</caption><tr><td><ul><li>w2</ul></table>w3",
         "<ul><li>a<table><caption>w1</caption><tr><td>w2</table></ul>w3",
+        "<table><tr><td><center>w1</center> a <b>w2</b> b <select></select> c <i>d</i> e <div>w3</div></table>",
         "<blockquote>w1 <blockquote>w2</blockquote> w3</blockquote>",
         "<li>w1</li><li>w2 </li>w3",
     ],

@@ -14,8 +14,10 @@ from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
 _FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
-_LEFT_OUT = ("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp")
-_LEFT_OUT += ("rt", "script", "select", "style", "svg", "template", "textarea", "video")
+_LEFT_OUT = (
+    *("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp", "rt"),
+    *("script", "select", "style", "svg", "template", "textarea", "video"),
+)
 """Trafilatura would leave them out, too, but not notice that words before and behind are of one paragraph."""
 _SHOWN_AS = {
     **dict.fromkeys(("blockquote", "fieldset", "figcaption", "figure", "hgroup", "legend", "search", "summary"), "div"),
@@ -141,7 +143,7 @@ def _marked(tree: Any) -> Any:
     for element in holding:  # what holds blocks is one
         if element.tag == "p" or element.tag not in (*_BLOCKS, "a"):
             element.tag = "div"
-    for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag == "a")]:
+    for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag in ("a", "td", "th"))]:
         _part(holder, holding)
     has_words = dict[Any, bool]()  # a block: where links are not all that it is, they are words, too
     for link in list(article.iter("a")):
