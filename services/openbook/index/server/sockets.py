@@ -4,7 +4,6 @@ import select
 import socket
 import threading
 from collections import deque
-from contextlib import suppress
 
 import numpy as np
 
@@ -84,11 +83,13 @@ class Writer:
         """
         while self._unsent and not self._full and self._turn.acquire(blocking=False):
             try:
-                rest = memoryview(self._piece())
-                with suppress(OSError):  # there is no place for it, or the connection is gone, which others notice
-                    rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
-                if rest:
-                    self._unsent.appendleft(rest)
+                piece = self._piece()
+                try:
+                    n_sent = self._connection.send(piece, socket.MSG_DONTWAIT)
+                except OSError:  # there is no place for it, or the connection is gone, which others notice
+                    n_sent = 0
+                if n_sent < len(piece):
+                    self._unsent.appendleft(memoryview(piece)[n_sent:])
                     self._full = True
                     return False
             finally:
@@ -99,8 +100,8 @@ class Writer:
         """What to send next, which is then no longer here: small replies as one, so that they cost one call of the
         system, large ones alone, for nobody else can do anything while they are copied. Only for who has the turn.
         """
-        piece = [self._unsent.popleft()] if self._unsent else []
-        size = sum(map(len, piece))
+        piece = [self._unsent.popleft() if self._unsent else b""]
+        size = len(piece[0])
         while self._unsent and size + len(self._unsent[0]) <= PIECE_BYTES:
             piece.append(self._unsent.popleft())
             size += len(piece[-1])
