@@ -123,16 +123,12 @@ def context_of_headers(headers: Mapping[str, str | bytes], deadline: Deadline = 
     return Context(deadline, request_id, caller, trace if TRACEPARENT.fullmatch(trace) else "")
 
 
-def hits_to_wire(hits: Hits) -> index_pb2.SearchResponse:
-    """From (n, k) hits."""
-    rows, k = hits.ids.shape
-    return index_pb2.SearchResponse(
-        rows=rows,
-        k=k,
-        ids=hits.ids.astype(INT64, copy=False).tobytes(),
-        scores=hits.scores.astype(FLOAT32, copy=False).tobytes(),
-        snapshot_id=hits.snapshot_id,
-    )
+def fill_hits(response: index_pb2.SearchResponse, hits: Hits) -> None:
+    """From (n, k) hits, in place: a message that is put into another one is copied."""
+    response.rows, response.k = hits.ids.shape
+    response.ids = hits.ids.astype(INT64, copy=False).tobytes()
+    response.scores = hits.scores.astype(FLOAT32, copy=False).tobytes()
+    response.snapshot_id = hits.snapshot_id
 
 
 def hits_from_wire(response: index_pb2.SearchResponse) -> Hits:
@@ -148,12 +144,10 @@ def hits_from_wire(response: index_pb2.SearchResponse) -> Hits:
     )
 
 
-def candidates_to_wire(candidates: Candidates) -> index_pb2.SearchResponse:
-    """From (n, m) candidates."""
-    hits = Hits(candidates.ids, candidates.dense, candidates.snapshot_id)
-    response = hits_to_wire(hits)
+def fill_candidates(response: index_pb2.SearchResponse, candidates: Candidates) -> None:
+    """From (n, m) candidates, in place."""
+    fill_hits(response, Hits(candidates.ids, candidates.dense, candidates.snapshot_id))
     response.bm25 = candidates.bm25.astype(FLOAT32, copy=False).tobytes()
-    return response
 
 
 def candidates_from_wire(response: index_pb2.SearchResponse) -> Candidates:

@@ -38,7 +38,8 @@ def test_a_fetch_that_is_sent_in_parts_is_one_reply(rows: int, columns: int, num
 
 @given(SHAPES.flatmap(lambda shape: st.tuples(hnp.arrays(np.int64, shape), hnp.arrays(np.float32, shape))))
 def test_hits_come_back_to_the_bit(pair: tuple[np.ndarray, Float32]) -> None:
-    back = wire.hits_from_wire(wire.hits_to_wire(Hits(*pair, "s1")))
+    wire.fill_hits(response := index_pb2.SearchResponse(), Hits(*pair, "s1"))
+    back = wire.hits_from_wire(response)
     assert (back.ids.tobytes(), back.scores.tobytes()) == (pair[0].tobytes(), pair[1].tobytes())
     assert back.ids.shape == back.scores.shape == pair[0].shape
     assert [back.ids.dtype.name, back.scores.dtype.name, back.snapshot_id] == ["int64", "float32", "s1"]

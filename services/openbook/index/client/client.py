@@ -116,9 +116,10 @@ class IndexClient:
     ) -> tuple[Hits, int]:
         """The best k of its shard for (n, d) queries, and the sequence of the server's latest publication."""
         k = settings.k
-        parameters = wire.parameters_to_wire(settings)
-        request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, parameters=parameters)
-        call = index_pb2.Call(search=request, context=wire.context_to_wire(context))
+        call = index_pb2.Call(context=wire.context_to_wire(context))
+        call.search.k, call.search.snapshot_id = k, snapshot_id
+        if (parameters := wire.parameters_to_wire(settings)) is not None:
+            call.search.parameters.CopyFrom(parameters)
         response = (await self._ask(call, timeout_s, queries)).search
         hits = self._read(wire.hits_from_wire, response)
         if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):

@@ -183,7 +183,8 @@ class FrameStream(Stream, asyncio.Protocol):
     def _send(self, call: index_pb2.Call, queries: Float32 | None) -> None:
         payload: memoryview | bytes = b""
         if queries is not None:
-            call.search.queries.rows, call.search.queries.columns = queries.shape
+            matrix = call.search.queries
+            matrix.rows, matrix.columns = queries.shape
             payload = np.ascontiguousarray(queries, wire.FLOAT32).reshape(-1).view(np.uint8).data
         self._unsent += frame(call.SerializeToString(), payload)
         if len(self._waiting) == 1:

@@ -61,7 +61,10 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 self._searches.go()
 
             outcome = self._outcome(context, begin)
-            return outcome if isinstance(outcome, Failed) else self._search_response(outcome)
+            if isinstance(outcome, Failed):
+                return outcome
+            self._fill(response := index_pb2.SearchResponse(), outcome)
+            return response
 
         return respond("Search", context, search)
 
@@ -154,8 +157,12 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         def found(outcome: Outcome) -> Later:
             if isinstance(outcome, Failed):
                 return answer(lambda: Reply(outcome.reply()), 0, outcome.code)
-            size_bytes = (HIT_BYTES if isinstance(outcome, Hits) else CANDIDATE_BYTES) * outcome.ids.size
-            return answer(lambda: Reply(index_pb2.Reply(search=self._search_response(outcome))), size_bytes, "OK")
+
+            def reply() -> Reply:
+                self._fill((message := index_pb2.Reply()).search, outcome)
+                return Reply(message)
+
+            return answer(reply, (HIT_BYTES if isinstance(outcome, Hits) else CANDIDATE_BYTES) * outcome.ids.size, "OK")
 
         def fetched(outcome: Failed | Fetched) -> Later:
             if isinstance(outcome, Failed):
@@ -196,10 +203,12 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._held.release(snapshot_id)
             raise
 
-    def _search_response(self, found: Hits | Candidates) -> index_pb2.SearchResponse:
-        response = wire.hits_to_wire(found) if isinstance(found, Hits) else wire.candidates_to_wire(found)
+    def _fill(self, response: index_pb2.SearchResponse, found: Hits | Candidates) -> None:
+        if isinstance(found, Hits):
+            wire.fill_hits(response, found)
+        else:
+            wire.fill_candidates(response, found)
         response.current_snapshot_id, response.current_sequence = self._held.published
-        return response
 
     def _begin_fetch(
         self,
