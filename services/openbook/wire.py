@@ -225,4 +225,4 @@ def _array(name: str, data: bytes | memoryview, rows: int, columns: int, dtype: 
     size_bytes = rows * columns * dtype.itemsize
     if len(data) != size_bytes:
         raise InvalidRequest(f"{name} of {rows} x {columns} {dtype.name} must have {size_bytes} bytes, got {len(data)}")
-    return np.frombuffer(data, dtype).reshape(rows, columns)
+    return np.ndarray((rows, columns), dtype, data)
