@@ -72,7 +72,7 @@ class Coalescer:
         if not in_thread and self._last_s < SHORT_S and not engine.is_searching():
             self._search()
         with self._lock:
-            waits = self._queue and not self._under_way
+            waits = not self._under_way and bool(self._queue)
             if waits and not self._closed:
                 self._signals.put(True)
         while waits and self._closed and self._search():  # the thread may have ended
