@@ -153,7 +153,10 @@ def search_together(batch: Sequence[PendingSearch]) -> int:
     except Exception as error:
         later = [search.fail(error) for search in batch]
     else:
-        later = [search.hear(its) for search, its in zip(batch, [hits] if is_one else _split(hits, parts), strict=True)]
+        if is_one:
+            later = [first.hear(hits)]
+        else:
+            later = [search.hear(its) for search, its in zip(batch, _split(hits, parts), strict=True)]
     finish(*later)
     return len(queries)
 
