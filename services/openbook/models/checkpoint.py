@@ -102,7 +102,8 @@ def load_generator(name: str) -> GeneratorCheckpoint:
     president of the u. s.?"), and get them so unless they declare `"legacy": false`, as those do that `save_rag` wrote.
 
     Raises:
-        InvalidModel: there is no such model, it is no encoder-decoder, or its files are not whole.
+        InvalidModel: there is no such model, it is no encoder-decoder, its tokenizer is another's, or its files are
+            not whole.
     """
     source = Source.find(name, reader_folder)
     declared = source.declaration()
@@ -117,20 +118,24 @@ def load_generator(name: str) -> GeneratorCheckpoint:
         raise InvalidModel(f"model {name!r}: openbook.json: legacy is for checkpoints in RAG's layout")
     kind = EncoderDecoderModel if config.model_type == "encoder-decoder" else AutoModelForSeq2SeqLM
     model = source.model(kind)
+    tokenizer = source.tokenizer()
+    source.check_ids(tokenizer, model)
     input_format = PairFormat() if declared.input_format == "pair" else RagFormat(prefix=_prefix(config))
-    return GeneratorCheckpoint(model, source.tokenizer(), _limited(input_format, model, declared))
+    return GeneratorCheckpoint(model, tokenizer, _limited(input_format, model, declared))
 
 
 def _load_rag(source: Source, declared: Declaration, config: Any) -> GeneratorCheckpoint:
     model = source.model(RagModel).generator
     model.generation_config.update(**declared.generation or {})
+    tokenizer = source.tokenizer("generator_tokenizer", config.generator)
+    source.check_ids(tokenizer, model)
     legacy = declared.legacy is not False
     input_format = RagFormat(
         config.max_combined_length, config.title_sep, config.doc_sep, _prefix(config.generator), legacy
     )
     return GeneratorCheckpoint(
         model,
-        source.tokenizer("generator_tokenizer", config.generator),
+        tokenizer,
         _limited(input_format, model, declared),
         source.tokenizer("question_encoder_tokenizer", config.question_encoder) if legacy else None,
     )

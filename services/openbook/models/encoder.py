@@ -97,12 +97,7 @@ def load_encoder(name: str, role: Role = "query", passage_model: str | None = ""
         model, tokenizer = source.model(kind), source.tokenizer()
     if tokenizer.pad_token_id is None:
         raise InvalidModel(f"model {name!r}: its tokenizer has no padding token")
-    # What was added beyond, such as a mask that the vocabulary lacked, no ordinary text has.
-    highest, n_known = max(tokenizer.vocab_size - 1, tokenizer.pad_token_id), model.config.vocab_size
-    if highest >= n_known:
-        raise InvalidModel(
-            f"model {name!r}: its tokenizer has ids up to {highest}, and the model knows those below {n_known}"
-        )
+    source.check_ids(tokenizer, model, tokenizer.pad_token_id)
     if model_type in ("rag", "dpr"):
         max_tokens = min(DPR_MAX_TOKENS, model.config.max_position_embeddings)
         pooling = Pooling("pooler", normalize=False, max_tokens=max_tokens, titles="pair")

@@ -151,6 +151,33 @@ class Source:
         with self.explained("tokenizer"):
             return AutoTokenizer.from_pretrained(self.location, **options)
 
+    def check_ids(self, tokenizer: Any, model: Any, *used: int) -> None:
+        """Texts get only ids that the model knows: one that it does not know would fail all that are computed with it.
+
+        Special tokens that were added beyond those, such as a mask that the vocabulary lacked, no text needs: there
+        they are characters like others from now on, as are all special ones.
+
+        Args:
+            tokenizer: what makes the ids.
+            model: what reads them.
+            used: ids that it gets besides.
+
+        Raises:
+            InvalidModel: the tokenizer is not the model's.
+        """
+        with self.explained("tokenizer"):
+            n_known = len(model.get_input_embeddings().weight)
+            added = tokenizer.added_tokens_decoder
+            beyond = {i: str(token) for i, token in added.items() if token.special and i >= n_known}
+            if beyond:
+                tokenizer.split_special_tokens = True
+            made = tokenizer(["", *beyond.values()])["input_ids"]  # some would still find them in their vocabulary
+            highest = max((set(tokenizer.get_vocab().values()) - beyond.keys()).union(used, *made))
+        if highest >= n_known:
+            raise InvalidModel(
+                f"model {self.name!r}: its tokenizer has ids up to {highest}, and the model knows those below {n_known}"
+            )
+
     def model(self, kind: Any, **options: Any) -> Any:
         """A model of a transformers class, in float32, all of its weights out of the checkpoint.
 

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from openbook.config import EncoderSettings, GeneratorSettings
+from openbook.core.types import Passage
 from openbook.errors import InvalidModel
 from openbook.models.checkpoint import bert2bert, load_generator, place
 from openbook.models.embedded import EMBEDDED, encoder_folder
@@ -172,6 +173,21 @@ def test_a_rag_checkpoint_of_2020_is_read_as_transformers_reads_it(tmp_path: Pat
         assert generator.legacy_tokenizer(text)["input_ids"] == theirs.question_encoder(text)["input_ids"]
         assert generator.tokenizer(text)["input_ids"] == theirs.generator(text)["input_ids"]
     torch.testing.assert_close(logits(generator.model), logits(rag.rag.generator))
+
+
+def test_a_generator_makes_only_ids_that_its_model_knows(tmp_path: Path) -> None:
+    """Special tokens that it does not know are characters like others in a text."""
+    ordinary, masked = tiny.byte_tokenizer(), tiny.byte_tokenizer()
+    ordinary.add_tokens(["zzz"])
+    n = len(masked)
+    with pytest.raises(InvalidModel, match=f"its tokenizer has ids up to {n}, and the model knows those below {n}"):
+        load_generator(tiny.save(tmp_path / "ordinary", tiny.bart(), ordinary))
+    masked.add_special_tokens({"mask_token": "<mask>"})
+    loaded = load_generator(tiny.save(tmp_path / "masked", tiny.bart(), masked))
+    plain = load_generator(bart(tmp_path / "plain"))
+    passages = [Passage(0, "", "Moon", "a <mask>")]
+    assert loaded.contexts("what is <mask>?", passages) == plain.contexts("what is <mask>?", passages)
+    assert loaded.answer_ids("<mask>") == plain.answer_ids("<mask>")
 
 
 def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:

@@ -244,6 +244,27 @@ def test_a_tokenizer_that_is_not_the_models_is_refused_at_once(tmp_path: Path) -
         load(tiny.saved(tmp_path / "wide", tiny.bert_model(), tiny.bert_tokenizer([*tiny.BERT, "more"])))
 
 
+def test_an_added_token_that_the_model_does_not_know_is_refused_unless_it_is_special(tmp_path: Path) -> None:
+    """A caller's text has it, and would fail all that are computed with it. Special ones, such as a mask that the
+    vocabulary lacked, no text needs: there they are characters like others."""
+    ordinary, masked, padded = (tiny.bert_tokenizer() for _ in range(3))
+    ordinary.add_tokens(["phone"])
+    masked.add_special_tokens({"mask_token": "<mask>"})
+    padded.add_special_tokens({"pad_token": "<pad>"})
+    n = len(tiny.BERT)
+    for name, tokenizer in ("ordinary", ordinary), ("padded", padded):
+        with pytest.raises(InvalidModel, match=rf"its tokenizer has ids up to {n}, and the model knows those below"):
+            load(tiny.saved(tmp_path / name, tiny.bert_model(), tokenizer))
+    plain, encoder = (
+        load(tiny.saved(tmp_path / name, tiny.bert_model(), tokenizer))
+        for name, tokenizer in (("plain", tiny.bert_tokenizer()), ("masked", masked))
+    )
+    questions = ["who was bell", "what is <mask> for"]
+    assert encoder.encode_questions(questions).tobytes() == plain.encode_questions(questions).tobytes()
+    passages = [Passage(0, "", "<mask>", "a <mask>"), BELL]
+    assert encoder.encode_passages(passages).tobytes() == plain.encode_passages(passages).tobytes()
+
+
 def test_roberta_reads_as_much_as_it_has_positions_behind_the_paddings(tmp_path: Path) -> None:
     config = transformers.RobertaConfig(
         **tiny.SIZES, vocab_size=len(tiny.BERT), max_position_embeddings=42, pad_token_id=1
