@@ -10,6 +10,7 @@ import tiny_encoders
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from openbook.config import EncoderSettings, GeneratorSettings
 from openbook.core.types import Passage
@@ -173,6 +174,18 @@ def test_a_rag_checkpoint_of_2020_is_read_as_transformers_reads_it(tmp_path: Pat
         assert generator.legacy_tokenizer(text)["input_ids"] == theirs.question_encoder(text)["input_ids"]
         assert generator.tokenizer(text)["input_ids"] == theirs.generator(text)["input_ids"]
     torch.testing.assert_close(logits(generator.model), logits(rag.rag.generator))
+
+
+def test_a_tokenizer_of_rag_that_was_made_by_hand_is_read_as_it_stands(tmp_path: Path) -> None:
+    """Made anew as that of the model which reads it, it would split other than its tokenizer.json does."""
+    made = tiny.word_tokenizer()
+    made.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    folder = Path(tiny.save_rag(tmp_path, tiny.rag())) / "question_encoder_tokenizer"
+    made.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": None}))
+    loaded = load_encoder(str(tmp_path), passage_model=None).tokenizer
+    assert loaded(PROBE)["input_ids"] == made(PROBE)["input_ids"] != tiny.word_tokenizer()(PROBE)["input_ids"]
 
 
 def test_a_generator_makes_only_ids_that_its_model_knows(tmp_path: Path) -> None:
