@@ -22,7 +22,7 @@ LENGTH_DELIMITED = 2  # protobuf's wire type
 ERROR_HEADER = "openbook-error"
 """Trailing metadata: the name of the error that a call ended with."""
 OTHERS = re.compile("Method not found|http2 header with status: 40[01345]|Failed parsing HTTP/2")
-"""gRPC's own words where none of our services answers, but HTTP or another one."""
+"""gRPC's own words where none of our services answers, but HTTP or another one; or one that is older or newer."""
 
 
 def matrix_to_wire(array: Float32) -> common_pb2.Matrix:

@@ -101,11 +101,12 @@ def test_errors_come_as_ours_and_fail_one_call(server: IndexServer) -> None:
     check(server, scenario)
 
 
-def test_who_is_no_index_server_is_said_to_be_none() -> None:
+def test_who_is_no_index_server_or_one_of_another_version_is_said_to_be() -> None:
     another = grpc.server(ThreadPoolExecutor(1))
     address = f"127.0.0.1:{another.add_insecure_port('127.0.0.1:0')}"
     another.start()
-    with pytest.raises(OpenbookError, match=rf"{address}: Method not found!; is that an index server\?"):
+    hint = r"is that an index server, or one of another version, or does a proxy refuse\?"
+    with pytest.raises(OpenbookError, match=f"{address}: Method not found!; {hint}"):
         asyncio.run(held_by_servers(IndexClientSettings(addresses=(address,))))
     another.stop(None).wait()
 

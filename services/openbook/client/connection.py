@@ -26,7 +26,8 @@ MAX_TIMEOUT_S = 1e9
 TOO_LARGE = "message larger than max"
 """gRPC's own words. Its code for it is that of who is to come again."""
 HINTS = {
-    wire.OTHERS: "is that an endpoint's gRPC port? That is serving.grpc_port, 9000 by default",
+    wire.OTHERS: "is that an endpoint's gRPC port (serving.grpc_port, 9000 by default), or one of another version, "
+    "or does a proxy refuse?",
     re.compile("failed to connect to all.*Socket closed"): "it may want TLS: tls_ca, --tls-ca",
 }
 """What gRPC's own words may mean."""

@@ -275,7 +275,8 @@ def from_grpc(address: str) -> Iterator[None]:
         # A server that stops cancels the calls that outlast its grace. Our own cancelling never arrives here.
         code = "UNAVAILABLE" if error.code() is StatusCode.CANCELLED else error.code().name
         details = error.details() or ""
-        hint = "; is that an index server?" if wire.OTHERS.search(details) else ""
+        others = "; is that an index server, or one of another version, or does a proxy refuse?"
+        hint = others if wire.OTHERS.search(details) else ""
         raise from_grpc_code(code, f"{address}: {details}{hint}") from None
 
 
