@@ -136,6 +136,7 @@ def test_of_a_snapshot_without_origins_a_passage_is_told_without() -> None:
         ("1", {"around": "x"}, 400, "around: "),
         ("1", {"snapshot_id": "s0"}, 404, "the index holds snapshot s1, asked for s0"),
         ("1", {"arround": 2}, 400, "unknown key 'arround'"),
+        ("1", {f"x{i}": 0 for i in range(14)}, 400, "query: there are 3 fields, and not 14"),
         ("1", {"timeout_s": 0}, 400, "timeout_s must be above 0"),
         ("1", {"snapshot_id": "x\nforged"}, 400, "snapshot_id must have at most 128 printable ASCII characters"),
     ],

@@ -186,7 +186,8 @@ async def _on_openbook_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    named = [{**each, "loc": each["loc"][each["loc"][0] in ("path", "query") :]} for each in error.errors()]
+    found = [(each, each["loc"]) for each in error.errors()]
+    named = [{**each, "loc": loc[loc[0] in ("path", "query") :] or loc} for each, loc in found]
     return error_reply(request, InvalidRequest(describe(named)))
 
 
