@@ -51,13 +51,14 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
             mode = _pooling_mode(source, config)
             if (query_prefix or passage_prefix) and config.get("include_prompt") is False:
                 raise InvalidModel(f"model {source.name!r}: include_prompt of pooling must be true, got false")
-    found = (source.json(f"sentence_{each}_config.json") for each in NAMED_AFTER)
-    transformer: dict[str, Any] = next(filter(None, found), {})
+    files = [f"sentence_{each}_config.json" for each in NAMED_AFTER]
+    found = ((each, content) for each in files if (content := source.json(each)) is not None)
+    filename, transformer = next(found, (files[0], dict[str, Any]()))
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
     max_tokens = min(int(limit) for limit in limits if limit)
     if not 1 <= max_tokens <= MAX_TOKENS:
         raise InvalidModel(
-            f"model {source.name!r}: max_seq_length of sentence_bert_config.json must say how many tokens it reads, "
+            f"model {source.name!r}: max_seq_length of {filename} must say how many tokens it reads, "
             f"1..{MAX_TOKENS}, got {max_tokens}"
         )
     normalize = "Normalize" in kinds or not modules

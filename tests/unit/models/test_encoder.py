@@ -181,6 +181,16 @@ def test_a_sentence_encoders_length_may_stand_in_a_file_named_after_its_model(tm
     assert load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files)).pooling.max_tokens == 20
 
 
+def test_of_several_such_files_the_first_counts_and_the_one_that_is_wrong_is_named(tmp_path: Path) -> None:
+    """As sentence-transformers reads them."""
+    limited = {"sentence_roberta_config": {"max_seq_length": 20}}
+    both = tiny.saved(tmp_path / "both", tiny.bert_model(), tiny.bert_tokenizer(), sentence_bert_config={}, **limited)
+    assert load(both).pooling.max_tokens == tiny.DPR.max_position_embeddings
+    limited["sentence_roberta_config"]["max_seq_length"] = -1
+    with pytest.raises(InvalidModel, match=r"max_seq_length of sentence_roberta_config\.json must say"):
+        load(tiny.saved(tmp_path / "wrong", tiny.bert_model(), tiny.bert_tokenizer(), **limited))
+
+
 def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) -> None:
     encoder = load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), openbook={"query_scale": 3.0}))
     assert np.linalg.norm(encoder.encode_questions(["who was bell"])[0]) == pytest.approx(3)
