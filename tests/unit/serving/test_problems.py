@@ -1,16 +1,19 @@
 """Errors as problem details over HTTP, and as google.rpc's details over gRPC."""
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 from google.rpc import error_details_pb2
 from small_endpoint import request
+from starlette.types import Message, Receive, Scope, Send
 
 from openbook import errors
 from openbook.errors import InvalidRequest, OpenbookError, Overloaded, ShardUnavailable
 from openbook.serving.endpoint.openai_errors import Refused
 from openbook.serving.endpoint.problems import problem_of
+from openbook.serving.endpoint.replies import Named
 from openbook.serving.endpoint.status import MAX_BYTES, cut, field_of, status_of
 
 ALL = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OpenbookError)]
@@ -55,6 +58,39 @@ def test_a_refusal_is_a_problem_and_says_so(
     problem = response.json()
     assert (response.status_code, problem["status"], problem["code"], problem["type"]) == (status, status, code, kind)
     assert problem["request_id"] == "mine"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models/openbook"])
+def test_what_breaks_anywhere_is_a_problem_with_the_requests_id(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    question = "who was bell"
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError(question)
+
+    monkeypatch.setattr("openbook.serving.endpoint.http.generate_latest", breaks)
+    monkeypatch.setattr("openbook.serving.endpoint.openai.routes.check_model", breaks)
+    response = request("GET", path, headers={"x-request-id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    assert "internal error, request id mine" in response.text
+    assert question not in response.text + caplog.text
+
+
+def test_a_reply_that_has_begun_ends_with_what_broke() -> None:
+    """Its connection then ends before the reply does: nobody takes it for whole."""
+    sent = []
+
+    async def begins(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("half")
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    with pytest.raises(RuntimeError, match="half"):
+        asyncio.run(Named(begins)({"type": "http", "headers": []}, None, send))
+    assert sent == ["http.response.start"]
 
 
 def details(error: OpenbookError) -> dict[str, Any]:

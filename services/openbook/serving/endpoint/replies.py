@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook import wire
 from openbook.errors import OpenbookError, Overloaded, Unauthenticated
+from openbook.logs import as_ours
 from openbook.rag.answer import Event
 from openbook.serving.endpoint import problems
 from openbook.serving.endpoint.openai_errors import openai_error, openai_error_of_status, speaks_openai
@@ -71,17 +72,29 @@ def request_id_of(request: Request) -> str:
 
 
 class Named:
-    """The application behind it: every reply has the request's id for a header, the one of its body and of the log."""
+    """The application behind it: every reply has the request's id for a header, the one of its body and of the log.
+
+    So has what breaks outside of all `asked`: Starlette would say it in a text of its own, and its message in the log.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})  # one for all, also for those behind it who copy the scope
+        begun = False
 
         async def send_named(message: Message) -> None:
+            nonlocal begun
+            begun = True
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id_of(Request(scope))
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            request = Request(scope)
+            await error_reply(request, as_ours(error, request_id_of(request)))(scope, receive, send_named)
