@@ -5,7 +5,8 @@ cross-attention keys and values once per beam. Here the b beams become b times a
 so keys and values stand in memory once, are never reordered, and are read once per step. The models' own forward does
 everything else: `_folded_attention` takes the place of the attention function in a twin that shares all weights with
 the model. The twin's output matrix is taken out too, so that the vocabulary is only projected where it is needed.
-Models outside `_FOLDING` run as they are, with the contexts copied per beam: slower, same numbers.
+Models outside `_FOLDING`, and decoders that do not take it, run as they are, with the contexts copied per beam: slower,
+same numbers.
 """
 
 import copy
@@ -136,6 +137,8 @@ class Seq2Seq:
         self._past_name = "cache" if "cache" in takes else "past_key_values"  # until transformers 5.23
         if self.folds:
             self._twin.set_attn_implementation(_NAME)  # not where a part, such as MPNet's encoder, does not take it
+            self.folds = self._twin.get_decoder().config._attn_implementation == _NAME  # T5's since transformers 5.15
+        if self.folds:
             for module in self._twin.modules():  # some have a config of their own, which that call does not know
                 config = getattr(module, "config", None)
                 if isinstance(config, PreTrainedConfig) and config.model_type in _FOLDING | _FOLDING_DECODERS:

@@ -12,6 +12,8 @@ import pytest
 import tiny_models as tiny
 import torch
 from transformers import LongformerModel, MPNetModel
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.t5 import modeling_t5
 
 from openbook.core import marginal as paper
 from openbook.core.types import Decoding, Formulation, GenerationSettings, PartSettings
@@ -183,6 +185,17 @@ def test_beams_fold_behind_an_encoder_that_attends_in_its_own_way(kind: Any) -> 
     assert folding.folds
     asked = *tiny.contexts(0, 6), tiny.scores(0, 2, 3), GenerationSettings(n_beams=2, max_new_tokens=4)
     for got, wanted in zip(generate(folding, *asked), generate(copying, *asked), strict=True):
+        _assert_same(got, wanted)
+
+
+def test_beams_do_not_fold_where_the_decoder_attends_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As T5's did until transformers 5.14, which said so; folded, it was wrong without a word."""
+    model, own = tiny.t5(), AttentionInterface()
+    monkeypatch.setattr(own, "get_interface", lambda name, eager: eager)
+    monkeypatch.setattr(modeling_t5, "ALL_ATTENTION_FUNCTIONS", own)
+    monkeypatch.setattr(modeling_t5.T5PreTrainedModel, "_can_set_attn_implementation", lambda *_: False)
+    asked = *tiny.contexts(0, 6), tiny.scores(0, 2, 3), GenerationSettings(n_beams=2, max_new_tokens=4)
+    for got, wanted in zip(generate(model, *asked), generate(Seq2Seq(model, fold=False), *asked), strict=True):
         _assert_same(got, wanted)
 
 
