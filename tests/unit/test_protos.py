@@ -11,6 +11,14 @@ ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "services/openbook/v1"
 
 
+def test_who_works_on_it_gets_the_tools_that_generated_the_committed_code() -> None:
+    """Others, as the next version of them, would generate other bytes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    generated_by = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", (GENERATED / "index_pb2_grpc.py").read_text())
+    assert generated_by
+    assert f"grpcio-tools=={generated_by[1]}" in project["optional-dependencies"]["dev"]
+
+
 def test_generated_code_has_not_drifted(tmp_path: Path) -> None:
     protos = sorted(path.relative_to(ROOT / "protos").as_posix() for path in (ROOT / "protos").rglob("*.proto"))
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
