@@ -439,6 +439,12 @@ def test_hadolint_finds_nothing_in_the_dockerfiles(name: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.index"])
+def test_images_are_compiled_when_they_are_built(name: str) -> None:
+    """Who runs there can write nothing, so each process would compile all that it imports, each health check too."""
+    assert "--no-compile" not in (ROOT / "deploy" / name).read_text()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
