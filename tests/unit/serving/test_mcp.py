@@ -245,3 +245,14 @@ assert request("POST", "/v1/answer", json={"question": QUESTION}).status_code ==
     folder = __file__.rpartition("/")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_beside_a_version_of_its_package_that_is_too_old_the_endpoint_works_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "openbook.serving.endpoint.mcp")
+    monkeypatch.setitem(sys.modules, "mcp_types", None)  # which 1.x had within it
+    assert request("POST", "/mcp", json={}).status_code == 404
+    (said,) = caplog.messages
+    assert said.startswith("there is no /mcp: ")
+    assert said.endswith(": pip install 'openbook[mcp]'")

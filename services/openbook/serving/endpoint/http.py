@@ -1,5 +1,6 @@
 """The endpoint over HTTP: JSON, server-sent events, and errors in one shape."""
 
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 from importlib.util import find_spec
@@ -41,6 +42,8 @@ from openbook.serving.endpoint.schemas import (
 from openbook.serving.endpoint.sent import describe, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.swagger import add_docs
+
+log = logging.getLogger(__name__)
 
 CORS: dict[str, Any] = {
     "allow_methods": ["GET", "HEAD", "POST"],
@@ -143,9 +146,12 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
     mount_page(app)
     add_openai(app, service)
     if find_spec("mcp"):
-        from openbook.serving.endpoint.mcp import add_mcp
-
-        add_mcp(app, service)
+        try:
+            from openbook.serving.endpoint.mcp import add_mcp
+        except ImportError as error:  # of another one's version of it, such as 1.x
+            log.warning("there is no /mcp: %s: pip install 'openbook[mcp]'", error)
+        else:
+            add_mcp(app, service)
     take_keys(app)
     for route in app.routes:  # behind what OpenAPI describes, in which HEAD goes without saying
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
