@@ -445,6 +445,12 @@ def test_images_are_compiled_when_they_are_built(name: str) -> None:
     assert "--no-compile" not in (ROOT / "deploy" / name).read_text()
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.index"])
+def test_images_can_write_traces_and_fetch_snapshots(name: str) -> None:
+    (extras,) = re.findall(r"'\.\[(.*)\]'", (ROOT / "deploy" / name).read_text())
+    assert {"otel", "remote"} <= set(extras.split(","))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
