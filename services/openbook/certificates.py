@@ -117,6 +117,14 @@ def trusted() -> bytes | None:
     return b"\n".join(path.read_bytes() for path in (*file, *by_hash) if os.access(path, os.R_OK)) or None
 
 
+def of_who_connects(authorities: Path | None = None, content: str | None = None) -> ssl.SSLContext:
+    """Trusts those of the file, or this content of one, and with neither whom this machine trusts. Raises OSError."""
+    context = ssl.create_default_context(cafile=_at_home(authorities), cadata=content)
+    # Set by default since Python 3.13. It refuses what gRPC, HAProxy and former Pythons take.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def _paths(tls: ServerTls | ClientTls) -> tuple[Path | None, Path | None, Path | None]:
     authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
     return _at_home(tls.certificate), _at_home(tls.key), _at_home(authorities)

@@ -1,5 +1,6 @@
 """`openbook doctor` before real servers: who holds what, and when their certificates expire."""
 
+import asyncio
 import http.server
 import socket
 import ssl
@@ -14,16 +15,18 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from certificates import tls_files
+from certificates import plain, tls_files
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from redis import Redis
 from small_snapshot import build
 
 from openbook.cache.server import RedisServer
-from openbook.config import IndexServerSettings, ServerTls, ServingSettings, parse
+from openbook.config import ClientTls, IndexServerSettings, ServerTls, ServingSettings, parse
 from openbook.doctor.findings import Level
-from openbook.doctor.look import _shakes_hands, endpoint, index_servers, redis
+from openbook.doctor.look import _certificate, _shakes_hands, endpoint, index_servers, redis
 from openbook.index.server.server import IndexServer
+from openbook.loadtest.http_sender import opened
+from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_port
 
 
@@ -76,10 +79,12 @@ class Web(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def web(says: bytes) -> Iterator[int]:
+def web(says: bytes, context: ssl.SSLContext | None = None) -> Iterator[int]:
     """Its port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
         server.says = says  # type: ignore[attr-defined]
+        if context:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -140,13 +145,19 @@ def test_a_host_that_is_no_name_is_said_to_be_none(host: str) -> None:
     assert (told.level, told.says.partition(": ")[0]) == (Level.ILL, f"serving.host = {host!r} cannot be resolved")
 
 
-@contextmanager
-def greets_one(folder: Path, issued: trustme.LeafCert, asks: bool, speaks: Sequence[str] = ()) -> Iterator[int]:
-    """The port of who speaks TLS to one, and may ask for a certificate. Leaves its own in the folder."""
+def showing(folder: Path, issued: trustme.LeafCert) -> ssl.SSLContext:
+    """Of a server with that certificate, which is left in the folder."""
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     issued.private_key_pem.write_to_path(folder / "key.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+@contextmanager
+def greets_one(folder: Path, issued: trustme.LeafCert, asks: bool, speaks: Sequence[str] = ()) -> Iterator[int]:
+    """The port of who speaks TLS to one, and may ask for a certificate. Leaves its own in the folder."""
+    context = showing(folder, issued)
     context.set_alpn_protocols(speaks)
     if asks:
         context.load_verify_locations(folder / "cert.pem")
@@ -185,11 +196,22 @@ def test_where_client_certificates_are_asked_for_grpc_is_looked_at_too(tmp_path:
     assert (over_grpc.level, "refused" in over_grpc.says) == (Level.ILL, True)
 
 
-@pytest.mark.parametrize(
-    ("speaks", "why"),
-    [(["h2"], ""), (["http/1.1"], "something else has its port"), ([], "something else has its port")],
-)
-def test_what_speaks_tls_at_the_port_of_grpc_must_speak_http_2(tmp_path: Path, speaks: list[str], why: str) -> None:
-    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
-    with greets_one(tmp_path, trustme.CA().issue_cert("127.0.0.1"), asks=False, speaks=speaks) as port:
-        assert _shakes_hands(ServingSettings(tls=tls, grpc_port=port), "127.0.0.1") == why
+def test_a_certificate_that_grpc_takes_is_taken_with_any_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = ssl.create_default_context
+
+    def since_3_13(**options: Any) -> ssl.SSLContext:
+        context = default(**options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    async def is_reached(address: str) -> None:
+        async with opened(LoadSettings(address=address, tls_ca=tmp_path / "ca.pem"), []):
+            pass
+
+    monkeypatch.setattr(ssl, "create_default_context", since_3_13)
+    with web(b"", showing(tmp_path, plain(tmp_path))) as port:
+        told = _certificate("it", f"127.0.0.1:{port}", "127.0.0.1", ClientTls(ca=tmp_path / "ca.pem"))
+        assert told.says.startswith("expires in ")
+        asyncio.run(is_reached(f"https://127.0.0.1:{port}"))

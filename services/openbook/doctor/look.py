@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from openbook import certificates
 from openbook.config import ClientTls, ServingSettings, Settings
 from openbook.core.address import address_of
 from openbook.doctor import findings
@@ -117,7 +118,7 @@ async def _infos(
 def _certificate(what: str, address: str, server_name: str, tls: ClientTls) -> Finding:
     host, _, port = address.rpartition(":")
     try:
-        context = ssl.create_default_context(cafile=str(at_home(tls.ca)))
+        context = certificates.of_who_connects(tls.ca)
         if tls.certificate and tls.key:
             context.load_cert_chain(at_home(tls.certificate), at_home(tls.key))
         context.set_alpn_protocols(["h2"])
@@ -252,7 +253,7 @@ def _shakes_hands(serving: ServingSettings, host: str) -> str:
 
 def _trusting(certificate: Path) -> ssl.SSLContext:
     """That certificate itself, whoever signed it and whatever it is called."""
-    context = ssl.create_default_context(cafile=str(at_home(certificate)))
+    context = certificates.of_who_connects(certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context

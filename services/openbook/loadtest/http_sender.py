@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import json
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import isnan
@@ -52,7 +51,7 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         settings.address,
         # A comment in the file may have any letters.
         connector=aiohttp.TCPConnector(
-            limit=0, ssl=ssl.create_default_context(cadata=trusted.decode("ascii", "ignore"))
+            limit=0, ssl=certificates.of_who_connects(content=trusted.decode("ascii", "ignore"))
         ),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"content-type": "application/json", **who_asks(settings)},
