@@ -2,12 +2,14 @@
 
 import resource
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from openbook.cli import app
+from openbook.config import parse
 from openbook.doctor import findings, look
 from openbook.doctor.findings import Finding, Level, worst
 from openbook.processes import free_port
@@ -94,3 +96,11 @@ def test_a_folder_that_is_not_there_is_a_row_and_the_rest_is_looked_at(tmp_path:
     assert [row for row in rows if row.startswith("ill") and row.endswith("none: No such file or directory")]
     assert rows[-1].startswith("well")
     assert "its port is free" in rows[-1]
+
+
+def test_where_redis_is_not_installed_the_rest_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.exceptions", None)
+    serving = {"http_port": free_port(), "grpc_port": free_port()}
+    *_, told, over_http, over_grpc = look.look(parse({"cache": {"url": "redis://none"}, "serving": serving}), tmp_path)
+    assert told == Finding("the cache's Redis", Level.MIND, "cannot be asked from here: redis is not installed")
+    assert {over_http.level, over_grpc.level} == {Level.WELL}
