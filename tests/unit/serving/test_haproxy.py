@@ -68,10 +68,27 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     assert "errorfile 50" not in re.sub(r"{%.*?%}|.*/error-grpc-.*", "", mends)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("defaults\n", "defaults ours\n"),
+        ("frontend http_frontend\n", "frontend web\n"),
+        (" mode 666 ", " mode 777 "),
+        ("frontend prometheus\n", "frontend prometheus\n    maxconn 9\n"),
+        ("listen stats\n", "listen stats\n  maxconn 9\n"),
+    ],
+)
+def test_what_is_promised_and_finds_no_line_to_stand_in_is_not_left_out(old: str, new: str) -> None:
+    for config in (SAMPLE, TEMPLATES):
+        with pytest.raises(InvalidConfig, match="by this version of Ray"):
+            mended(config.replace(old, new), FOLDER)
+
+
 def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> None:
     def watched(*servers: str) -> str:
         backend = ["backend x", "    default-server fall 2 inter 5s check", *servers, "    server y 1:2 check backup"]
-        return mended("\n".join([*backend, ""]), FOLDER).partition("    server")[0].partition("\n")[2]
+        whole = mended(SAMPLE + "\n".join([*backend, ""]), FOLDER)
+        return whole.partition("backend x\n")[2].partition("    server")[0]
 
     one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
     assert watched(one) == "    default-server fall 2 inter 5s check\n"

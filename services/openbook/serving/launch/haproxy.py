@@ -16,6 +16,8 @@ from pathlib import Path
 
 from grpc import StatusCode
 
+from openbook.errors import InvalidConfig
+
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
@@ -139,7 +141,11 @@ OPENAI = f"""\
 
 
 def mended(config: str, folder: Path) -> str:
-    """Serve's configuration with what it leaves out. Those of `error_files`, and SILENT, stand in the folder."""
+    """Serve's configuration with what it leaves out. Those of `error_files`, and SILENT, stand in the folder.
+
+    Raises:
+        InvalidConfig: a line is not there by which docs/security.md promises that nobody slow or strange gets in.
+    """
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
         limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
@@ -149,6 +155,8 @@ def mended(config: str, folder: Path) -> str:
         )
         config = config.replace(found[0], for_http, 1)
         config = re.sub(r"^frontend grpc_frontend\n", lambda front: for_grpc + front[0], config, flags=re.M)
+    else:
+        raise InvalidConfig("HAProxy's configuration by this version of Ray has no defaults to mend")
     # Once more, on another replica, where one dies before its answer began. Not more often: a question that kills
     # replicas must not kill all of them.
     config = re.sub(r"^( *retry-on) .*$", r"\1 conn-failure empty-response\n    retries 1", config, flags=re.M)
@@ -162,11 +170,19 @@ def mended(config: str, folder: Path) -> str:
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte.
-    config = re.sub(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config, flags=re.M)
+    config = _surely(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config)
     config = re.sub(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, flags=re.M)
     # Every local user might command it by its socket, and all the world read its figures.
-    config = re.sub(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config, flags=re.M)
-    return re.sub(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, flags=re.M)
+    config = _surely(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config)
+    n_figures = len(re.findall(r"^(?:frontend prometheus|listen stats)\n", config, flags=re.M))
+    return _surely(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, n_figures)
+
+
+def _surely(pattern: str, mend: str, config: str, at_least: int = 1) -> str:
+    config, n = re.subn(pattern, mend, config, flags=re.M)
+    if n < at_least:
+        raise InvalidConfig(f"HAProxy's configuration by this version of Ray has no line to mend: {pattern}")
+    return config
 
 
 def _watched(backend: re.Match[str]) -> str:
