@@ -215,3 +215,13 @@ def test_a_certificate_that_grpc_takes_is_taken_with_any_python(
         told = _certificate("it", f"127.0.0.1:{port}", "127.0.0.1", ClientTls(ca=tmp_path / "ca.pem"))
         assert told.says.startswith("expires in ")
         asyncio.run(is_reached(f"https://127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(
+    ("speaks", "why"),
+    [(["h2"], ""), (["http/1.1"], "something else has its port"), ([], "something else has its port")],
+)
+def test_what_speaks_tls_at_the_port_of_grpc_must_speak_http_2(tmp_path: Path, speaks: list[str], why: str) -> None:
+    tls = ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    with greets_one(tmp_path, trustme.CA().issue_cert("127.0.0.1"), asks=False, speaks=speaks) as port:
+        assert _shakes_hands(ServingSettings(tls=tls, grpc_port=port), "127.0.0.1") == why
