@@ -117,7 +117,7 @@ class Cloud(Section):
     cpu: str  # where there are no GPUs
     install: str  # a shell command after which ~/openbook/bin/openbook is there
     fetch: str | None = None  # in place of index.fetch
-    ssh_user: User = "ubuntu"  # longer names are refused: the sockets of HAProxy lie in his home
+    ssh_user: User = "ubuntu"  # at most 19 letters: the sockets of HAProxy lie in his home
 
 
 class Aws(Cloud):
@@ -162,7 +162,7 @@ class OnPremise(Section):
 
     head: str  # address
     workers: Annotated[tuple[str, ...], Field(min_length=1)]  # addresses
-    ssh_user: User = "openbook"  # longer names are refused: the sockets of HAProxy lie in his home
+    ssh_user: User = "openbook"  # at most 19 letters: the sockets of HAProxy lie in his home
     ssh_key: str = "~/.ssh/id_ed25519"  # on the machine that deploys
     install: str  # as for a cloud
     fetch: str | None = None  # in place of index.fetch

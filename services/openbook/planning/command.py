@@ -26,7 +26,7 @@ def plan(
     growth: Annotated[float, typer.Option(help="A year, of passages and questions: 0.5 is half as many more.")] = 0.0,
     years: Annotated[float, typer.Option(help="That it is to last.")] = 1.0,
     failures: Annotated[int, typer.Option(help="Machines of each kind that may be lost.")] = 1,
-    generator_parameters: Annotated[float, typer.Option(help="Of the generator; the embedded one's.")] = 17.9e6,
+    generator_parameters: Annotated[float, typer.Option(help="Of the generator; the embedded one's.")] = 30.0e6,
     machines: Annotated[
         Path | None, typer.Option(help="YAML of machines and prices; an example's if not given.")
     ] = None,

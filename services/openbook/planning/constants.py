@@ -62,7 +62,7 @@ DEFAULTS: Constants = MappingProxyType(
         "endpoint_s": _of(13.0e-3, "of all processes besides the models, `split` behind HAProxy", "hops.md"),
         "index_tail": _of(2.5, "p99 of a search over its p50", "scale.md"),
         "endpoint_tail": _of(3.1, "p99 of an answer over its p50, at 70 % of what can be answered", "serving.md"),
-        "embedded_parameters": _of(17.9e6, "of the embedded generator", "assumed: time grows with the parameters"),
+        "embedded_parameters": _of(30.0e6, "of the embedded generator", "assumed: time grows with the parameters"),
         "busy": _of(
             0.7, "of what cores can do, so that nobody waits long", "assumed: where the p99 above was measured"
         ),

@@ -26,7 +26,7 @@ class Demand(Section):
     growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of passages and questions a year: 0.5 is half as many more
     years: Annotated[float, Field(ge=0, le=30)] = 1.0  # that it is to last
     failures: Annotated[int, Field(ge=0, le=5)] = 1  # machines of each kind that may be lost
-    generator_parameters: Amount = 17.9e6  # of the generator; the embedded one's
+    generator_parameters: Amount = 30.0e6  # of the generator; the embedded one's
 
     @property
     def grown(self) -> float:
