@@ -25,6 +25,8 @@ import grpc
 import numpy as np
 import pytest
 import scripted_endpoint
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from scripted_endpoint import Refused, answered, caller, echo, grpc_endpoint, http_endpoint, peer
 from typer.testing import CliRunner
 
@@ -429,19 +431,25 @@ def test_what_is_silent_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counts(run(asked(address, rate=10, timeout_s=0.1)).measured) == {HANG: 5}
 
 
-def test_a_gateway_that_sends_callers_elsewhere_is_measured_itself() -> None:
-    elsewhere = f"location: http://127.0.0.1:{processes.free_port()}/login\r\ncontent-length: 0\r\nconnection: close"
+@pytest.mark.parametrize("redirect", [web.HTTPFound, web.HTTPTemporaryRedirect])  # the latter has the question sent on
+def test_a_gateway_that_sends_callers_elsewhere_is_measured_itself(redirect: type[web.HTTPRedirection]) -> None:
+    came: list[str] = []
 
-    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 302 Found\r\n{elsewhere}\r\n\r\n".encode())
-        writer.close()
+    async def elsewhere(request: web.Request) -> web.Response:
+        came.append(request.method)
+        return web.json_response({"evidence": []})
+
+    async def gateway(request: web.Request) -> web.Response:
+        raise redirect("/login")
 
     async def measured() -> Result:
-        async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
-            return await measure(asked(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", rate=10))
+        app = web.Application()
+        app.add_routes([web.route("*", "/login", elsewhere), web.route("*", "/{any:.*}", gateway)])
+        async with TestServer(app) as server:
+            return await measure(asked(str(server.make_url("")), rate=10))
 
-    assert counts(asyncio.run(measured()).measured) == {"UNAVAILABLE": 5}
+    assert counts(asyncio.run(measured()).measured) == {"UNKNOWN": 5}
+    assert not came
 
 
 # --- loops and processes

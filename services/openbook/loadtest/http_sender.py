@@ -89,7 +89,7 @@ class HttpSender:
     async def send(self, number: int) -> Reply:
         read_on_until = asyncio.get_running_loop().time() + self._read_on_s
         try:
-            async with self._session.post(self._path, data=self._bodies[number]) as response:
+            async with self._session.post(self._path, data=self._bodies[number], allow_redirects=False) as response:
                 if response.status != 200:
                     return _failed(str(response.status), await response.read())
                 if self._is_stream:
