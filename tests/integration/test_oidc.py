@@ -17,12 +17,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fastapi import FastAPI
 
 from openbook.config import Limits, OidcSettings, parse
-from openbook.errors import InvalidConfig, KeysUnavailable, Unauthenticated
+from openbook.errors import InvalidConfig, InvalidModel, KeysUnavailable, Unauthenticated
 from openbook.serving.access import oidc
 from openbook.serving.access.gate import Gate, open_gate
 from openbook.serving.access.keys import Identity
 from openbook.serving.access.oidc import AT_MOST_EVERY_S, KNOWN_FOR_S, REFRESH_S, Tokens
 from openbook.serving.access.scopes import Scope
+from openbook.serving.app import Ingress
 from openbook.serving.endpoint.guard import Guarded
 from openbook.testing import ManualClock
 
@@ -36,6 +37,7 @@ class Provider:
         self.signers: dict[str, Any] = {"one": ec.generate_private_key(ec.SECP256R1())}
         self.of_keys: dict[str, str] = {}  # what else their descriptions say
         self.n_asked = 0
+        self.is_asked = threading.Event()
         self.is_well = True
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -43,6 +45,7 @@ class Provider:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                provider.is_asked.set()
                 provider.may_answer.wait()
                 provider.n_asked += self.path == "/keys"
                 pages = {"/.well-known/openid-configuration": provider.about(), "/keys": provider.keys()}
@@ -303,6 +306,43 @@ def test_while_its_provider_hangs_nobody_waits_for_it_and_what_it_says_in_the_en
         provider.may_answer.set()
         assert (await tokens.identify(provider.token())).caller == "oidc:ann"
         assert provider.n_asked == 1
+
+    run(scenario)
+
+
+def test_who_comes_first_does_not_wait_for_a_provider_that_was_asked_before(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "PATIENCE_S", 0.0)
+
+    async def scenario() -> None:
+        tokens = Tokens(settings(provider), Limits())
+        provider.may_answer.clear()
+        await tokens.ask_early()
+        provider.may_answer.set()
+        assert tokens._fetching
+        await tokens._fetching
+        assert (await tokens.identify(provider.token())).caller == "oidc:ann"
+        assert provider.n_asked == 1
+
+    run(scenario)
+
+
+def test_a_replica_asks_its_provider_before_its_models_load(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who loads them holds its event loop up."""
+    for name in ("setup_logging", "setup_tracing", "MetricsServer"):
+        monkeypatch.setattr(f"openbook.serving.app.{name}", lambda *_: None)
+
+    def load(_: object) -> Any:
+        raise InvalidModel("asked" if provider.is_asked.wait(30) else "not asked")
+
+    async def scenario() -> None:
+        replica: Any = Ingress.__new__(Ingress)
+        access = {"oidc": {"issuer": provider.url, "audience": AUDIENCE}}
+        with pytest.raises(InvalidModel, match=r"^asked"):
+            await replica.__init__(parse({"access": access}), load, load)
 
     run(scenario)
 

@@ -171,6 +171,8 @@ class Ingress(AnswerIngress):
         # While it waits for the index it answers nobody, and `OpenbookEndpointLost` asks for a process of its role.
         metrics = MetricsServer("ingress-starting", settings.serving.host, settings.serving.metrics_port)
         gate = open_gate(settings)  # before anything is loaded: without keys there is nothing to serve
+        if gate:
+            await gate.ask_early()
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
         min_coverage = settings.answer.min_coverage

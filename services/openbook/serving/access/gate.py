@@ -39,6 +39,11 @@ class Gate:
         self._default = default
         self.quotas = quotas or Quotas(None)
 
+    async def ask_early(self) -> None:
+        """Ask for what the first callers would have to wait for."""
+        if self._tokens:
+            await self._tokens.ask_early()
+
     async def admit(self, path: str, headers: Mapping[str, str | bytes]) -> Identity | None:
         """Who calls this path, HTTP's or gRPC's; None where nobody needs a key.
 

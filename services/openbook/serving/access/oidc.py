@@ -60,6 +60,11 @@ class Tokens:
         self._fetched_at = self._asked_at = -float("inf")
         self._fetching: asyncio.Task[None] | None = None
 
+    async def ask_early(self) -> None:
+        """Ask the provider for its keys, and wait for nothing: what it says counts for those who come then."""
+        self._refresh(is_old=True)
+        await asyncio.sleep(0)  # it is asked in a thread from now on, even if the event loop is held up
+
     async def identify(self, token: str) -> Identity:
         """Who has this token.
 
