@@ -173,13 +173,15 @@ def locked(lock: Path, timeout_s: float = inf) -> Iterator[None]:
         yield
 
 
-def is_locked(lock: Path) -> bool:
-    """Whether somebody has `locked` it; also where that cannot be told."""
+def is_locked(lock: Path) -> bool | None:
+    """Whether somebody has `locked` it; None where that cannot be told. It may be asked by many at once."""
     try:
-        with _held(lock):
+        with _held(lock, fcntl.LOCK_SH):  # on NFS who may only read gets no other
             return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -209,11 +211,11 @@ def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _held(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """By a lock on a file or a folder that is there. Raises OSError: another process has it, or it cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -176,6 +176,16 @@ def test_what_was_given_up_is_listed_and_what_is_being_fetched_is_not_taken_for_
     assert set(states) == {"current"}
 
 
+def test_what_cannot_be_told_to_be_fetched_is_not_called_so_once_it_is_whole(built: Path, tmp_path: Path) -> None:
+    fetch(f"file://{built}/new", tmp_path / "new", [0])
+    lock = tmp_path / ".new.lock"
+    lock.rename(tmp_path / "moved")
+    lock.symlink_to("moved")  # cannot be opened, as one of another user
+    assert [row.state for row in held_by_root(tmp_path)] == [""]
+    (tmp_path / "new" / MANIFEST).unlink()
+    assert [row.state for row in held_by_root(tmp_path)] == ["being fetched"], "nobody shall remove it"
+
+
 def test_connections_that_break_are_made_again(
     web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -121,6 +122,28 @@ def test_a_lock_is_held_by_one_and_free_when_it_is_let_go(tmp_path: Path) -> Non
             pass
     with files.locked(lock):
         pass
+
+
+def test_who_may_only_read_a_lock_sees_whether_it_is_held_or_that_it_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def as_on_nfs(file: TextIO | int, how: int) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        if how & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    lock, another = tmp_path / "lock", tmp_path / "another"
+    with files.locked(lock):
+        assert files.is_locked(lock) is True
+    with lock.open() as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        assert files.is_locked(lock) is False, "two may look at once"
+    another.symlink_to(lock)  # cannot be opened, as one of another user
+    assert files.is_locked(another) is None
 
 
 def test_a_temporary_folder_goes_at_the_end_and_those_of_the_killed_before(

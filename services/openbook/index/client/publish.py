@@ -195,7 +195,9 @@ def held_by_root(folder: Path) -> list[Listed]:
     # Only then, for fetching may have ended since.
     names = {path.parent.name for path in folder.glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")}
     states = {
-        name: FETCHED if is_now else UNFINISHED for name, is_now in are_fetched.items() if is_now or name not in names
+        name: UNFINISHED if is_now is False else FETCHED  # who cannot be told of may be at work
+        for name, is_now in are_fetched.items()
+        if is_now or name not in names
     }
     if published:
         named = {"prepared": published.prepared, "former": published.former, "current": published.current}
