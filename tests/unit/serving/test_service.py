@@ -436,13 +436,16 @@ def test_callers_do_not_hear_which_address_a_host_name_stands_for(told: str) -> 
         ("index-0.x, my-index-0, index-01 and 0 are others", "index-0.x, my-index-0, index-01 and 0 are others"),
         ("index-0:7001 is no server of ours", "its address:7001 is no server of ours"),
         ("of two at index-0:7000, index-0:70", "of two at index server 0, index server 1"),
+        ("no index server of shard 0 at index:1", "no index server of shard 0 at index server 4"),
+        ("shard:1 has no shard", "index server 5 has no shard"),
     ],
 )
 def test_nor_by_what_name(told: str, heard: str) -> None:
     async def gone() -> None:
         raise ShardUnavailable(told)
 
-    index = ShardedIndex(["index-0:7000", "index-0:70", "10.0.0.1:1", "0:7"], 1.0, server_name="index.test")
+    addresses = ["index-0:7000", "index-0:70", "10.0.0.1:1", "0:7", "index:1", "shard:1"]
+    index = ShardedIndex(addresses, 1.0, server_name="index.test")
     under_test = service(check_ready=gone)
     under_test._index_servers = lambda: index.named
     assert request("GET", "/readyz", under_test).json()["detail"] == heard

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, contextmanager
 from copy import copy
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import TypeVar
 
@@ -167,13 +167,9 @@ class AnswerService:
 
     def _told(self, error: OpenbookError) -> OpenbookError:
         """The error as a caller may hear it: where index servers listen is for the log alone."""
-        named = self._index_servers()
-        names = {address: f"index server {n}" for n, address in enumerate(named) if ":" in address}
-        hosts = {address.rpartition(":")[0].strip("[]") or address for address in named}  # gRPC tells of them alone too
-        known = sorted({*names, *(host for host in hosts if not host.isdecimal())}, key=len, reverse=True)
-        words = "|".join([RESOLVED, *(rf"(?<![\w.-]){re.escape(each)}(?!\.?[\w-])" for each in known)])
+        known, names = _known(tuple(self._index_servers()))
         told = copy(error)  # with all that it carries
-        told.args = (re.sub(words, lambda at: names.get(at[0], "its address"), str(error), flags=re.IGNORECASE),)
+        told.args = (known.sub(lambda at: names.get(at[0], "its address"), str(error)),)
         return told
 
     def _retrieval(self, request: RetrieveRequest) -> RetrievalSettings:
@@ -187,6 +183,16 @@ class AnswerService:
         retrieval = self._retrieval(request)
         generation = _overridden(self._defaults.generation(), request)
         return retrieval, generation, _overridden(BARE, request), _own(request)
+
+
+@lru_cache(maxsize=1)  # with many servers it takes a millisecond, and every error asks
+def _known(named: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Where index servers listen, as it may stand in an error, and what each address is called in its place."""
+    names = {address: f"index server {n}" for n, address in enumerate(named) if ":" in address}
+    hosts = {address.rpartition(":")[0].strip("[]") or address for address in named}  # gRPC tells of them alone too
+    told_apart = {host for host in hosts if not host.isdecimal() and not host.isalpha()}  # others may be any word
+    words = "|".join(map(re.escape, sorted({*names, *told_apart}, key=len, reverse=True))) or "(?!)"  # none
+    return re.compile(rf"{RESOLVED}|(?<![\w.-])(?:{words})(?!\.?[\w-])", re.IGNORECASE), names
 
 
 def _overridden(defaults: Chosen, request: RetrieveRequest) -> Chosen:
