@@ -13,5 +13,7 @@ def told_if_full(raised: type[OpenbookError], what: str) -> Iterator[None]:
     """Raises an error of this type, with these words in front of torch's, if the body finds the memory full."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):  # CUDA's own is one, too
+            raise
         raise raised(f"{what}: {str(error).partition(chr(10))[0]}") from None
