@@ -40,7 +40,8 @@ def run(url: str, api_key: str | None = None) -> None:
         OpenbookError: nobody speaks MCP at `url`, or not with this key.
     """
     shown = bearer(api_key)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else who started us has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
     asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}))
 
 

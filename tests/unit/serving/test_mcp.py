@@ -122,6 +122,20 @@ def test_ctrl_c_ends_the_bridge_though_its_input_goes_on(url: str) -> None:
             bridge.kill()
 
 
+def test_a_bridge_that_was_told_to_ignore_ctrl_c_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what a script starts with `&`: Ctrl-C is for the script."""
+
+    async def until_the_input_ends(*_: object) -> None:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+    monkeypatch.setattr(mcp_stdio, "_run", until_the_input_ends)
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        mcp_stdio.run("http://127.0.0.1:1")
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def test_a_call_that_meets_no_endpoint_fails_alone() -> None:
     app, port = build_app(service()), free_port()
 
