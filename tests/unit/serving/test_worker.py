@@ -17,7 +17,7 @@ from openbook.serving.app import Ingress
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.encoder import EncoderDeployment
 from openbook.serving.workers.generator import GeneratorDeployment
-from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, _Gpu, apart
+from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, _Gpu, _look_at, apart, check_gpu
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -313,7 +313,8 @@ def test_what_fails_or_is_cancelled_between_leaves_the_long_work_alone() -> None
     asyncio.run(main())
 
 
-LOST, FULL = "CUDA error: an illegal memory access was encountered\nmore", "CUDA error: out of memory"
+LOST = "CUDA error: an illegal memory access was encountered\nmore"
+WHOLE = "out of memory", "invalid argument", "invalid configuration argument", "too many resources requested for launch"
 
 
 @pytest.mark.parametrize("replica", [Ingress, EncoderDeployment, GeneratorDeployment])
@@ -333,7 +334,8 @@ def test_a_replica_that_has_lost_its_gpu_is_ill_for_ever(
             yield 0
 
         batcher: Batcher[Exception, int] = Batcher(model, name="model", max_batch=4, max_queue=8)
-        others = RuntimeError(LOST), torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError(FULL)
+        whole = [torch.AcceleratorError(f"CUDA error: {why}\nmore") for why in WHOLE]
+        others = RuntimeError(LOST), torch.OutOfMemoryError("CUDA out of memory"), *whole
         for error in (*others, torch.AcceleratorError(LOST)):
             await healthy.check_health()
             with pytest.raises(type(error)):
@@ -344,6 +346,28 @@ def test_a_replica_that_has_lost_its_gpu_is_ill_for_ever(
                 await healthy.check_health()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "misaligned address",
+        "device-side assert triggered",
+        "an illegal instruction was encountered",
+        "unspecified launch failure",
+        "the launch timed out and was terminated",
+        "uncorrectable ECC error encountered",
+        "hardware stack error",
+        "operation not supported on global/shared address space",
+        "invalid program counter",
+        "unknown error",
+    ],
+)
+def test_what_cuda_does_not_get_over(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.serving.workers.worker._GPU", _Gpu())
+    _look_at(torch.AcceleratorError(f"CUDA error: {why}\nmore"))
+    with pytest.raises(ModelUnavailable, match=why):
+        check_gpu()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")

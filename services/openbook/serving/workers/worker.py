@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import sys
 import threading
 from collections import deque
@@ -30,6 +31,13 @@ SHARE_BETWEEN = 0.5
 MOST_NESTED = 2
 """What was let past lets others past in its turn, and these nobody: else the last of many that come together would be
 done first, and the first last.
+"""
+FATAL = re.compile(
+    "illegal|misaligned|device-side assert|launch failure|launch timed out|uncorrectable|hardware|address space"
+    "|program counter|unknown error"
+)
+"""In CUDA's words for errors after which, it says, a process must be started anew; the last is that of a card that is
+gone. Others, as of a full memory or an invalid argument, leave it whole.
 """
 LEAST_NICE = 19
 """Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
@@ -73,10 +81,11 @@ def check_gpu() -> None:
 
 
 def _look_at(outcome: object) -> None:
-    """Whether it is an error after which CUDA fails in this process for ever; with a full memory it goes on."""
+    """Whether it is an error after which CUDA fails in this process for ever."""
     is_torchs = type(outcome).__name__ == "AcceleratorError"  # by name: torch is not needed here
-    if is_torchs and "out of memory" not in str(outcome) and not _GPU.lost_by:
-        _GPU.lost_by = str(outcome).partition("\n")[0]
+    why = str(outcome).partition("\n")[0]
+    if is_torchs and FATAL.search(why) and not _GPU.lost_by:
+        _GPU.lost_by = why
         log.error("this replica has lost its GPU, and another one takes its place: %s", _GPU.lost_by)
 
 
