@@ -7,14 +7,14 @@ set -eu
 folder=${SECRETS:-$(dirname "$0")/secrets}
 days=${DAYS:-825}
 
+refuse() { echo "'$1' is neither a name nor an address" >&2; exit 1; }
+
 names=DNS:openbook,DNS:localhost,IP:127.0.0.1
 for name in "$@"; do
   case $name in
-    '' | *[!0-9A-Za-z.:*_-]* | *:*[!0-9A-Fa-f:.]* | *[!0-9A-Fa-f:.]*:* | *.*:*)
-      echo "'$name' is neither a name nor an address" >&2
-      exit 1
-      ;;
-    *:*) names=$names,IP:$name ;;
+    '' | *[!0-9A-Za-z.:*_-]* | *:*[!0-9A-Fa-f:.]* | *[!0-9A-Fa-f:.]*:*) refuse "$name" ;;
+    *:*:*) names=$names,IP:$name ;;
+    *:*) refuse "$name" ;; # a port is no part of it, and of IPv6 there are two colons at least
     *[!0-9.]*) names=$names,DNS:$name ;;
     *) names=$names,IP:$name ;;
   esac

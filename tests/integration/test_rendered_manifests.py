@@ -535,7 +535,8 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["bad name", "", "https://answers.example.org", "a,DNS:b", "a;b", "a.org:9000", "10.0.0.1:9000"]
+    "name",
+    ["bad name", "", "https://answers.example.org", "a,DNS:b", "a;b", "a.org:9000", "10.0.0.1:9000", "cafe:9000"],
 )
 def test_a_name_that_is_none_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
     command = ["sh", str(ROOT / "deploy" / "secrets.sh"), "answers.example.org", name]
