@@ -66,7 +66,8 @@ class RayEncoders:
         self._settings = alone(settings).model_dump_json()
         self._shares = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
         reserved = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
-        # Ray would end a process with a share of a GPU after each task (max_calls 1), and its model with it.
+        # Ray would end a process with a share of a GPU after each task (max_calls 1), and its model with it. This one
+        # stays on the GPU of its first task, whichever Ray reserves for the next: CUDA looks at what it may see once.
         self._encode = ray.remote(max_retries=MOST_RETRIES, max_calls=0, **reserved)(encode)
         self._first: Encoded | None = None
         self._warned_of = set[str]()
