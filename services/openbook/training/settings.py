@@ -174,6 +174,9 @@ class TrainingSettings(Section):
         if self.biencoder is not None and not (self.biencoder.passage_encoder or self.models.train_query_encoder):
             needed = "true for the one tower that there is without biencoder.passage_encoder"
             raise ValueError(f"models.train_query_encoder must be {needed}, got false")
+        if self.biencoder is not None and self.biencoder.n_negatives == 0 and self.loop.micro_batch_size == 1:
+            needed = "at least 1 with loop.micro_batch_size = 1, where no other question has any"
+            raise ValueError(f"biencoder.n_negatives must be {needed}, got 0")
         return self
 
     @property

@@ -34,6 +34,10 @@ CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
             {"models": {"train_query_encoder": False}, "retrieval": {"kind": "bm25"}, "biencoder": {}},
             r"models\.train_query_encoder must be true for the one tower .*, got false",
         ),
+        (
+            {"loop": {"micro_batch_size": 1}, "retrieval": {"kind": "bm25"}, "biencoder": {"n_negatives": 0}},
+            r"biencoder\.n_negatives must be at least 1 with loop\.micro_batch_size = 1, .*, got 0",
+        ),
         ({"loop": {"seed": -1}}, "greater than or equal to 0"),
         ({"loop": {"n_stepz": 1}}, "n_stepz"),
         ({"task": {"train": []}}, "task.train"),
