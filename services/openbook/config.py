@@ -35,7 +35,8 @@ MAX_WORDS_CHARS = 1 << 16  # all questions of a call by words together: more wou
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# At most 11 days: HAProxy takes no timer of 25, and the clock of gRPC overflows at centuries.
+Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 
 
 def _checked_address(address: str) -> str:

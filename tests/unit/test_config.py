@@ -66,6 +66,8 @@ def test_replicas_may_have_what_ray_gives_of_gpus(text: str, tmp_path: Path) -> 
             r"HTTP_PORT: .*http_port and grpc_port .* 9000 twice",
         ),
         ("", {"OPENBOOK_SERVING__GRPC_PORT": "0"}, r"serving\.grpc_port = 0: .*greater than or equal to 1"),
+        ("", {"OPENBOOK_INDEX__TIMEOUT_S": "8.0e+9"}, r"index\.timeout_s = 8000000000\.0: .*equal to 1000000"),
+        ("answer: {max_timeout_s: 2147454}", {}, r"answer\.max_timeout_s = 2147454: .*equal to 1000000"),
         ("answer: {k: 500}", {}, r"k must be at most max_k = 100, got 500"),
         ("answer: {length_penalty: .nan}", {}, r"length_penalty must be -10\.0\.\.10\.0, got nan"),
         ("answer: {max_work: 2000}", {}, r"answer: .*at most max_work = 2000, got 5 x \(300 \+ 4 x 32\) = 2140"),
