@@ -31,10 +31,12 @@ INDEX_SERVER = "index_server"
 MAX_K = 65_535  # less than shard.MAX_CANDIDATES: of as many it is not seen whether any was left out
 GPU_MAX_K = 2048  # of FAISS
 MAX_ROWS = 131_067  # of the longest queries, in the 2 GiB of one message
+MAX_THREADS = 1024  # more than cores anywhere; of many times as many, FAISS dies of a signal
 MAX_WORDS_CHARS = 1 << 16  # all questions of a call by words together: more would leave others no place to wait in
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
+Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 # At most 11 days: HAProxy takes no timer of 25, and the clock of gRPC overflows at centuries.
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 
@@ -75,7 +77,7 @@ class IndexServerSettings(Section):
     # Of metrics over HTTP, for Prometheus: the first free one of 32 from here; 0 takes any, none serves none
     metrics_port: Port | None = None
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"  # cpu, or a GPU: cuda:0 ...
-    n_threads: Annotated[int, Field(ge=0)] = 1  # of FAISS; 0 measures at the start how many pay
+    n_threads: Threads = 1  # of FAISS; 0 measures at the start how many pay
     huge_pages: bool = False  # a copy of a Flat or HNSW index in pages of 2 MB: faster, for as much memory of its own
     # Linux may push the index out of memory for vectors that are read; true: it stays, where `ulimit -l` allows as much
     keep_in_memory: bool = False
@@ -85,7 +87,7 @@ class IndexServerSettings(Section):
     max_width: Positive = 64
     max_queued_rows: Positive = 4096  # queries waiting; beyond it the newest of who has most waiting is refused
     # Connections of clients; one more takes the place of an idle one, or of one of whoever has most, or is refused
-    max_streams: Positive = 64
+    max_streams: Annotated[int, Field(ge=1, le=10_000)] = 64
     retain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0  # a former snapshot that nobody names any more
     min_recall_at_10: Annotated[float, Field(ge=0, le=1)] = 0.0  # of what is prepared; above 0, it must be measured
     # URLs below which snapshots may be fetched into a root: s3://bucket/snapshots; none: from nowhere
@@ -187,9 +189,9 @@ class ModelSettings(Section):
     model: str = "embedded"  # the default shipped with openbook, a hub name, or a folder
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...
     dtype: Dtype = "float32"  # auto: bfloat16 where it is the faster one
-    n_threads: Annotated[int, Field(ge=0)] = 0  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
+    n_threads: Threads = 0  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
     n_replicas: Positive = 1  # `split` only
-    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica, `split` only
+    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # reserved by each replica, `split` only
     # reserved by each replica: a fraction of one, or whole ones; under `fused` encoder and generator together
     num_gpus: Annotated[float, Field(ge=0), AfterValidator(_as_ray_gives_them)] = 0.0
     max_batch: Positive = 16  # questions computed at once
@@ -213,7 +215,7 @@ class ServedEncoderSettings(EncoderSettings):
     """The query encoder of an endpoint."""
 
     dtype: Dtype = "auto"  # auto: bfloat16 where it is the faster one
-    n_threads: Annotated[int, Field(ge=0)] = 1  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
+    n_threads: Threads = 1  # of torch; 0: OMP_NUM_THREADS, else all cores there are for it
 
 
 class ServedGeneratorSettings(GeneratorSettings):
@@ -291,7 +293,7 @@ class ServingSettings(Section):
     # of the ingress; 0: one, but where `openbook up` serves `fused` one for each GPU; without any, one for each core
     # and 4 GB, at most 4
     n_replicas: Annotated[int, Field(ge=0)] = 0
-    num_cpus: Annotated[float, Field(ge=0)] = 1.0  # reserved by each replica of the ingress
+    num_cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # reserved by each replica of the ingress
     # on a cluster, of the ingress and of each model: 1 keeps replicas apart, so that a lost node takes one of each
     max_replicas_per_node: Annotated[int, Field(ge=1, le=100)] | None = None
     # names of domains by which it may be asked where it listens on loopback and asks for no keys, such as those of a

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from openbook.config import Positive, Section, Settings, parse
+from openbook.config import MAX_THREADS, Positive, Section, Settings, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.launch import ports
 from openbook.serving.launch.environment import MAX_FOLDER
@@ -61,7 +61,7 @@ class Index(Section):
 
     shards: Positive  # of the snapshot
     replicas: Positive = 2  # of each shard, each on a machine of its own
-    threads: Positive = 2  # of FAISS, of each server
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 2  # of FAISS, of each server
     # of each server, page cache included; of 10^9 bytes
     memory_gb: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 8
     disk_gb: Positive = 100  # of each machine

@@ -35,7 +35,7 @@ class LoadSettings(Section):
     rate: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # questions a second, intended
     closed: Positive | None = None  # in place of a rate: so many callers, each of whom asks again once answered
     arrivals: Arrivals = Arrivals.POISSON  # how the intended times are spread
-    cv: Annotated[float, Field(gt=0, le=100)] = 2.0  # coefficient of variation of gamma's gaps; poisson has 1
+    cv: Annotated[float, Field(ge=0.001, le=100)] = 2.0  # coefficient of variation of gamma's gaps; poisson has 1
     duration_s: Seconds = 30.0  # the window that is measured
     warm_up_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0  # before it; told apart, and not counted
     questions: Path | None = None  # one a line, or JSON lines; with none, about the embedded corpus

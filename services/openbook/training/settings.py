@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from openbook.config import IndexClientSettings, Positive, Section
+from openbook.config import MAX_THREADS, IndexClientSettings, Positive, Section
 from openbook.core.types import Formulation
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -116,7 +116,7 @@ class LoopSettings(Section):
     # whole micro-batch together; RAG keeps no more than a few thousand tokens, or one question's, at a time.
     gradient_checkpointing: bool | None = None
     device: str = "auto"  # auto, cpu, cuda, cuda:0 ...; with workers.use_gpu auto or cuda: each has its own
-    n_threads: Positive = 1  # of torch
+    n_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 1  # of torch
     seed: Annotated[int, Field(ge=0)] = 0  # equal seeds give equal runs: on CPUs to the bit, on GPUs up to rounding
     checkpoint_every: Positive = 200  # steps
     n_checkpoints: Positive = 2  # kept
@@ -135,7 +135,7 @@ class WorkersSettings(Section):
     """Ray Train's workers."""
 
     n_workers: Positive = 1  # processes of Ray Train
-    num_cpus: Annotated[float, Field(gt=0)] = 1.0  # reserved by each
+    num_cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # reserved by each
     use_gpu: bool = False  # one for each worker
     max_failures: Annotated[int, Field(ge=-1)] = 3  # of workers, until the run fails; -1: never
 

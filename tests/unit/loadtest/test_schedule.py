@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from openbook.loadtest.schedule import arrivals, choices, draw
 from openbook.loadtest.settings import LoadSettings
@@ -36,6 +37,12 @@ def test_the_rate_is_what_was_asked_for(rate: float, cv: float, seed: int) -> No
 def test_gaps_have_the_coefficient_of_variation(cv: float, seed: int) -> None:
     gaps = np.diff(arrivals(100, 500, cv, np.random.default_rng(seed)))
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+
+
+def test_gaps_that_hardly_vary_are_drawn_and_none_that_a_float_cannot_hold() -> None:
+    assert len(draw(settings(rate=50, arrivals="gamma", cv=0.001), 100).intended_s)
+    with pytest.raises(ValidationError, match=r"cv\n.*equal to 0\.001"):
+        settings(arrivals="gamma", cv=1e-170)
 
 
 def test_constant_arrivals_are_even() -> None:

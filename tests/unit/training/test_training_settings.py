@@ -38,6 +38,8 @@ CONFIGURATIONS = Path(__file__).parents[3] / "deploy/default-model"
             {"loop": {"micro_batch_size": 1}, "retrieval": {"kind": "bm25"}, "biencoder": {"n_negatives": 0}},
             r"biencoder\.n_negatives must be at least 1 with loop\.micro_batch_size = 1, .*, got 0",
         ),
+        ({"loop": {"n_threads": 3_000_000_000}}, "equal to 1024"),
+        ({"workers": {"num_cpus": float("inf")}}, "finite"),
         ({"loop": {"seed": -1}}, "greater than or equal to 0"),
         ({"loop": {"n_stepz": 1}}, "n_stepz"),
         ({"task": {"train": []}}, "task.train"),
