@@ -70,7 +70,7 @@ class StepReport:
 
 
 class TrainingDiverged(OpenbookError):
-    """The loss or the gradient is not a number any more."""
+    """The loss, the gradient or a query is not a number any more."""
 
 
 class Loop(Generic[E, P]):

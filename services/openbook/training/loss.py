@@ -20,7 +20,7 @@ from openbook.models.encoder import EncoderCheckpoint, embed, question_ids
 from openbook.models.formats import pad
 from openbook.models.seq2seq import Seq2Seq
 from openbook.training.data import Example
-from openbook.training.loop import Loss
+from openbook.training.loop import Loss, TrainingDiverged
 from openbook.training.retrieval import EMPTY, Found, PassageFinder
 from openbook.training.settings import TrainingSettings
 
@@ -96,7 +96,7 @@ class RagLoss(nn.Module):
 
         Raises:
             InvalidRequest: a question or an answer is too long.
-            ShardUnavailable, Overloaded, SnapshotMismatch: as `PassageFinder.find`.
+            TrainingDiverged, ShardUnavailable, Overloaded, SnapshotMismatch: as `retrieve`.
         """
         return self.as_tensors(examples, self.retrieve(examples))
 
@@ -127,11 +127,18 @@ class RagLoss(nn.Module):
         self.labels([example.target])
 
     def retrieve(self, examples: Sequence[Example], k: int | None = None) -> Found:
-        """The k passages of each example, found with the query encoder as it is; as many as are trained with."""
+        """The k passages of each example, found with the query encoder as it is; as many as are trained with.
+
+        Raises:
+            TrainingDiverged: a query is not finite.
+            ShardUnavailable, Overloaded, SnapshotMismatch: as `PassageFinder.find`.
+        """
         queries: Float32 | None = None
         if self._is_dense:
             with torch.no_grad():
                 queries = self._queries(*self._question_ids(examples)).cpu().numpy()
+            if not np.isfinite(queries).all():
+                raise TrainingDiverged("the query encoder's queries are not finite any more")
         return self.retriever.find(examples, queries, k or self._settings.retrieval.k)
 
     def portions(self, collated: Collated) -> Iterator[Collated]:

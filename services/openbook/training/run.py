@@ -103,7 +103,7 @@ class Run:
         Raises:
             InvalidConfig: the checkpoint is one of another plan, or another run is at work in its folder.
             InvalidCheckpoint: there are checkpoints, and none of them is whole.
-            TrainingDiverged: the loss is not a number any more.
+            TrainingDiverged: the loss, the gradient or a query is not a number any more.
             ShardUnavailable, Overloaded, SnapshotMismatch: a step could not retrieve.
             StartupError: the disk is full, or a GPU's memory.
         """

@@ -17,6 +17,7 @@ from openbook.core.types import NO_HIT, Float32, Formulation, Passage
 from openbook.errors import InvalidRequest
 from openbook.models.marginal import IGNORED
 from openbook.training.data import Example
+from openbook.training.loop import TrainingDiverged
 from openbook.training.loss import PORTIONS, RagLoss
 from openbook.training.retrieval import EMPTY, Found, Given, Nothing
 
@@ -74,6 +75,14 @@ def test_on_a_gpu_loss_and_gradients_are_those_of_the_cpu(folder: Path) -> None:
             loss, gradients = run(objective, examples)
             losses.append((loss.cpu(), {name: gradient.cpu() for name, gradient in gradients.items()}))
     same(losses[1], losses[0])
+
+
+def test_a_query_encoder_that_overflows_has_diverged(folder: Path) -> None:
+    objective = build(folder)
+    with torch.no_grad():
+        next(objective.query_encoder.parameters()).fill_(torch.inf)
+    with pytest.raises(TrainingDiverged, match="queries are not finite any more"):
+        objective.collate(tiny.examples(1))
 
 
 def same(one: Any, other: Any, tolerance: float = 1e-9) -> None:
