@@ -104,10 +104,17 @@ class EchoGenerator:
         context.deadline.check("generate")
         if settings.labels:
             return self._choose(retrieved, settings)
-        words = retrieved.passages[0].text.split()[: settings.max_new_tokens]
+        text = retrieved.passages[0].text.split()
+        words = text[: settings.max_new_tokens]
         prior = log_prior(retrieved.scores)
         generation = Generation(
-            " ".join(words), tuple(range(len(words))), 0.0, prior, prior, word_tokens(words, prior, log_likelihood=0.0)
+            " ".join(words),
+            tuple(range(len(words))),
+            0.0,
+            prior,
+            prior,
+            word_tokens(words, prior, log_likelihood=0.0),
+            cut=len(words) < len(text),
         )
         return replace(generation, others=(generation,) * (settings.n_answers - 1))
 

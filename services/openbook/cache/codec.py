@@ -65,7 +65,7 @@ class EmbeddingCodec:
 class GenerationCodec:
     """Generations as JSON, whose numbers come back as they were."""
 
-    prefix: Final = "openbook:answer:3:"
+    prefix: Final = "openbook:answer:4:"
     tier: Final = "answers-redis"
 
     def pack(self, value: Generation) -> bytes:
@@ -118,6 +118,7 @@ def _generation(read: Any, n: int) -> Generation:
         None if labels is None else _classification(labels, n),
         tuple(_generation(other, n) for other in read["others"]),
         bool(read["ended"]),
+        bool(read["cut"]),
     )
 
 

@@ -380,6 +380,7 @@ class Generation:
     classification: Classification | None = None  # of the labels, where it is one of them
     others: tuple["Generation", ...] = ()  # further answers, if several were asked for, the best first
     ended: bool = False  # no token can follow: after an end of sequence, or at the decoder's last position
+    cut: bool = False  # as long as it might be, and not ended by itself: an end that had to come there does not count
 
     @property
     def several(self) -> tuple["Generation", ...]:

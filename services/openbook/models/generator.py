@@ -91,7 +91,7 @@ class RagGenerator:
         decoded = decoding.generate_several(
             model, *inputs, settings, settings.n_answers, max_tokens=self._max_tokens_in_flight
         )
-        return [self._several(each, r.passages, check) for each, r in zip(decoded, retrieved, strict=True)]
+        return [self._several(each, r.passages, settings, check) for each, r in zip(decoded, retrieved, strict=True)]
 
     def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, check: Check = go_on
@@ -114,7 +114,7 @@ class RagGenerator:
                 before, text = text, self._checkpoint.text(token_ids)
                 yield Token(text[len(before) :], item.log_likelihood, tuple(item.log_posterior.tolist()))
             else:
-                yield self._generation(item, retrieved.passages)
+                yield self._generation(item, retrieved.passages, settings)
 
     def classify(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], labels: Sequence[str], formulation: Formulation
@@ -151,7 +151,7 @@ class RagGenerator:
         for each, passages in zip(scored, (r.passages for r in retrieved), strict=True):
             classification = _classification(settings.labels, each, len(passages))
             best = self._generation(
-                each[settings.labels.index(classification.label)], passages, spelled=classification.label
+                each[settings.labels.index(classification.label)], passages, settings, spelled=classification.label
             )
             chosen.append(replace(best, classification=classification))
         return chosen
@@ -192,21 +192,25 @@ class RagGenerator:
             contexts += [[]] * (k - n_hits)
         return *pad(contexts, self._model.special.pad), scores
 
-    def _several(self, answers: Sequence[Decoded], passages: Sequence[Passage], check: Check) -> Generation:
+    def _several(
+        self, answers: Sequence[Decoded], passages: Sequence[Passage], settings: GenerationSettings, check: Check
+    ) -> Generation:
         generations, letters = [], cache(letters_of)
         for each in answers:  # the texts of many long ones take as long as a step of decoding
             check()
-            generations.append(self._generation(each, passages, letters=letters))
+            generations.append(self._generation(each, passages, settings, letters=letters))
         return replace(generations[0], others=tuple(generations[1:]))
 
     def _generation(
         self,
         decoded: Decoded,
         passages: Sequence[Passage],
+        settings: GenerationSettings,
         spelled: str | None = None,
         letters: Callable[[str], Letters] = letters_of,
     ) -> Generation:
-        n_hits, ids = len(passages), decoded.token_ids
+        n_hits, ids, special = len(passages), decoded.token_ids, self._model.special
+        ends = ids[-1] in special.eos
         if spelled is None:
             spelled = self._checkpoint.answer(ids, passages, decoded.log_posterior, letters)
         beginnings = [self._checkpoint.text(ids[: t + 1]) for t in range(len(ids))]
@@ -221,7 +225,10 @@ class RagGenerator:
             decoded.log_prior[:n_hits].copy(),  # a view would keep those of the whole batch
             decoded.log_posterior[:n_hits].copy(),
             tuple(Token(*row, *place) for row, place in zip(rows, places, strict=True)),
-            ended=ids[-1] in self._model.special.eos or len(ids) == self._checkpoint.max_answer_tokens,
+            ended=ends or len(ids) == self._checkpoint.max_answer_tokens,
+            cut=not settings.labels
+            and len(ids) == settings.max_new_tokens
+            and not (ends and special.forced_eos is None),
         )
 
 

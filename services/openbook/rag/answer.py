@@ -72,6 +72,7 @@ class Alternative:
     log_posterior: tuple[float, ...]  # (k,) log p(z|x,y) of the evidence
     tokens: tuple[Token, ...]  # if asked for
     citations: tuple[Citation, ...]
+    cut: bool = False  # as long as it might be, and not ended by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Answer:
     answers: tuple[Alternative, ...] = ()  # if several were asked for, or it is held back: all, the best first
     abstained: bool = False  # held back, being less probable or less surely right than asked for; the text is empty
     confidence: float | None = None  # p(right), where something was fitted to tell it
+    cut: bool = False  # as long as it might be, and not ended by itself
 
 
 Event = Retrieval | Token | Answer
@@ -108,7 +110,7 @@ def alternative(generation: Generation, reply: ReplySettings) -> Alternative:
     tokens = generation.tokens if reply.tokens else ()
     log_posterior = tuple(generation.log_posterior.tolist())
     citations = cite(generation.text, tokens)
-    return Alternative(generation.text, generation.log_likelihood, log_posterior, tokens, citations)
+    return Alternative(generation.text, generation.log_likelihood, log_posterior, tokens, citations, generation.cut)
 
 
 def labels_of(generation: Generation) -> tuple[Label, ...]:

@@ -253,6 +253,7 @@ class Pipeline:
             answers=answers if abstained or settings.n_answers > 1 else (),
             abstained=abstained,
             confidence=right,
+            cut=best.cut and not abstained,
         )
 
 

@@ -30,7 +30,7 @@ def generations(draw: st.DrawFn) -> Generation:
     tokens = tuple(Token(draw(st.text()), draw(LOG_P), tuple(log_p(k).tolist()), i, i + 1) for i in range(t))
     classification = draw(st.sampled_from([None, chosen]))
     one = Generation(draw(st.text()), token_ids, draw(LOG_P), log_p(k), log_p(k), tokens, classification)
-    one = replace(one, ended=draw(st.booleans()))
+    one = replace(one, ended=draw(st.booleans()), cut=draw(st.booleans()))
     return draw(st.sampled_from([one, replace(one, others=(one, replace(one, text=draw(st.text()))))]))
 
 

@@ -299,6 +299,23 @@ def test_an_answer_has_ended_with_its_end_of_sequence() -> None:
         assert (len(found.tokens), found.ended) == (n_tokens, n_tokens == n)
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_an_answer_is_cut_where_it_may_be_no_longer_and_has_not_ended_by_itself(forced: bool) -> None:
+    """Whether an end that is forced would have come anyway, nobody looks."""
+    bart = tiny.bart()
+    end = bart.config.eos_token_id
+    bart.config.forced_eos_token_id = bart.generation_config.forced_eos_token_id = end if forced else None
+    reader = RagGenerator(GeneratorCheckpoint(bart, tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
+    cut = replace(GREEDY_TOKEN, max_new_tokens=3, min_new_tokens=2)
+    several = replace(cut, formulation=Formulation.SEQUENCE, n_beams=2, n_answers=2)
+    *_, streamed = reader.stream(*BIRTH, cut)
+    assert isinstance(streamed, Generation)
+    for each in (streamed, *reader.generate([BIRTH[0]], [BIRTH[1]], several)[0].several):
+        assert each.cut == (len(each.token_ids) == 3 and (forced or each.token_ids[-1] != end))
+    assert streamed.cut
+    assert not reader.generate([BIRTH[0]], [BIRTH[1]], replace(cut, labels=("no", "ab")))[0].cut
+
+
 def test_a_label_longer_than_an_answer_may_be_is_refused() -> None:
     how = GenerationSettings(labels=("yes", "no " * 40), max_new_tokens=16)
     with pytest.raises(InvalidRequest, match="labels must have at most max_new_tokens = 16 tokens, got 41 in 'no no"):

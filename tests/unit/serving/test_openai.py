@@ -102,6 +102,24 @@ def test_a_stream_is_the_answer_in_pieces_with_its_citations_last(client: openai
         assert len(choices) > 4  # it came in pieces
 
 
+@pytest.mark.parametrize(
+    ("how", "reasons"),
+    [
+        ({"max_completion_tokens": 3}, ["length"]),
+        ({"max_completion_tokens": 3, "n": 2}, ["length"] * 2),
+        ({"max_completion_tokens": 6}, ["stop"]),
+        ({"max_completion_tokens": 1, "labels": ["a", "b"]}, ["stop"]),
+    ],
+)
+def test_a_choice_tells_whether_it_was_cut(how: dict[str, Any], reasons: list[str]) -> None:
+    body = {"model": "openbook", "messages": MESSAGES, **how}
+    whole = request("POST", CHAT, json=body).json()
+    assert [choice["finish_reason"] for choice in whole["choices"]] == reasons
+    *_, last, done = request("POST", CHAT, json={**body, "stream": True}).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    assert [each["finish_reason"] for each in json.loads(last.removeprefix("data: "))["choices"]] == reasons
+
+
 def test_the_asynchronous_client_streams_and_asks(url: str) -> None:
     async def ask() -> tuple[str | None, str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:

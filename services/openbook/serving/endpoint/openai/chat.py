@@ -39,6 +39,7 @@ class Said:
     text: str
     tokens: Sequence[Token]
     citations: Sequence[Citation]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Chat:
     """One request for a completion, and how its answers become replies."""
 
     request: ChatRequest
-    max_new_tokens: int
     tells_tokens: bool  # in what only openbook knows; without being asked they would be most of it
     created: int = field(default_factory=lambda: int(time.time()))  # in all chunks the same
 
@@ -61,7 +61,7 @@ class Chat:
                     annotations=_annotations(said.citations, answer.evidence),
                 ),
                 logprobs=self._logprobs(said.tokens),
-                finish_reason=self._finish_reason(answer, said),
+                finish_reason=said.finish_reason,
             )
             for index, said in enumerate(_said(answer))
         ]
@@ -117,7 +117,7 @@ class Chat:
         for index, said in enumerate(_said(answer)):
             citations = said.citations if index or not told else _moved(said, told)
             delta = Delta(annotations=_annotations(citations, answer.evidence))
-            choices.append(ChunkChoice(index=index, delta=delta, finish_reason=self._finish_reason(answer, said)))
+            choices.append(ChunkChoice(index=index, delta=delta, finish_reason=said.finish_reason))
         return choices
 
     def _of(self, about: Retrieval | Answer) -> dict[str, Any]:
@@ -141,11 +141,6 @@ class Chat:
         ]
         return Logprobs(content=content)
 
-    def _finish_reason(self, answer: Answer, said: Said) -> FinishReason:
-        """`length`: as many tokens as there may be, and none of them the end of sequence, which has no text."""
-        cut = len(said.tokens) >= self.max_new_tokens and bool(said.tokens[-1].text)
-        return "length" if cut and not (answer.labels or answer.abstained) else "stop"
-
     def _usage(self, answer: Answer) -> Usage:
         n_read = n_words(self.request.question)
         n_written = sum(len(said.tokens) for said in _said(answer))
@@ -168,7 +163,7 @@ def _said(answer: Answer) -> list[Said]:
     several: Sequence[Alternative | Answer] = answer.answers if len(answer.answers) > 1 else [answer]
     if answer.abstained:
         several = [answer]
-    return [Said(each.text, each.tokens, each.citations) for each in several]
+    return [Said(each.text, each.tokens, each.citations, "length" if each.cut else "stop") for each in several]
 
 
 def _pieces(said: Said) -> Iterator[tuple[str, list[Token]]]:

@@ -60,8 +60,7 @@ def add_openai(app: FastAPI, service: AnswerService) -> None:
         check_model(body.model, generators)
         question = body.asked()
         told = question.model_copy(update={"tokens": True})  # citations are made of them
-        max_new_tokens = question.max_new_tokens or settings.answer.max_new_tokens
-        chat = Chat(body, max_new_tokens, tells_tokens=bool(question.tokens))
+        chat = Chat(body, tells_tokens=bool(question.tokens))
         with asked(request, question.request_id) as context, body.in_their_words():
             if not body.stream:
                 return to_json(chat.completion(await service.answer(told, context)))
