@@ -144,7 +144,9 @@ class RagGenerator:
         answers = self._labels(settings.labels)
         for label, answer in zip(settings.labels, answers, strict=True):
             if len(answer) > settings.max_new_tokens:
-                limit = f"at most max_new_tokens = {settings.max_new_tokens} tokens"
+                is_full = settings.max_new_tokens == self._checkpoint.max_answer_tokens
+                name = "the generator's positions" if is_full else "max_new_tokens"
+                limit = f"at most {name} = {settings.max_new_tokens} tokens"
                 raise InvalidRequest(f"labels must have {limit}, got {len(answer)} in {label[:100]!r}")
         chosen = []
         scored = self._score(questions, retrieved, answers, settings.formulation, check)
