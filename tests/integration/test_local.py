@@ -33,7 +33,7 @@ from openbook.index.client.publish import held_by_servers, publish
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import Snapshot
-from openbook.processes import free_port, of_module
+from openbook.processes import free_port, free_ports, of_module
 from openbook.serving.launch import haproxy, local, probe, run, supervise
 from openbook.serving.launch.local import IndexProcess, local_tiers
 
@@ -105,6 +105,32 @@ def test_a_used_port_is_told_before_any_of_them_starts(snapshot: Path, started: 
         ):
             pass
     assert not started
+
+
+@pytest.mark.parametrize("name", ["http_port", "grpc_port"])
+def test_index_servers_whose_metrics_would_take_the_endpoints_port_are_not_started(
+    snapshot: Path, started: list[IndexProcess], name: str
+) -> None:
+    first = free_ports(3)
+    ports = {"metrics_port": first, "http_port": first + 2, "grpc_port": first + 2, name: first + 1}
+    taken = rf"serving\.{name} = {first + 1}: .* serving\.metrics_port = {first} on, {first}\.\.{first + 1}"
+    with (
+        pytest.raises(InvalidConfig, match=taken),
+        local_tiers(snapshot, Settings(serving=ServingSettings(**ports))),
+    ):
+        pass
+    assert not started
+
+
+def test_an_index_servers_metrics_leave_it_its_own_port(snapshot: Path, started: list[IndexProcess]) -> None:
+    first = free_ports(3)
+    with socket.create_server(("127.0.0.1", first)):  # as another one's metrics are
+        server = local.IndexProcess(snapshot, 0, metrics_port=first, port=first + 1)
+        try:
+            assert server.address() == f"127.0.0.1:{first + 1}"
+            socket.create_connection(("127.0.0.1", first + 2)).close()
+        finally:
+            server.stop()
 
 
 def test_an_interruption_while_they_read_their_shards_leaves_nothing_behind(

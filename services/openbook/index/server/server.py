@@ -219,7 +219,8 @@ def run(settings: IndexServerSettings) -> None:
         signal.signal(number, lambda told, _: told_to_stop.put(told))
     sys.setswitchinterval(SWITCH_S)
     role = f"index-{settings.shard}"
-    with server.metrics, MetricsServer(role, settings.host, settings.metrics_port), server:
+    # Metrics last: of their ports one may be the server's own.
+    with server.metrics, server, MetricsServer(role, settings.host, settings.metrics_port):
         _tell(server)
         print(server.address, flush=True)
         told_to_stop.get()

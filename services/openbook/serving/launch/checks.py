@@ -22,6 +22,20 @@ def check(serving: ServingSettings) -> None:
         _check_free(serving.host, getattr(serving, name), name)
 
 
+def check_metrics(serving: ServingSettings, n_servers: int) -> None:
+    """Whether so many index servers, whose metrics listen before the endpoint does, leave it its ports.
+
+    Raises:
+        InvalidConfig: they take `http_port` or `grpc_port`.
+    """
+    if first := serving.metrics_port:
+        last = first + n_servers - 1
+        for name in ("http_port", "grpc_port"):
+            if first <= (port := getattr(serving, name)) <= last:
+                taken = f"the index servers' metrics take serving.metrics_port = {first} on, {first}..{last}"
+                raise InvalidConfig(f"serving.{name} = {port}: {taken}")
+
+
 def _check_free(host: str, port: int, name: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -149,12 +149,11 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
     """Index servers of a snapshot or a root, and Redis, as far as the settings name none; yields settings with them.
     `settings_file`: whose section `index_server` is for these servers, as it is now.
 
-    What is published to the servers of a root is what the next ones serve. Whatever of these processes ends or freezes
-    is started again at its address: see `supervise`.
+    What is published to the servers of a root, the next ones serve. What ends or freezes is started again: `supervise`.
 
     Raises:
         InvalidSnapshot: the folder is neither a snapshot nor a root, or its files were altered.
-        InvalidConfig: neither a snapshot to serve nor index servers to ask, or there is no redis-server to start.
+        InvalidConfig: neither a snapshot nor index servers, no redis-server to start, or as `checks.check_metrics`.
         StartupError: a process does not start.
     """
     index, cache = settings.index, settings.cache
@@ -166,7 +165,9 @@ def local_tiers(snapshot: Path | None, settings: Settings, settings_file: Path |
             own = stack.enter_context(_own_section(settings_file, has_tls)) if settings_file else None
             env = _own_environment(has_tls)
             servers: list[Supervised] = []
-            for shard in range(len(Snapshot.open(served_by(snapshot)).manifest.shards)):
+            shards = range(len(Snapshot.open(served_by(snapshot)).manifest.shards))
+            checks.check_metrics(settings.serving, len(shards))
+            for shard in shards:
                 begin = partial(IndexProcess, snapshot, shard, settings.serving.metrics_port, own, env=env)
                 servers.append(Supervised(f"the index server of shard {shard}", begin))
                 stack.callback(servers[-1].stop)
@@ -200,8 +201,7 @@ def local_system(
         yield complete
 
 
-FileState = tuple[int, int] | None
-"""None while there is none."""
+FileState = tuple[int, int] | None  # none while there is none
 
 
 def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
