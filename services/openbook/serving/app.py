@@ -156,6 +156,7 @@ class Ingress(AnswerIngress):
 
     Raises:
         InvalidModel: a model cannot be loaded.
+        InvalidConfig: the index tier gives fewer hits than `answer.k`.
         ShardUnavailable: the index tier cannot be reached, nor as much of it as `answer.min_coverage` asks for.
         SnapshotMismatch: the index was not built by this encoder.
     """
@@ -183,6 +184,9 @@ class Ingress(AnswerIngress):
                 the_encoder = LocalEncoder(apart(lambda: encoder(settings.encoder)), settings.encoder)
             asks_for = Space(f"query encoder {settings.encoder.model!r}", the_encoder.space, the_encoder.dimension)
             index = await open_index(settings.index, asks_for, source_on_ray(settings.index), min_coverage)
+            if settings.answer.k > index.max_k:
+                limit = f"index_server.max_k = {index.max_k}"
+                raise InvalidConfig(f"answer.k must be at most {limit}, got {settings.answer.k}")
             if isinstance(generator, DeploymentHandle):
                 the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
             else:

@@ -26,7 +26,7 @@ from ray.serve.schema import (
 )
 
 from openbook.config import ServingSettings, Settings, parse
-from openbook.errors import InvalidModel, StartupError
+from openbook.errors import InvalidConfig, InvalidModel, StartupError
 from openbook.processes import free_port, free_ports
 from openbook.serving import app
 from openbook.serving.launch import fitting, run
@@ -63,7 +63,7 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
     async def open_index(settings: Any, queries: Any, source: Any, min_coverage: float) -> Any:
         assert roles == ["ingress-starting"]
         await connect(min_coverage)
-        return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1)
+        return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1, max_k=1000)
 
     model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: None)
     for name in ("setup_logging", "setup_tracing", "LocalEncoder", "LocalGenerator", "Pipeline"):
@@ -86,6 +86,24 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
 
     asyncio.run(scenario())
     assert (roles, asked) == (["ingress-starting", "ingress"], [0.5, 0.5])
+
+
+def test_an_endpoint_whose_index_has_fewer_hits_than_its_questions_ask_for_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else all would fail that say nothing of k, and it would count as ready."""
+
+    async def open_index(*_: Any) -> Any:
+        return SimpleNamespace(max_k=4)
+
+    for name in ("setup_logging", "setup_tracing", "MetricsServer"):
+        monkeypatch.setattr(app, name, lambda *_: None)
+    monkeypatch.setattr(app, "LocalEncoder", lambda *_: SimpleNamespace(space="fingerprint", dimension=2))
+    monkeypatch.setattr(app, "open_index", open_index)
+    replica: Any = app.Ingress.__new__(app.Ingress)
+    settings = parse({"cache": {"url": "redis://127.0.0.1:1/0"}})
+    with pytest.raises(InvalidConfig, match=r"answer\.k must be at most index_server\.max_k = 4, got 5"):
+        asyncio.run(replica.__init__(settings, lambda _: None, lambda _: pytest.fail("it was loaded")))
 
 
 def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ class ShardedIndex:
         return self._known().encoder_fingerprint
 
     @property
+    def max_k(self) -> int:
+        """Of hits, that every server gives at once."""
+        return self._known().max_k
+
+    @property
     def max_rows(self) -> int:
         """Of queries or questions, that every server takes at once."""
         return self._known().max_rows
