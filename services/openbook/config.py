@@ -279,7 +279,7 @@ class ServingSettings(Section):
 
     # all in one process, or encoder and generator in replicas of their own
     topology: Literal["fused", "split"] = "fused"
-    # HAProxy answers about twice as many questions a second; Serve's own, in Python, runs where the bundled one does not
+    # HAProxy answers about twice as many questions a second; Serve's own, in Python, runs where that does not
     proxy: Literal["haproxy", "python"] = "haproxy"
     host: str = "127.0.0.1"  # address to listen on
     http_port: Annotated[Port, Field(ge=1)] = 8000  # of HTTP
