@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +38,7 @@ from openbook.models.encoder import TextEncoder
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
+MODEL: Any = SimpleNamespace(dtype="float32")  # of a process in which nothing is computed
 TEXTS = [
     f"Document {i} tells about {subject}." for i, subject in enumerate(("rivers", "music", "planets", "bread", "law"))
 ]
@@ -357,7 +360,7 @@ def test_a_process_that_ends_early_ends_the_build(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(corpus_encode, "_write", lambda folder, step, model: has_failed.wait(60))
     steps = [range(4), range(4, 8)]
     with pytest.raises(StartupError, match=r"encodes passages (0\.\.3|4\.\.7) ended with code 1"):
-        encode(tmp_path, steps, EncoderSettings(n_threads=2), None, lambda rows: None)  # type: ignore[arg-type]
+        encode(tmp_path, steps, EncoderSettings(n_threads=2), MODEL, lambda rows: None)
 
 
 def test_what_is_done_beside_them_ends_when_a_process_that_encodes_does(
@@ -371,7 +374,7 @@ def test_what_is_done_beside_them_ends_when_a_process_that_encodes_does(
             check()
 
     with pytest.raises(StartupError, match="ended with code 1"):
-        encode(tmp_path, [range(8)], EncoderSettings(n_threads=2), None, lambda rows: None, beside)  # type: ignore[arg-type]
+        encode(tmp_path, [range(8)], EncoderSettings(n_threads=2), MODEL, lambda rows: None, beside)
 
 
 def test_a_folder_is_built_and_what_is_bad_in_it_is_listed(tmp_path: Path) -> None:
