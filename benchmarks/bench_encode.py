@@ -217,6 +217,7 @@ class NullEncoder:
     """Embeds nothing, at once."""
 
     fingerprint = space = embeds_passages_by = "null"
+    dtype = "float32"
     dimension = NULL_DIMENSION
 
     def encode_passages(self, passages: Sequence[Passage]) -> Float32:

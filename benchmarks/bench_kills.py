@@ -58,6 +58,7 @@ BEGUN = "begun"
 class Encoder(HashEncoder):
     """As a build needs it."""
 
+    dtype = "float32"
     embeds_passages_by = "hashes"
 
 

@@ -23,7 +23,9 @@ SECTIONS = """frontend http_frontend
     default_backend http
 backend http
 """
-GRPC = """frontend grpc_frontend
+GRPC = """frontend http_frontend
+    bind 127.0.0.1:{http}
+frontend grpc_frontend
     bind 127.0.0.1:{port} proto h2
     default_backend grpc
 backend grpc
@@ -71,7 +73,7 @@ def test_calls_of_reflection_that_never_end_are_few_and_keep_nobody_out(tmp_path
         replica = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            with haproxy(tmp_path, GRPC.format(port=port, replica=replica), (port,)):
+            with haproxy(tmp_path, GRPC.format(http=free_port(), port=port, replica=replica), (port,)):
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     begin = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
 
