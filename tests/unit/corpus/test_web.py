@@ -125,6 +125,8 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<table><tr><td><center>w1</center> a <b>w2</b> b <select></select> c <i>d</i> e <div>w3</div></table>",
         "<blockquote>w1 <blockquote>w2</blockquote> w3</blockquote>",
         "<li>w1</li><li>w2 </li>w3",
+        "<div><h2>w1</h2><a href=#a><svg></svg></a></div><p>w2</p><div><a id=a></a><p>w3</p></div>",
+        "<figure><a href=a><img src=a.png></a><figcaption>w1</figcaption></figure><p>w2</p><p>w3</p>",
     ],
 )
 def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, written: str) -> None:

@@ -145,11 +145,13 @@ def _marked(tree: Any) -> Any:
             element.tag = "div"
     for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag in ("a", "td", "th"))]:
         _part(holder, holding)
-    has_words = dict[Any, bool]()  # a block: where links are not all that it is, they are words, too
+    has_words = dict[
+        Any, bool
+    ]()  # a block: where links are not all that it is, and where they are none, they are words
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*_BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
-        if has_words[block]:
+        if has_words[block] or not link.text_content().strip():
             _rename(link, "span")
     return tree
 
