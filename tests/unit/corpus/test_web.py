@@ -127,6 +127,11 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<li>w1</li><li>w2 </li>w3",
         "<div><h2>w1</h2><a href=#a><svg></svg></a></div><p>w2</p><div><a id=a></a><p>w3</p></div>",
         "<figure><a href=a><img src=a.png></a><figcaption>w1</figcaption></figure><p>w2</p><p>w3</p>",
+        "<div><h2>w1</h2><p>9 to 5</p><p><a href=a>Show on map</a></p></div><p>w2</p><p>w3</p>",
+        "<div>"
+        + "<div><h3>w</h3><p>Do it.</p><p><a href=a>See</a></p></div>" * 3
+        + "</div><p>w1</p><p>w2</p><p>w3</p>",
+        "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
     ],
 )
 def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, written: str) -> None:

@@ -25,9 +25,8 @@ _SHOWN_AS = {
 }
 """What trafilatura would leave out, or its words, and what it does not."""
 _MARKED = ".//*[self::article or self::main or @role='main']"
-_LAYOUT = (
-    ".//table[.//table or .//ul or .//ol or .//dl or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6]"
-)
+_LAYOUT = """.//table[.//table or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6
+    or not(.//th) and (.//ul or .//ol or .//dl)]"""
 _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td]
     [not(ancestor::table)] | .//li[not(ancestor::ul or ancestor::ol)] | .//*[self::dt or self::dd][not(ancestor::dl)]"""
 _HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
@@ -132,6 +131,8 @@ def _marked(tree: Any) -> Any:
         caption.getparent().addprevious(caption)
     for table in article.xpath(_LAYOUT):
         table.tag = "div"
+    for of_list in article.xpath(".//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd]"):
+        of_list.tag = "div"  # else it would be no part of its cell
     for stray in article.xpath(_STRAY):
         stray.tag = "div"
     holding = set()
@@ -153,6 +154,9 @@ def _marked(tree: Any) -> Any:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
         if has_words[block] or not link.text_content().strip():
             _rename(link, "span")
+    for block in article.xpath(".//div[.//a]"):  # else one with a paragraph that is a link is left out, if it is short
+        if _n_letters(block) > len("".join(block.text_content().split())) / 5:
+            block.tag = "section"  # in which trafilatura looks for no links
     return tree
 
 
