@@ -163,3 +163,19 @@ def test_a_page_of_a_blog_is_its_article_however_short() -> None:
         f"<body><div id=header>{menu}</div><div class=post>{post}</div>{side}<div id=footer>1999</div></body>"
     )
     assert text.split("\n") == ["Bees", "They sleep in winter.", "- They dance."]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "<main><p>no</p><article>{}</article><div><h3>no</h3><p>no</p></div></main>",
+        "<main><p>no</p><article>{}</article><form>no</form></main>",
+        "<header><p>no</p></header><article>{}</article><section><article>no</article><article>no</article></section>",
+        "<main><article>{}</article></main><article>no</article>",
+    ],
+)
+def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: str) -> None:
+    article = "".join(f"<p>{LINE} w{number}</p>" for number in range(6)) + f"<article>{LINE * 9} w6</article>"
+    page = f"<html><body>{around.format(article)}</body></html>"
+    assert words_of(page) == list(range(7))
+    assert "no" not in parsed(page)[1].split()

@@ -24,7 +24,8 @@ _SHOWN_AS = {
     "menu": "ul",
 }
 """What trafilatura would leave out, or its words, and what it does not."""
-_MARKED = ".//*[self::article or self::main or @role='main']"
+_MARKED = ".//*[self::article or self::main or @role='main'][not(ancestor::article)]"
+"""An article in an article is a comment, or of another page."""
 _LAYOUT = """.//table[.//table or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6
     or not(.//th) and (.//ul or .//ol or .//dl)]"""
 _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td]
@@ -109,11 +110,14 @@ def _marked(tree: Any) -> Any:
     half = _n_letters(body) / 2
     for form in body.xpath(".//form"):  # one for a search or a login, or one around all that there is
         _rename(form, "div") if _n_letters(form) > half else form.drop_tree()
-    marked: list[Any] = tree.xpath(_MARKED) or next((found for mark in BODY_XPATH if (found := mark(tree))), [])
-    within = set(marked)
-    marked = [each for each in marked if within.isdisjoint(each.iterancestors())]
-    if len(marked) == 1 and _n_letters(marked[0]) > _n_letters(body) / 2:
-        (article,) = marked
+    if not (marked := tree.xpath(_MARKED)):
+        by_class = next((found for mark in BODY_XPATH if (found := mark(tree))), [])
+        marked = by_class[:1] if all(by_class[0] in each.iterancestors() for each in by_class[1:]) else []
+    half = _n_letters(body) / 2  # forms may be gone
+    beside = "preceding-sibling::* | following-sibling::*"  # of a thread or of a blog all are one page
+    large = [each for each in marked if _n_letters(each) > half and set(marked).isdisjoint(each.xpath(beside))]
+    if large:
+        article = large[-1]
         _rename(article, "article")
         article.tail = None
     else:
