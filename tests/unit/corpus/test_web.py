@@ -131,6 +131,7 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<div>"
         + "<div><h3>w</h3><p>Do it.</p><p><a href=a>See</a></p></div>" * 3
         + "</div><p>w1</p><p>w2</p><p>w3</p>",
+        "<div style='overflow: hidden'>w1</div><figure style=overflow-x:hidden;color:red>w2</figure><p>w3</p>",
         "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
     ],
 )
@@ -147,7 +148,12 @@ def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, w
         ),
         "<select><option>no</select><textarea>no</textarea>",
         "<ruby><rp>no</rp><rt>no</rt></ruby>",
-        "<span hidden style=display:none>no</span>",
+        *(
+            f"<{tag} {hidden}><p>no</p></{tag}>"
+            for tag in ("label", "my-tag", "blockquote", "fieldset", "figure")
+            for hidden in ("style=display:none", "aria-hidden=true")
+        ),
+        "<fieldset class=newsletter>no</fieldset>",
         "<div class=sidebar>no</div>",
     ],
 )

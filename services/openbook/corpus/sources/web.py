@@ -20,7 +20,7 @@ _LEFT_OUT = (
 )
 """Trafilatura would leave them out, too, but not notice that words before and behind are of one paragraph."""
 _SHOWN_AS = {
-    **dict.fromkeys(("blockquote", "fieldset", "figcaption", "figure", "hgroup", "legend", "search", "summary"), "div"),
+    **dict.fromkeys(("blockquote", "figcaption", "figure", "hgroup", "legend", "search", "summary"), "div"),
     "menu": "ul",
 }
 """What trafilatura would leave out, or its words, and what it does not."""
@@ -44,6 +44,7 @@ _BLOCKS = frozenset(
 _INLINE = ("a", "br", "code", "math", "span")
 """What trafilatura treats as more than words, or by its classes. All else within a line is a span to it."""
 _LETTER = re.compile(r"[^\W_]")
+_OVERFLOW = re.compile(r"overflow[\w-]*\s*:[^;]*")
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
@@ -118,8 +119,8 @@ def _marked(tree: Any) -> Any:
     large = [each for each in marked if _n_letters(each) > half and set(marked).isdisjoint(each.xpath(beside))]
     if large:
         article = large[-1]
-        _rename(article, "article")
-        article.tail = None
+        article.tag, article.tail = "article", None
+        article.attrib.clear()
     else:
         article = body.makeelement("article")
         article.text = body.text
@@ -129,6 +130,10 @@ def _marked(tree: Any) -> Any:
     for name, shown in _SHOWN_AS.items():
         for element in article.iter(name):
             _rename(element, shown)
+    for fields in article.iter("fieldset"):  # with its class
+        fields.tag = "div"
+    for cut in article.xpath(".//*[contains(@style, 'overflow')]"):  # "hidden" is of what does not fit
+        cut.set("style", _OVERFLOW.sub("", cut.get("style")))
     for code in article.xpath(".//code[not(ancestor::pre)]"):  # else it may be a block
         code.tag = "span"
     for caption in article.xpath(".//table/caption"):
@@ -150,9 +155,7 @@ def _marked(tree: Any) -> Any:
             element.tag = "div"
     for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag in ("a", "td", "th"))]:
         _part(holder, holding)
-    has_words = dict[
-        Any, bool
-    ]()  # a block: where links are not all that it is, and where they are none, they are words
+    has_words = dict[Any, bool]()  # a block: where links are not all that it is, or have no words, they are words, too
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*_BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
@@ -166,7 +169,8 @@ def _marked(tree: Any) -> Any:
 
 def _rename(element: Any, tag: str) -> None:
     element.tag = tag
-    element.attrib.clear()  # for which trafilatura would leave out some of its new name
+    for name in ("class", "id"):  # for which trafilatura would leave out some of its new name
+        element.attrib.pop(name, None)
 
 
 def _n_letters(element: Any) -> int:
