@@ -132,6 +132,8 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         + "<div><h3>w</h3><p>Do it.</p><p><a href=a>See</a></p></div>" * 3
         + "</div><p>w1</p><p>w2</p><p>w3</p>",
         "<div style='overflow: hidden'>w1</div><figure style=overflow-x:hidden;color:red>w2</figure><p>w3</p>",
+        "<figure><figcaption><p><span class=caption-text>w1</span></p></figcaption></figure><p class=wp-caption-text>w2"
+        "<table><caption><span class=caption-text>w3</span></caption><tr><td>a</table>",
         "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
     ],
 )

@@ -127,6 +127,8 @@ def _marked(tree: Any) -> Any:
         article.extend(body[:])
     body.text, body[:] = None, [article]
     article.set("class", "post")  # the first that trafilatura looks for; else one within it would be all
+    for caption in article.xpath(".//*[contains(@class, 'caption') or contains(@id, 'caption')]"):
+        _rename(caption, caption.tag)
     for name, shown in _SHOWN_AS.items():
         for element in article.iter(name):
             _rename(element, shown)
