@@ -187,3 +187,14 @@ def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: s
     page = f"<html><body>{around.format(article)}</body></html>"
     assert words_of(page) == list(range(7))
     assert "no" not in parsed(page)[1].split()
+
+
+def test_names_that_pages_have_on_buttons_are_words_in_cells_items_and_headings() -> None:
+    table = "<table><tr><th>Company<th>Share<tr><td> Google <td>12<tr><td><b>Facebook</b><br>Mail<td>8</table>"
+    page = (
+        f"<h2>Print</h2><p>It is old.</p><ul><li>PDF</li><li>Mail <i>x</i></li></ul><dl><dt>E-Mail<dd>read</dl>{table}"
+    )
+    text = parsed(f"<html><body>{page}<p>The end.</p><p>Print</p></body></html>")[1]
+    assert re.sub(r"[-|\s]+", " ", text) == (
+        "Print It is old. PDF Mail x E Mail read Company Share Google 12 Facebook Mail 8 The end."
+    )

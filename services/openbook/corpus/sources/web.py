@@ -29,7 +29,10 @@ _MARKED = ".//*[self::article or self::main or @role='main'][not(ancestor::artic
 _LAYOUT = """.//table[.//table or .//pre or .//h1 or .//h2 or .//h3 or .//h4 or .//h5 or .//h6
     or not(.//th) and (.//ul or .//ol or .//dl)]"""
 _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or self::tr or self::th or self::td]
-    [not(ancestor::table)] | .//li[not(ancestor::ul or ancestor::ol)] | .//*[self::dt or self::dd][not(ancestor::dl)]"""
+    [not(ancestor::table)] | .//li[not(ancestor::ul or ancestor::ol)] | .//*[self::dt or self::dd][not(ancestor::dl)]
+    | .//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd] | .//fieldset"""
+"""Of a list in a cell trafilatura would read nothing."""
+_NAMED = "ancestor-or-self::*[contains(' td th li dt dd h1 h2 h3 h4 h5 h6 ', concat(' ', name(), ' '))]"
 _HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
 """Whose own words trafilatura would leave out."""
 _BLOCKS = frozenset(
@@ -70,11 +73,11 @@ def parsed(page: str) -> tuple[Any, str]:
     tree = trafilatura.load_html(page)
     if tree is None:
         raise Failed("no HTML in it")
-    page, stood_in = _shown(page)
+    page, stood_in, unread = _shown(page)
     if (shown := trafilatura.load_html(page)) is None and seen(text_of(tree)).strip():  # read a moment ago
         raise MemoryError
     only = {"include_comments": False, "include_tables": True, "config": _also_short()}
-    found = None if shown is None else trafilatura.extract(_marked(shown), **only)
+    found = None if shown is None else trafilatura.extract(_marked(shown, unread), **only)
     text = found.translate(stood_in) if found else seen(text_of(tree))
     lines = text.split("\n")
     text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
@@ -93,11 +96,12 @@ def _also_short() -> Any:
     return config
 
 
-def _marked(tree: Any) -> Any:
+def _marked(tree: Any, unread: str) -> Any:
     """The tree without what frames it, of so few kinds of elements that trafilatura leaves out nothing else: its body
     is the article, whole where nothing marks one, or several or a small part are marked; words between blocks are
     paragraphs.
     """
+    from trafilatura.utils import RE_FILTER
     from trafilatura.xpaths import BODY_XPATH
 
     if tree.tag != "html":  # a part of a page
@@ -132,8 +136,6 @@ def _marked(tree: Any) -> Any:
     for name, shown in _SHOWN_AS.items():
         for element in article.iter(name):
             _rename(element, shown)
-    for fields in article.iter("fieldset"):  # with its class
-        fields.tag = "div"
     for cut in article.xpath(".//*[contains(@style, 'overflow')]"):  # "hidden" is of what does not fit
         cut.set("style", _OVERFLOW.sub("", cut.get("style")))
     for code in article.xpath(".//code[not(ancestor::pre)]"):  # else it may be a block
@@ -142,8 +144,6 @@ def _marked(tree: Any) -> Any:
         caption.getparent().addprevious(caption)
     for table in article.xpath(_LAYOUT):
         table.tag = "div"
-    for of_list in article.xpath(".//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd]"):
-        of_list.tag = "div"  # else it would be no part of its cell
     for stray in article.xpath(_STRAY):
         stray.tag = "div"
     holding = set()
@@ -166,6 +166,9 @@ def _marked(tree: Any) -> Any:
     for block in article.xpath(".//div[.//a]"):  # else one with a paragraph that is a link is left out, if it is short
         if _n_letters(block) > len("".join(block.text_content().split())) / 5:
             block.tag = "section"  # in which trafilatura looks for no links
+    for text in article.xpath(".//text()"):
+        if RE_FILTER.match(name := text.strip()) and text.getparent().xpath(_NAMED):  # else left out: Google, Print
+            setattr(text.getparent(), "tail" if text.is_tail else "text", text.replace(name, name + unread))
     return tree
 
 
@@ -202,9 +205,9 @@ def _part(block: Any, holding: set[Any]) -> None:
     block[:] = [each for each in inside if each.tag != "p" or len(each) or (each.text or "").strip() or each.attrib]
 
 
-def _shown(page: str) -> tuple[str, dict[int, str]]:
+def _shown(page: str) -> tuple[str, dict[int, str], str]:
     """The page with letters in place of what trafilatura leaves out or decodes once more, and what they stand for:
-    characters that nobody sees, such as the joiners of Persian, and ampersands that are text.
+    characters that nobody sees, such as the joiners of Persian, and ampersands that are text; and one for nothing.
     """
     there, letters = set(page), dict[str, str]()
     taken = there | set(map(html.unescape, _CODED.findall(page)))
@@ -221,9 +224,10 @@ def _shown(page: str) -> tuple[str, dict[int, str]]:
             return ""
         return letter(char) if char == "&" or _is_unseen(char) else coded[0]
 
+    nothing = letter("")
     page = _CODED.sub(decoded, page)
     page = page.translate({ord(char): letter(char) for char in there if _is_unseen(char)})
-    return page, {ord(letter): char for char, letter in letters.items()}
+    return page, {ord(letter): char for char, letter in letters.items() if letter}, nothing
 
 
 def _is_unseen(char: str) -> bool:
