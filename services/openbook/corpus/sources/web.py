@@ -14,6 +14,8 @@ from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
 _FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
+_FOLDED = """.//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6 or self::dt or self::summary]
+    [.//button]"""
 _LEFT_OUT = (
     *("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp", "rt"),
     *("script", "select", "style", "svg", "template", "textarea", "video"),
@@ -110,6 +112,10 @@ def _marked(tree: Any, unread: str) -> Any:
         body.append(part)
     if (body := tree.find("body")) is None:
         return tree
+    for named in body.xpath(_FOLDED):
+        if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
+            for button in list(named.iter("button")):
+                button.drop_tag()
     for frame in [*tree.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
     half = _n_letters(body) / 2
