@@ -169,6 +169,10 @@ def _marked(tree: Any, unread: str) -> Any:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
         if has_words[block] or not link.text_content().strip():
             _rename(link, "span")
+    for table in article.xpath(".//table[.//a]"):  # else a cell loses a block that is a link
+        if _n_letters(table) > len("".join(table.text_content().split())) / 2:
+            for link in list(table.iter("a")):
+                _rename(link, "span")
     for block in article.xpath(".//div[.//a]"):  # else one with a paragraph that is a link is left out, if it is short
         if _n_letters(block) > len("".join(block.text_content().split())) / 5:
             block.tag = "section"  # in which trafilatura looks for no links
