@@ -281,7 +281,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
         {},
     ),
     "deep.jsonl": (b'{"text":' + b"[" * 200_000 + b"\n", {":1": "not JSON: maximum recursion depth"}),
-    "deep.html": (b"<!DOCTYPE html><html><body>" + b"<div>" * 50_000 + b"words", {"": "no text found"}),
+    "deep.html": (b"<!DOCTYPE html><html><body>" + b"<div>" * 50_000 + b"words", {"": "more than 255 elements"}),
     "deep.xml": (formats.mediawiki([("t", "a b " + "{{" * 9_999), ("u", "a b " + "[[" * 9_999)]), {}),
     "deep.docx": (changed(DOCX, "word/document.xml", b"<a>" * 9_999), {"": "XMLSyntaxError: Excessive depth"}),
     "deep.tar": (formats.tarred({"a": packed_often(9)}), {"/a": "lies in more than 5 layers"}),

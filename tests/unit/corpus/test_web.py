@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
+from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.web import parsed
 
 LINE = "The river flows past the old stone house, and people walk along it every day in summer."
@@ -200,3 +201,9 @@ def test_names_that_pages_have_on_buttons_are_words_in_cells_items_and_headings(
     assert re.sub(r"[-|\s]+", " ", text) == (
         "Print It is old. PDF Mail x E Mail read Company Share Google 12 Facebook Mail 8 The end."
     )
+
+
+def test_a_page_that_the_parser_would_cut_off_is_a_failure() -> None:
+    with pytest.raises(Failed, match="255"):
+        parsed(f"<html><body>{'<div>word' * 254}<p>The end.</p></body></html>")
+    assert "The end." in parsed(f"<html><body>{'<div>word' * 250}<p>The end.</p></body></html>")[1]

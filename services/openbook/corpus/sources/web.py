@@ -14,6 +14,8 @@ from openbook.corpus.sources.encodings import as_browsers
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
+_CUT = "boolean(" + "/*" * 256 + ")"
+"""Whether it is as deep as libxml2 reads: of what is deeper, and behind it, it tells nothing."""
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
@@ -39,6 +41,8 @@ def parsed(page: str) -> tuple[Any, str]:
     tree = trafilatura.load_html(page)
     if tree is None:
         raise Failed("no HTML in it")
+    if tree.xpath(_CUT):
+        raise Failed("more than 255 elements within each other, behind which nothing is read")
     page, stood_in, unread = _shown(page)
     if (shown := trafilatura.load_html(page)) is None and seen(text_of(tree)).strip():  # read a moment ago
         raise MemoryError
