@@ -137,6 +137,7 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<figure><figcaption><p><span class=caption-text>w1</span></p></figcaption></figure><p class=wp-caption-text>w2"
         "<table><caption><span class=caption-text>w3</span></caption><tr><td>a</table>",
         "<table><tr><td><div><a href=a>w1</a></div><td>One<td><ul><li><a href=b>w2</a></ul><tr><th>Two<td>w3</table>",
+        "<p>w1<aside class='footnote-list'><aside class=footnote role=doc-footnote>w2 <p>w3</p></aside></aside>",
         "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
     ],
 )

@@ -60,6 +60,8 @@ def readable(tree: Any, unread: str) -> Any:
         if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
             for button in list(named.iter("button")):
                 button.drop_tag()
+    for note in body.xpath(".//aside[contains(@class, 'footnote') or @role='doc-footnote']"):  # of Sphinx
+        _rename(note, "div")
     for frame in [*tree.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
     half = _n_letters(body) / 2
