@@ -102,6 +102,10 @@ def test_a_text_that_is_no_utf_8_is_in_the_charset_that_its_server_names(charset
     assert texts(response("café".encode(charset), said)) == ["café"]
 
 
+def test_a_text_of_dos_may_end_with_the_sign_of_its_end() -> None:
+    assert texts(response(b"caf\x82\r\n\x1a", ("Content-Type", "text/plain; charset=ibm866"))) == ["cafВ\r\n"]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -67,7 +67,7 @@ def _decoded(opened: Opened, content: bytes) -> str:
         if not opened.crawled.charset or _is_cut(content):
             raise
         text = as_browsers(content, opened.crawled.charset)
-        if _OF_NO_TEXT.search(text):  # most charsets take any bytes
+        if _OF_NO_TEXT.search(text.rstrip("\x1a")):  # the end of a text of DOS; most charsets take any bytes
             raise
         return text
 
