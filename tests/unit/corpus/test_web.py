@@ -43,6 +43,8 @@ def words_of(page: str) -> list[int]:
         "{}",
         '<html><body><div class="article-text"><p>w0</p></div>{}</body></html>',
         '<html><body><div role=main><h1>w0</h1><div class="page-content">{}</div></div></body></html>',
+        "<html><body role=main>{}</body></html>",
+        "<html><body class=post>{}</body></html>",
         "<html><body><div><div class=post><p>w0</p></div><div class=post>{}</div></div></body></html>",
         *(
             f"<html><body><{around}><article><div class=entry-content><p>w0</p></div></article><article>"

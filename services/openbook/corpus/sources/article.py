@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-_FRAME = ".//body//*[self::nav or self::footer or @role='navigation']"
+_FRAME = ".//*[self::nav or self::footer or @role='navigation']"
 _FOLDED = """.//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6 or self::dt or self::summary]
     [.//button]"""
 _LEFT_OUT = (
@@ -47,30 +47,44 @@ def readable(tree: Any, unread: str) -> Any:
     is the article, whole where nothing marks one, or several beside one another or a small part are marked; words
     between blocks are paragraphs. With a letter that nobody is to read in names that trafilatura takes for buttons.
     """
-    from trafilatura.utils import RE_FILTER
-    from trafilatura.xpaths import BODY_XPATH
-
     if tree.tag != "html":  # a part of a page
         tree, part = tree.makeelement("html"), tree
         tree.append(body := tree.makeelement("body"))
         body.append(part)
-    if (body := tree.find("body")) is None:
-        return tree
+    if (body := tree.find("body")) is not None:
+        _take_frame(body)
+        article = _found(body)
+        body.text, body[:] = None, [article]
+        _rename_kinds(article)
+        _make_paragraphs(article)
+        _keep_links(article)
+        _keep_names(article, unread)
+    return tree
+
+
+def _take_frame(body: Any) -> None:
+    """Leave out what is no text of the page."""
     for named in body.xpath(_FOLDED):
         if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
             for button in list(named.iter("button")):
                 button.drop_tag()
     for note in body.xpath(".//aside[contains(@class, 'footnote') or @role='doc-footnote']"):  # of Sphinx
         _rename(note, "div")
-    for frame in [*tree.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
+    for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
     half = _n_letters(body) / 2
     for form in body.xpath(".//form"):  # one for a search or a login, or one around all that there is
         _rename(form, "div") if _n_letters(form) > half else form.drop_tree()
-    if not (marked := tree.xpath(_MARKED)):
-        by_class: list[Any] = next((found for mark in BODY_XPATH if (found := mark(tree))), [])
+
+
+def _found(body: Any) -> Any:
+    """The article, which is no longer in the body."""
+    from trafilatura.xpaths import BODY_XPATH
+
+    if not (marked := body.xpath(_MARKED)):
+        by_class: list[Any] = next((found for mark in BODY_XPATH if (found := mark(body))), [])
         marked = by_class[:1] if all(by_class[0] in each.iterancestors() for each in by_class[1:]) else []
-    half = _n_letters(body) / 2  # forms may be gone
+    half = _n_letters(body) / 2
     beside = "preceding-sibling::* | following-sibling::*"  # of a thread or of a blog all are one page
     large = [each for each in marked if _n_letters(each) > half and set(marked).isdisjoint(each.xpath(beside))]
     if large:
@@ -81,8 +95,12 @@ def readable(tree: Any, unread: str) -> Any:
         article = body.makeelement("article")
         article.text = body.text
         article.extend(body[:])
-    body.text, body[:] = None, [article]
     article.set("class", "post")  # the first that trafilatura looks for; else one within it would be all
+    return article
+
+
+def _rename_kinds(article: Any) -> None:
+    """Call blocks that trafilatura would leave out, or take for what they are not, by names that it reads."""
     for caption in article.xpath(".//*[contains(@class, 'caption') or contains(@id, 'caption')]"):
         _rename(caption, caption.tag)
     for name, shown in _SHOWN_AS.items():
@@ -98,34 +116,49 @@ def readable(tree: Any, unread: str) -> Any:
         table.tag = "div"
     for stray in article.xpath(_STRAY):
         stray.tag = "div"
+
+
+def _make_paragraphs(article: Any) -> None:
+    """Of words that stand between blocks; and of an element within a line that holds blocks, a block."""
     holding = set()
     for element in reversed(article.xpath(".//*[not(ancestor::math)]")):
         if element.tag in BLOCKS or element in holding:
             holding.add(element.getparent())
         elif element.tag not in _INLINE:
             _rename(element, "span")
-    for element in holding:  # what holds blocks is one
+    for element in holding:
         if element.tag == "p" or element.tag not in (*BLOCKS, "a"):
             element.tag = "div"
     for holder in [*article.iter(*_HOLDERS), *(each for each in holding if each.tag in ("a", "td", "th"))]:
         _part(holder, holding)
-    has_words = dict[Any, bool]()  # a block: where links are not all that it is, or have no words, they are words, too
+
+
+def _keep_links(article: Any) -> None:
+    """Links are words where they are not all that a block is, or have none themselves: trafilatura would leave out the
+    block around them.
+    """
+    has_words = dict[Any, bool]()
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
         if has_words[block] or not link.text_content().strip():
             _rename(link, "span")
     for table in article.xpath(".//table[.//a]"):  # else a cell loses a block that is a link
-        if _n_letters(table) > len("".join(table.text_content().split())) / 2:
+        if _share_unlinked(table) > 1 / 2:
             for link in list(table.iter("a")):
                 _rename(link, "span")
     for block in article.xpath(".//div[.//a]"):  # else one with a paragraph that is a link is left out, if it is short
-        if _n_letters(block) > len("".join(block.text_content().split())) / 5:
+        if _share_unlinked(block) > 1 / 5:
             block.tag = "section"  # in which trafilatura looks for no links
+
+
+def _keep_names(article: Any, unread: str) -> None:
+    """Put the letter behind cells, items and headings such as Google or Print, which would be left out."""
+    from trafilatura.utils import RE_FILTER
+
     for text in article.xpath(".//text()"):
-        if RE_FILTER.match(name := text.strip()) and text.getparent().xpath(_NAMED):  # else left out: Google, Print
+        if RE_FILTER.match(name := text.strip()) and text.getparent().xpath(_NAMED):
             setattr(text.getparent(), "tail" if text.is_tail else "text", text.replace(name, name + unread))
-    return tree
 
 
 def _rename(element: Any, tag: str) -> None:
@@ -137,6 +170,11 @@ def _rename(element: Any, tag: str) -> None:
 def _n_letters(element: Any) -> int:
     texts = element.xpath(".//text()[not(ancestor::a)]")  # menus are links
     return sum(len(word) for text in texts for word in text.split())
+
+
+def _share_unlinked(element: Any) -> float:
+    """Of its letters."""
+    return _n_letters(element) / max(1, len("".join(element.text_content().split())))
 
 
 def _part(block: Any, holding: set[Any]) -> None:
