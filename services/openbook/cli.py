@@ -351,7 +351,6 @@ def up(
 
     When the file of --config changes, so does the system, without a pause.
     """
-    import signal
     import webbrowser
 
     from openbook.config import load
@@ -374,7 +373,8 @@ def up(
             webbrowser.open(f"{serving.http_url}/")
         if config:
             follow(config, settings, seen)
-        signal.pause()
+        while True:  # a signal that came just before would not end one long sleep
+            time.sleep(1.0)
 
 
 @app.command()

@@ -1,11 +1,13 @@
 """One index server over the wire: what it refuses, what it says, and that it goes on serving."""
 
+import ctypes
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,12 +202,30 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_serves_until_it_is_told_to_stop(snapshot: Path, number: signal.Signals) -> None:
+def to_another_thread(process: "subprocess.Popen[str]", number: int) -> None:
+    """Than its main one: the system may choose any."""
+    others = [int(each) for each in os.listdir(f"/proc/{process.pid}/task") if int(each) != process.pid]
+    assert ctypes.CDLL(None).tgkill(process.pid, others[-1], number) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "number"),
+    [
+        (subprocess.Popen.send_signal, signal.SIGTERM),
+        (subprocess.Popen.send_signal, signal.SIGINT),
+        (to_another_thread, signal.SIGTERM),
+    ],
+)
+def test_a_process_serves_until_it_is_told_to_stop(
+    snapshot: Path, told: "Callable[[subprocess.Popen[str], int], None]", number: int
+) -> None:
     with subprocess.Popen([sys.executable, "-c", RUN, snapshot], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
-            info = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=60)
-        process.send_signal(number)
-        assert process.wait(timeout=60) == 0
+        try:
+            assert process.stdout is not None
+            with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
+                info = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=60)
+            told(process, number)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
     assert info.n_passages == 20

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
 from typing import cast
@@ -211,19 +211,22 @@ class IndexServer:
 
 def run(settings: IndexServerSettings) -> None:
     """Serve until SIGTERM or SIGINT; print the address on standard output once it listens. Raises as `IndexServer`."""
-    told_to_stop: SimpleQueue[int] = SimpleQueue()  # a handler may interrupt itself: an event would wait for ever
+    # Written to when a signal comes: Python's handlers run in this thread, which a signal to another one does not wake.
+    told_to_stop, tells = os.pipe()
+    os.set_blocking(tells, False)
     _give_back_memory()
     with loading():
         server = IndexServer(settings)  # reads every byte: until it is done, a signal just ends the process
+    signal.set_wakeup_fd(tells)
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda told, _: told_to_stop.put(told))
+        signal.signal(number, lambda *_: None)
     sys.setswitchinterval(SWITCH_S)
     role = f"index-{settings.shard}"
     # Metrics last: of their ports one may be the server's own.
     with server.metrics, server, MetricsServer(role, settings.host, settings.metrics_port):
         _tell(server)
         print(server.address, flush=True)
-        told_to_stop.get()
+        os.read(told_to_stop, 1)
         log.info("stopping")
     for number in STOP_SIGNALS:  # a handler of ours is taken away while Python ends: one more signal would kill
         signal.signal(number, signal.SIG_IGN)
