@@ -1,10 +1,12 @@
 """`openbook up`: what it serves when nothing is named, and what it says of the page."""
 
 import signal
+import time
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -30,8 +32,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     monkeypatch.setattr(local, "local_system", local_system)
     monkeypatch.setattr(demo, "embedded_snapshot", lambda folder: EMBEDDED)
     monkeypatch.setattr("openbook.logs.setup_logging", lambda role: None)
-    monkeypatch.setattr(signal, "pause", lambda: None)
+    monkeypatch.setattr(time, "sleep", stop)  # it would, until it is stopped
     return started
+
+
+def stop(seconds: float) -> NoReturn:
+    raise SystemExit(0)
 
 
 @pytest.fixture
