@@ -22,7 +22,7 @@ from openbook.core.types import Float32, Passage
 from openbook.corpus.encode import alone
 from openbook.errors import InvalidModel, OpenbookError, StartupError
 from openbook.models.encoder import TextEncoder
-from openbook.models.gpu import told_if_full
+from openbook.models.gpu import told_if_gpu_full
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def encode(settings: str, passages: Sequence[Passage]) -> Encoded | OpenbookErro
         device = EncoderSettings.model_validate_json(settings).device
         make = torch.backends.cpu.get_cpu_capability() if device == "cpu" else torch.cuda.get_device_name(device)
         computed_by = f"torch {torch.__version__}, {make}"
-        with told_if_full(StartupError, "a GPU's memory is full: reserve more of it with --ray-gpus"):
+        with told_if_gpu_full(StartupError, "a GPU's memory is full: reserve more of it with --ray-gpus"):
             return Encoded(model.space, model.embeds_passages_by, computed_by, model.encode_passages(passages))
     except OpenbookError as error:
         return error

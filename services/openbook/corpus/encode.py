@@ -29,7 +29,7 @@ from openbook.index.disk.store import OFFSETS, PARTS, PassageReader
 from openbook.logs import setup_logging
 from openbook.models.checkpoint import device_of, devices_of
 from openbook.models.encoder import TextEncoder
-from openbook.models.gpu import told_if_full
+from openbook.models.gpu import told_if_gpu_full
 from openbook.processes import end, of_module, start, threads
 
 VECTORS = "vectors.npy"
@@ -207,7 +207,7 @@ def _put(folder: Path, step: range, embeddings: Float32) -> None:
 
 def _write(folder: Path, step: range, model: TextEncoder) -> None:
     what = "a GPU's memory is full; with one thread it has one process, and the same command goes on"
-    with told_if_full(StartupError, what):
+    with told_if_gpu_full(StartupError, what):
         _put(folder, step, model.encode_passages(_passages(folder, step)))
 
 

@@ -21,7 +21,7 @@ from openbook.models.batches import Batches
 from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
-from openbook.models.gpu import told_if_full
+from openbook.models.gpu import told_if_gpu_full
 from openbook.models.packing import STEP, Packing
 from openbook.models.pooling import Pooling, sentence_pooling
 from openbook.models.published import passage_model_of
@@ -138,7 +138,7 @@ class TextEncoder:
         """In which it computes, whatever stood for that."""
         self.fingerprint = weights if self.dtype == "float32" else f"{weights}-{self.dtype}"
         """Digest of weights, tokenizer and pooling, and the dtype they compute in; not of the device or the role."""
-        with _told_if_full(settings):  # the weights had room on the GPU, and nothing else has
+        with _told_if_gpu_full(settings):  # the weights had room on the GPU, and nothing else has
             self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
         limits = self.pooling.max_tokens, self._model.config.vocab_size
@@ -154,7 +154,7 @@ class TextEncoder:
         """Load `settings.model`. Raises InvalidModel as `load_encoder`."""
         encoder = cls(load_encoder(settings.model, role, settings.passage_model), settings)
         if role == "query":
-            with _told_if_full(settings):
+            with _told_if_gpu_full(settings):
                 encoder._batches.keep_bits()  # tried now, so that no question waits for it
         return encoder
 
@@ -218,8 +218,8 @@ class TextEncoder:
         return embedding
 
 
-def _told_if_full(settings: ModelSettings) -> AbstractContextManager[None]:
-    return told_if_full(InvalidModel, f"device {settings.device!r} cannot be used")
+def _told_if_gpu_full(settings: ModelSettings) -> AbstractContextManager[None]:
+    return told_if_gpu_full(InvalidModel, f"device {settings.device!r} cannot be used")
 
 
 def question_ids(tokenizer: Any, pooling: Pooling, questions: Sequence[str]) -> list[list[int]]:

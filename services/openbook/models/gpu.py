@@ -9,7 +9,7 @@ from openbook.errors import OpenbookError
 
 
 @contextmanager
-def told_if_full(raised: type[OpenbookError], what: str) -> Iterator[None]:
+def told_if_gpu_full(raised: type[OpenbookError], what: str) -> Iterator[None]:
     """Raises an error of this type, with these words in front of torch's, if the body finds the memory full."""
     try:
         yield

@@ -11,7 +11,7 @@ import torch
 
 from openbook import files
 from openbook.errors import InvalidConfig, StartupError
-from openbook.models.gpu import told_if_full
+from openbook.models.gpu import told_if_gpu_full
 from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective
 from openbook.training.records import Records
@@ -87,7 +87,7 @@ class Run:
     def __init__(self, settings: TrainingSettings, world: World | None = None) -> None:
         torch.set_num_threads(settings.loop.n_threads)
         self.settings, self.world = settings, world or Alone()
-        with told_if_full(StartupError, FULL):
+        with told_if_gpu_full(StartupError, FULL):
             self.job = job_of(settings, self.world)
         self.plan = {**self.job.plan, **_plan(settings)}
         objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
@@ -110,7 +110,7 @@ class Run:
         out = self.settings.loop.out
         out.mkdir(parents=True, exist_ok=True)
         lock = files.locked(out / LOCK, LOCK_TIMEOUT_S) if self.world.rank == 0 else nullcontext()
-        with files.told_if_full(out), told_if_full(StartupError, FULL), lock:
+        with files.told_if_full(out), told_if_gpu_full(StartupError, FULL), lock:
             # Chosen by one: a worker that saw another one, or none, would train on from other weights than the rest.
             found = self.world.of_first(checkpoints.latest(out / CHECKPOINTS) if self.world.rank == 0 else None)
             if found is not None:
