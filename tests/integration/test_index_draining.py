@@ -13,7 +13,7 @@ from openbook.config import IndexClientSettings, IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import RetrievalSettings
-from openbook.index.client import routing
+from openbook.index.client import client, routing
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.server.server import IndexServer
 
@@ -73,6 +73,7 @@ def test_no_question_fails_while_servers_are_restarted_one_after_the_other(
     settings: IndexServerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each as soon as the one before listens again, which whoever asks has not noticed by then."""
+    monkeypatch.setattr(client, "RECONNECT_S", 0.0)  # for as long is believed what a connection met just before
     monkeypatch.setattr(routing, "FIRST_PROBE_S", NEVER_S)
     monkeypatch.setattr(routing, "MAX_PROBE_S", NEVER_S)
     with ExitStack() as stack:
