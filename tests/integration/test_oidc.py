@@ -328,6 +328,21 @@ def test_who_comes_first_does_not_wait_for_a_provider_that_was_asked_before(
     run(scenario)
 
 
+def test_a_provider_that_does_not_answer_before_the_first_caller_is_asked_again_for_him(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        tokens = Tokens(settings(provider), Limits(), clock)
+        provider.is_well = False
+        await tokens.ask_early()
+        assert tokens._fetching
+        await tokens._fetching
+        provider.is_well = True
+        clock.advance(5)
+        assert (await tokens.identify(provider.token())).caller == "oidc:ann"
+
+    run(scenario)
+
+
 def test_a_replica_asks_its_provider_before_its_models_load(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ class Tokens:
     async def ask_early(self) -> None:
         """Ask the provider for its keys, and wait for nothing: what it says counts for those who come then."""
         self._refresh(is_old=True)
+        self._asked_at -= AT_MOST_EVERY_S  # it does not count: where it fails, the first caller asks again
         await asyncio.sleep(0)  # it is asked in a thread from now on, even if the event loop is held up
 
     async def identify(self, token: str) -> Identity:
