@@ -34,10 +34,10 @@ done first, and the first last.
 """
 FATAL = re.compile(
     "illegal|misaligned|device-side assert|launch failure|launch timed out|uncorrectable|hardware|address space"
-    "|program counter|unknown error"
+    "|program counter|tensor memory|terminated by the server|external entity|context is destroyed|unknown error"
 )
-"""In CUDA's words for errors after which, it says, a process must be started anew; the last is that of a card that is
-gone. Others, as of a full memory or an invalid argument, leave it whole.
+"""In CUDA's words for errors after which, it says, a process must be started anew; the last two are those of a context
+and of a card that are gone. Others, as of a full memory or an invalid argument, leave it whole.
 """
 LEAST_NICE = 19
 """Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
