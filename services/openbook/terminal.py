@@ -75,6 +75,8 @@ def print_answer(question: str, response: Answer) -> None:
         style="dim",
     )
     answer = Text(response.text or ("(held back)" if response.abstained else "(empty)"), style="bold green")
+    if response.cut:
+        answer.append("   (cut off)", "dim")
     if response.confidence is not None:
         answer.append(f"   right with probability {response.confidence:.2f}", "dim")
     if response.labels:

@@ -100,6 +100,7 @@ FOUND: dict[str, Any] = {
     "timings": st.dictionaries(texts(), st.floats(0, 100), max_size=2),
 }
 RETRIEVALS = st.builds(Retrieval, **FOUND)
+ALTERNATIVES = st.builds(Alternative, texts(), LOG_P, LOG_PS, TOKENS, CITATIONS, st.booleans())
 ANSWERS = st.builds(
     Answer,
     text=texts(),
@@ -110,9 +111,10 @@ ANSWERS = st.builds(
     labels=st.lists(st.builds(Label, texts(), LOG_P, LOG_P), max_size=2).map(tuple),
     tokens=TOKENS,
     citations=CITATIONS,
-    answers=st.lists(st.builds(Alternative, texts(), LOG_P, LOG_PS, TOKENS, CITATIONS), max_size=2).map(tuple),
+    answers=st.lists(ALTERNATIVES, max_size=2).map(tuple),
     abstained=st.booleans(),
     confidence=st.none() | st.floats(0, 1),
+    cut=st.booleans(),
     **FOUND,
 )
 

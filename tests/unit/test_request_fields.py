@@ -1,4 +1,6 @@
-"""What can be asked for is one list, in whatever language: settings, protobuf, JSON, Python client, command line."""
+"""What can be asked for is one list, in whatever language: settings, protobuf, JSON, Python client, command line. What
+is told is another.
+"""
 
 import inspect
 from dataclasses import fields
@@ -9,15 +11,31 @@ import pytest
 from openbook.cli import ask
 from openbook.client import AnswerOptions, RetrieveOptions
 from openbook.core.origin import Origin
-from openbook.core.types import GenerationSettings, Passage, ReplySettings, RetrievalSettings
-from openbook.rag.answer import Excerpt
+from openbook.core.types import (
+    Citation,
+    Coverage,
+    GenerationSettings,
+    Passage,
+    ReplySettings,
+    RetrievalSettings,
+    Token,
+)
+from openbook.rag.answer import Alternative, Answer, Evidence, Excerpt, Label, Retrieval
 from openbook.serving.endpoint.schemas import (
+    AlternativeOut,
     AnswerRequest,
+    AnswerResponse,
+    CitationOut,
+    CoverageOut,
+    EvidenceOut,
     ExcerptOut,
+    LabelOut,
     OriginOut,
     PassageOut,
     PassageRequest,
     RetrieveRequest,
+    RetrieveResponse,
+    TokenOut,
 )
 from openbook.v1 import answer_pb2, common_pb2
 
@@ -54,8 +72,16 @@ def names(kind: type) -> set[str]:
         (names(Passage) | {"lasting_id"}, common_pb2.Passage, PassageOut),
         (names(Excerpt), answer_pb2.Excerpt, ExcerptOut),
         ({"id", "around", "snapshot_id", "timeout_s", "request_id"}, answer_pb2.PassageRequest, PassageRequest),
+        (names(Answer) ^ {"text", "answer"}, answer_pb2.AnswerResponse, AnswerResponse),
+        (names(Alternative) ^ {"text", "answer"}, answer_pb2.Alternative, AlternativeOut),
+        (names(Retrieval), answer_pb2.RetrieveResponse, RetrieveResponse),
+        (names(Evidence), answer_pb2.Evidence, EvidenceOut),
+        (names(Coverage), answer_pb2.Coverage, CoverageOut),
+        (names(Label), answer_pb2.Label, LabelOut),
+        (names(Token), answer_pb2.Token, TokenOut),
+        (names(Citation), answer_pb2.Citation, CitationOut),
     ],
-    ids=["Origin", "Passage", "Excerpt", "PassageRequest"],
+    ids=lambda kind: kind.__name__ if isinstance(kind, type) else "",
 )
-def test_what_is_told_of_a_passage_is_the_same_everywhere(of_python: set[str], of_protobuf: Any, of_json: Any) -> None:
+def test_what_is_told_is_the_same_everywhere(of_python: set[str], of_protobuf: Any, of_json: Any) -> None:
     assert set(of_protobuf.DESCRIPTOR.fields_by_name) == set(of_json.model_fields) == of_python

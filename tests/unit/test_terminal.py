@@ -98,6 +98,13 @@ def test_passages_have_the_numbers_that_their_shares_of_tokens_have(screen: Cons
     assert heading[-2:] == ["[1]", "│"]
 
 
+def test_an_answer_that_did_not_end_by_itself_is_marked(screen: Console) -> None:
+    response = answered("Alexander Graham", Passage(1, "bell", "Telephone", "text"))
+    for was_cut in (True, False):
+        terminal.print_answer("who?", replace(response, cut=was_cut))
+        assert ("Alexander Graham   (cut off)" in screen.export_text()) == was_cut
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_who_holds_a_key_and_until_when_is_shown_whole(width: int, screen: Console) -> None:
     tenant, holder = "a-tenant-of-nineteen", "and-a-holder-of-his-own"

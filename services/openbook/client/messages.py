@@ -178,11 +178,13 @@ def answer(message: answer_pb2.AnswerResponse) -> Answer:
                 tuple(each.log_posterior),
                 _tokens(each.tokens),
                 _citations(each.citations),
+                each.cut,
             )
             for each in message.answers
         ),
         abstained=message.abstained,
         confidence=message.confidence if message.HasField("confidence") else None,
+        cut=message.cut,
         **_found(message),
     )
 

@@ -472,6 +472,7 @@ class AnswerResponse(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     ABSTAINED_FIELD_NUMBER: _builtins.int
     CONFIDENCE_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Where the generator's tokens know no capitals, spelled as in the passages."""
     log_likelihood: _builtins.float
@@ -493,6 +494,10 @@ class AnswerResponse(_message.Message):
     confidence: _builtins.float
     """How probable it is that the answer is right, as fitted to answers of this generator that were judged. Absent where
     nothing was fitted.
+    """
+    cut: _builtins.bool
+    """Whether the answer is as long as max_new_tokens lets it be and did not end by itself. Of generators that must end
+    there, as BART, every answer of that length.
     """
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evidence]:
@@ -540,10 +545,11 @@ class AnswerResponse(_message.Message):
         answers: _abc.Iterable[Global___Alternative] | None = ...,
         abstained: _builtins.bool = ...,
         confidence: _builtins.float | None = ...,
+        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "confidence", b"confidence", "coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "abstained", b"abstained", "answer", b"answer", "answers", b"answers", "cached", b"cached", "citations", b"citations", "complete", b"complete", "confidence", b"confidence", "coverage", b"coverage", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "abstained", b"abstained", "answer", b"answer", "answers", b"answers", "cached", b"cached", "citations", b"citations", "complete", b"complete", "confidence", b"confidence", "coverage", b"coverage", "cut", b"cut", "decoding", b"decoding", "encoder_fingerprint", b"encoder_fingerprint", "evidence", b"evidence", "formulation", b"formulation", "generator_fingerprint", b"generator_fingerprint", "labels", b"labels", "log_likelihood", b"log_likelihood", "request_id", b"request_id", "snapshot_id", b"snapshot_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
@@ -562,9 +568,12 @@ class Alternative(_message.Message):
     LOG_POSTERIOR_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     CITATIONS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     log_likelihood: _builtins.float
     """log p(y|x)"""
+    cut: _builtins.bool
+    """As that of AnswerResponse."""
     @_builtins.property
     def log_posterior(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """log p(z|x,y) of each passage of the evidence."""
@@ -583,10 +592,11 @@ class Alternative(_message.Message):
         log_posterior: _abc.Iterable[_builtins.float] | None = ...,
         tokens: _abc.Iterable[Global___Token] | None = ...,
         citations: _abc.Iterable[Global___Citation] | None = ...,
+        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "log_likelihood", b"log_likelihood", "log_posterior", b"log_posterior", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "cut", b"cut", "log_likelihood", b"log_likelihood", "log_posterior", b"log_posterior", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,6 +93,7 @@ async def everything(client: Client) -> None:
     assert (whole["text"], whole["url"]) == (PASSAGES[0].text, first["url"])
     answer = await call(client, "answer", question=QUESTION, k=1)
     assert (answer["answer"], answer["probability"], answer["abstained"]) == (PASSAGES[0].text, 1.0, False)
+    assert answer["cut"] is False
     (cited,) = answer["citations"]
     assert (cited["text"], cited["id"], cited["title"]) == (answer["answer"], first["id"], "Telephone")
     assert (await call(client, "answer", question="Curie?", labels=["Paris", "Warsaw"]))["answer"] == "Warsaw"

@@ -259,6 +259,18 @@ def test_an_answer_says_how_much_was_searched() -> None:
     assert not response.complete
 
 
+def test_an_answer_tells_whether_it_was_cut() -> None:
+    for n_tokens, was_cut in ((3, True), (6, False)):
+        body = {"question": "who patented the telephone", "max_new_tokens": n_tokens, "n_answers": 2}
+        whole = request("POST", "/v1/answer", json=body).json()
+        assert [each["cut"] for each in (whole, *whole["answers"])] == [was_cut] * 3
+        *_, last = request("POST", "/v1/answer/stream", json=body).text.strip().split("\n\n")
+        assert last.count(f'"cut":{str(was_cut).lower()}') == 3
+        response, _ = answer(answer_pb2.AnswerRequest(**body).SerializeToString())
+        assert response is not None
+        assert [each.cut for each in (response, *response.answers)] == [was_cut] * 3
+
+
 def test_an_answer_out_of_labels_comes_with_the_probability_of_each() -> None:
     body = {"question": "who patented the telephone", "labels": ["Curie", "Bell"]}
     response = request("POST", "/v1/answer", json=body).json()

@@ -167,6 +167,7 @@ async def _answer(service: AnswerService, asked: Ask, context: Context) -> dict[
         "probability": exp(answer.log_likelihood),
         "confidence": answer.confidence,
         "abstained": answer.abstained,
+        "cut": answer.cut,
         "citations": _citations(answer),
         "passages": [
             {

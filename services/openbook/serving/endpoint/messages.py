@@ -101,11 +101,13 @@ def answer_to_proto(answer: Answer) -> answer_pb2.AnswerResponse:
                 log_posterior=each.log_posterior,
                 tokens=map(_token_to_proto, each.tokens),
                 citations=map(_citation_to_proto, each.citations),
+                cut=each.cut,
             )
             for each in answer.answers
         ],
         abstained=answer.abstained,
         confidence=answer.confidence,
+        cut=answer.cut,
         **_found(answer),
     )
 

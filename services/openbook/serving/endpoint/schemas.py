@@ -102,6 +102,7 @@ class PassageQuery(Sent):
 
 Log = Annotated[float, WithJsonSchema({"type": ["number", "null"]})]
 """A natural logarithm. In JSON, null stands for that of zero."""
+Cut = Annotated[bool, Field(description="As long as max_new_tokens lets it be, and not ended by itself.")]
 
 
 class _Response(BaseModel):
@@ -211,6 +212,7 @@ class AlternativeOut(_Response):
     log_posterior: Annotated[list[Log], Field(description="Of each passage of the evidence.")]
     tokens: list[TokenOut]
     citations: list[CitationOut]
+    cut: Cut
 
 
 class AnswerResponse(_Response):
@@ -239,6 +241,7 @@ class AnswerResponse(_Response):
         bool, Field(description="Held back: less probable than min_probability, or confident than min_confidence.")
     ]
     confidence: Annotated[float | None, Field(description="p(right), where something was fitted to tell it.")]
+    cut: Cut
 
 
 def event_to_json(event: Event) -> tuple[str, str]:
