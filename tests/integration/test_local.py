@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from openbook.index.disk.root import Root
 from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import free_port, free_ports, of_module
 from openbook.serving.launch import haproxy, local, probe, run, supervise
+from openbook.serving.launch.checks import check_metrics
 from openbook.serving.launch.local import IndexProcess, local_tiers
 
 
@@ -120,6 +121,26 @@ def test_index_servers_whose_metrics_would_take_the_endpoints_port_are_not_start
     ):
         pass
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("host", "proxy", "meet"),
+    [
+        ("localhost", "haproxy", {"http_port", "grpc_port"}),
+        ("0.0.0.0", "haproxy", {"http_port", "grpc_port"}),
+        ("10.0.0.5", "haproxy", set()),
+        ("127.0.0.2", "haproxy", set()),
+        ("10.0.0.5", "python", {"grpc_port"}),
+    ],
+)
+def test_an_endpoint_that_listens_elsewhere_may_have_the_ports_of_index_servers_metrics(
+    host: str, proxy: str, meet: set[str]
+) -> None:
+    for name in ("http_port", "grpc_port"):
+        ports = {"metrics_port": 7999, "http_port": 9000, "grpc_port": 9001, name: 8000}
+        serving = ServingSettings.model_validate({"host": host, "proxy": proxy, **ports})
+        with pytest.raises(InvalidConfig, match=name) if name in meet else nullcontext():
+            check_metrics(serving, 2)
 
 
 def test_an_index_servers_metrics_leave_it_its_own_port(snapshot: Path, started: list[IndexProcess]) -> None:

@@ -23,15 +23,18 @@ def check(serving: ServingSettings) -> None:
 
 
 def check_metrics(serving: ServingSettings, n_servers: int) -> None:
-    """Whether so many index servers, whose metrics listen before the endpoint does, leave it its ports.
+    """Whether so many index servers, whose metrics listen on 127.0.0.1 before the endpoint does, leave it its ports.
 
     Raises:
         InvalidConfig: they take `http_port` or `grpc_port`.
     """
     if first := serving.metrics_port:
         last = first + n_servers - 1
-        for name in ("http_port", "grpc_port"):
-            if first <= (port := getattr(serving, name)) <= last:
+        # Serve's own proxy listens for gRPC everywhere, whatever the host.
+        hosts = {"http_port": serving.host, "grpc_port": "0.0.0.0" if serving.proxy == "python" else serving.host}
+        for name, host in hosts.items():
+            is_taken = first <= (port := getattr(serving, name)) <= last
+            if is_taken and socket.gethostbyname(host) in ("127.0.0.1", "0.0.0.0"):
                 taken = f"the index servers' metrics take serving.metrics_port = {first} on, {first}..{last}"
                 raise InvalidConfig(f"serving.{name} = {port}: {taken}")
 
