@@ -8,6 +8,8 @@ folder=${SECRETS:-$(dirname "$0")/secrets}
 days=${DAYS:-825}
 
 refuse() { echo "'$1' is neither a name nor an address" >&2; exit 1; }
+quietly() { said=$("$@" 2>&1) || { echo "$said" >&2; exit 1; }; }
+request() { quietly openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "$@"; }
 
 names=DNS:openbook,DNS:localhost,IP:127.0.0.1
 for name in "$@"; do
@@ -19,6 +21,8 @@ for name in "$@"; do
     *) names=$names,IP:$name ;;
   esac
 done
+# Before anything is made openssl says whether those are addresses: IPv6 has many forms.
+request -subj /CN=openbook -addext "subjectAltName=$names" -keyout /dev/null -out /dev/null
 
 mkdir -p -m 755 "$folder" # its files may be given to another user, as that of the containers, who has to come in
 umask 077
@@ -28,14 +32,12 @@ ca=$(cd "$folder-ca" && pwd)/ca.key
 cd "$folder"
 trap 'rm -f ca.new key.new cert.new cert.csr cert.ext' EXIT
 
-quietly() { said=$("$@" 2>&1) || { echo "$said" >&2; exit 1; }; }
-
 if ! [ -e ray-token ]; then
   openssl rand -hex 32 >ray-token
 fi
 if ! [ -e ca.pem ]; then
-  quietly openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=openbook CA" \
-    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign -keyout "$ca" -out ca.new
+  request -x509 -days 3650 -subj "/CN=openbook CA" -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign \
+    -keyout "$ca" -out ca.new
   mv ca.new ca.pem
 fi
 if ! [ -e cert.pem ]; then
@@ -43,7 +45,7 @@ if ! [ -e cert.pem ]; then
     echo "$ca: the CA's key is not there: only who has it makes another certificate" >&2
     exit 1
   fi
-  quietly openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=openbook" -keyout key.new -out cert.csr
+  request -subj /CN=openbook -keyout key.new -out cert.csr
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$names" >cert.ext
   quietly openssl x509 -req -in cert.csr -CA ca.pem -CAkey "$ca" -set_serial "0x$(openssl rand -hex 16)" -days "$days" -extfile cert.ext -out cert.new
   mv key.new key.pem

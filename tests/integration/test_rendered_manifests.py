@@ -539,12 +539,23 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
     ["bad name", "", "https://answers.example.org", "a,DNS:b", "a;b", "a.org:9000", "10.0.0.1:9000", "cafe:9000"],
 )
 def test_a_name_that_is_none_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
+    assert refused(name, tmp_path) == f"'{name}' is neither a name nor an address\n"
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+@pytest.mark.parametrize("name", ["10.0.0.1:9000:9001", "10.0.0.1::", "1:2:3", "10.0.0.256"])
+def test_nor_is_anything_made_for_what_looks_like_an_address_alone(name: str, tmp_path: Path) -> None:
+    assert name in refused(name, tmp_path)
+
+
+def refused(name: str, folder: Path) -> str:
+    """What is said of this name, for which nothing is made."""
     command = ["sh", str(ROOT / "deploy" / "secrets.sh"), "answers.example.org", name]
     done = subprocess.run(
-        command, env={**os.environ, "SECRETS": str(tmp_path / "secrets")}, capture_output=True, text=True
+        command, env={**os.environ, "SECRETS": str(folder / "secrets")}, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (1, f"'{name}' is neither a name nor an address\n")
-    assert list(tmp_path.iterdir()) == []
+    assert (done.returncode, list(folder.iterdir())) == (1, [])
+    return done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
