@@ -28,6 +28,7 @@ from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import load_encoder
 from openbook.models.source import weights_digest
 from openbook.testing import served
+from openbook.training.loop import TrainingDiverged
 from openbook.training.loss import RagLoss
 from openbook.training.rag import RagJob
 from openbook.training.retrieval import MemoryIndex
@@ -425,6 +426,26 @@ def test_the_command(files: World, whole: Path) -> None:
     done = CliRunner().invoke(app, ["train", str(config), "--local"])
     assert isinstance(done.exception, InvalidConfig)
     assert "n_stepz" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("query_encoder", "the query encoder's queries are not finite any more"),
+        ("generator", "loss nan, gradient norm nan"),
+    ],
+)
+def test_a_run_that_diverges_says_after_which_step(files: World, where: str, why: str) -> None:
+    run = Run(files.settings(f"diverging-{where}"))
+
+    def overflowing(step: int, scalars: Mapping[str, float]) -> None:
+        if step == 2:
+            with torch.no_grad():
+                next(each for name, each in run.loop.parameters.items() if name.startswith(where)).fill_(torch.inf)
+
+    with pytest.raises(TrainingDiverged, match=f"^after step 2: {why}$"):
+        run.train(overflowing)
+    run.close()
 
 
 @pytest.mark.parametrize("where", ["RagLoss.to", "Run._steps"])

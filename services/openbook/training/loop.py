@@ -134,7 +134,7 @@ class Loop(Generic[E, P]):
         self.world.add_up([*(p.grad for p in self.parameters.values() if p.grad is not None), reported])
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), self._schedule.max_gradient_norm)
         if not (math.isfinite(float(norm)) and math.isfinite(float(reported[0]))):
-            raise TrainingDiverged(f"step {self.step + 1}: loss {float(reported[0])}, gradient norm {float(norm)}")
+            raise TrainingDiverged(f"loss {float(reported[0])}, gradient norm {float(norm)}")
         rate = self._update()
         means = [value / settings.batch_size for value in reported.tolist()]
         named = dict(zip(sums, means[1:], strict=True))

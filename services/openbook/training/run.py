@@ -13,7 +13,7 @@ from openbook import files
 from openbook.errors import InvalidConfig, StartupError
 from openbook.models.gpu import told_if_gpu_full
 from openbook.training import checkpoints
-from openbook.training.loop import Loop, Objective
+from openbook.training.loop import Loop, Objective, TrainingDiverged
 from openbook.training.records import Records
 from openbook.training.settings import TrainingSettings
 from openbook.training.world import Alone, World
@@ -140,6 +140,8 @@ class Run:
                 self._record(records, report.step, scalars, on_step)
                 if is_last or report.step % self.settings.loop.checkpoint_every == 0:
                     self._keep()
+        except TrainingDiverged as error:
+            raise TrainingDiverged(f"after step {loop.step}: {error}") from None
         finally:
             if records is not None:
                 records.close()

@@ -280,7 +280,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_weights_as_they_were(wro
     steps = loop.run()
     next(steps), next(steps)
     before = {name: parameter.detach().clone() for name, parameter in toy.named_parameters()}
-    with pytest.raises(TrainingDiverged, match=rf"step 3: loss {wrong}, gradient norm nan"):
+    with pytest.raises(TrainingDiverged, match=rf"^loss {wrong}, gradient norm nan$"):
         next(steps)
     loop.close()
     assert loop.step == 2
