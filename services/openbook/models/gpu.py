@@ -14,6 +14,7 @@ def told_if_gpu_full(raised: type[OpenbookError], what: str) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-        if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):  # CUDA's own is one, too
+        why = str(error).partition("\n")[0]
+        if "out of memory" not in why:  # AcceleratorError is any error of CUDA's
             raise
-        raise raised(f"{what}: {str(error).partition(chr(10))[0]}") from None
+        raise raised(f"{what}: {why}") from None
