@@ -165,16 +165,18 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _biencoder_has_negatives(self) -> "TrainingSettings":
-        if self.biencoder is not None and self.retrieval.kind != "bm25":
+        if (own := self.biencoder) is None:
+            return self
+        if self.retrieval.kind != "bm25":
             raise ValueError(f"a bi-encoder's negatives are of retrieval.kind bm25, got {self.retrieval.kind!r}")
-        if self.biencoder is not None and self.optimizer.label_smoothing:
+        if self.optimizer.label_smoothing:
             raise ValueError(f"label_smoothing is of a generator's tokens, got {self.optimizer.label_smoothing}")
-        if self.biencoder is not None and self.models.saved_dtype != "float32":
+        if self.models.saved_dtype != "float32":
             raise ValueError(f"saved_dtype must be float32 for a bi-encoder, got {self.models.saved_dtype}")
-        if self.biencoder is not None and not (self.biencoder.passage_encoder or self.models.train_query_encoder):
+        if not (own.passage_encoder or self.models.train_query_encoder):
             needed = "true for the one tower that there is without biencoder.passage_encoder"
             raise ValueError(f"models.train_query_encoder must be {needed}, got false")
-        if self.biencoder is not None and self.biencoder.n_negatives == 0 and self.loop.micro_batch_size == 1:
+        if own.n_negatives == 0 and self.loop.micro_batch_size == 1:
             needed = "at least 1 with loop.micro_batch_size = 1, where no other question has any"
             raise ValueError(f"biencoder.n_negatives must be {needed}, got 0")
         return self
