@@ -171,11 +171,11 @@ def mended(config: str, folder: Path) -> str:
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte.
     config = _surely(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config)
-    config = re.sub(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, flags=re.M)
+    n_grpc = len(re.findall(r"^ *bind .* proto h2$", config, flags=re.M))  # none where gRPC is not served
+    config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, n_grpc)
     # Every local user might command it by its socket, and all the world read its figures.
     config = _surely(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config)
-    n_figures = len(re.findall(r"^(?:frontend prometheus|listen stats)\n", config, flags=re.M))
-    return _surely(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, n_figures)
+    return _surely(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, 2)
 
 
 def _surely(pattern: str, mend: str, config: str, at_least: int = 1) -> str:
