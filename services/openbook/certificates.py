@@ -120,8 +120,9 @@ def trusted() -> bytes | None:
 def of_who_connects(authorities: Path | None = None, content: str | None = None) -> ssl.SSLContext:
     """Trusts those of the file, or this content of one, and with neither whom this machine trusts. Raises OSError."""
     context = ssl.create_default_context(cafile=_at_home(authorities), cadata=content)
-    # Set by default since Python 3.13. It refuses what gRPC, HAProxy and former Pythons take.
+    # Both as gRPC does. By default Python is strict since 3.13, and before needs the authority of an authority too.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 

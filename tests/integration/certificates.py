@@ -45,3 +45,10 @@ def plain(folder: Path) -> trustme.LeafCert:
     )
     (folder / "ca.pem").write_bytes(authority)
     return trustme.LeafCert(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), server, [])
+
+
+def by_intermediate(folder: Path) -> trustme.LeafCert:
+    """Of 127.0.0.1. Leaves in the folder whose it is, but not who signed that one in turn."""
+    authority = trustme.CA().create_child_ca()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return authority.issue_cert("127.0.0.1")

@@ -5,7 +5,7 @@ import http.server
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from certificates import plain, tls_files
+from certificates import by_intermediate, plain, tls_files
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from redis import Redis
 from small_snapshot import build
@@ -196,8 +196,9 @@ def test_where_client_certificates_are_asked_for_grpc_is_looked_at_too(tmp_path:
     assert (over_grpc.level, "refused" in over_grpc.says) == (Level.ILL, True)
 
 
+@pytest.mark.parametrize("issued", [plain, by_intermediate])
 def test_a_certificate_that_grpc_takes_is_taken_with_any_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issued: Callable[[Path], trustme.LeafCert]
 ) -> None:
     default = ssl.create_default_context
 
@@ -211,7 +212,7 @@ def test_a_certificate_that_grpc_takes_is_taken_with_any_python(
             pass
 
     monkeypatch.setattr(ssl, "create_default_context", since_3_13)
-    with web(b"", showing(tmp_path, plain(tmp_path))) as port:
+    with web(b"", showing(tmp_path, issued(tmp_path))) as port:
         told = _certificate("it", f"127.0.0.1:{port}", "127.0.0.1", ClientTls(ca=tmp_path / "ca.pem"))
         assert told.says.startswith("expires in ")
         asyncio.run(is_reached(f"https://127.0.0.1:{port}"))
