@@ -1,9 +1,12 @@
 """Certificates for a server on loopback, and for who calls it."""
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -52,3 +55,14 @@ def by_intermediate(folder: Path) -> trustme.LeafCert:
     authority = trustme.CA().create_child_ca()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return authority.issue_cert("127.0.0.1")
+
+
+def strict_as_since_3_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = ssl.create_default_context
+
+    def strict(*purpose: ssl.Purpose, **options: Any) -> ssl.SSLContext:
+        context = default(*purpose, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)

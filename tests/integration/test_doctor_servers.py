@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from certificates import by_intermediate, plain, tls_files
+from certificates import by_intermediate, plain, strict_as_since_3_13, tls_files
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from redis import Redis
 from small_snapshot import build
@@ -200,18 +200,11 @@ def test_where_client_certificates_are_asked_for_grpc_is_looked_at_too(tmp_path:
 def test_a_certificate_that_grpc_takes_is_taken_with_any_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issued: Callable[[Path], trustme.LeafCert]
 ) -> None:
-    default = ssl.create_default_context
-
-    def since_3_13(**options: Any) -> ssl.SSLContext:
-        context = default(**options)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
     async def is_reached(address: str) -> None:
         async with opened(LoadSettings(address=address, tls_ca=tmp_path / "ca.pem"), []):
             pass
 
-    monkeypatch.setattr(ssl, "create_default_context", since_3_13)
+    strict_as_since_3_13(monkeypatch)
     with web(b"", showing(tmp_path, issued(tmp_path))) as port:
         told = _certificate("it", f"127.0.0.1:{port}", "127.0.0.1", ClientTls(ca=tmp_path / "ca.pem"))
         assert told.says.startswith("expires in ")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import tls_files
+import trustme
+from certificates import by_intermediate, plain, strict_as_since_3_13, tls_files
 from pydantic import SecretStr
 from redis import Redis
 
@@ -20,7 +21,7 @@ from openbook import processes
 from openbook.cache import redis as redis_cache
 from openbook.cache import server as cache_server
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec
-from openbook.cache.redis import PAUSE_S, RedisCache, open_answers, open_embeddings, warn_if_useless
+from openbook.cache.redis import PAUSE_S, RedisCache, connect, open_answers, open_embeddings, warn_if_useless
 from openbook.cache.server import RedisServer
 from openbook.config import CacheSettings, ClientTls, ServerTls
 from openbook.core.types import Generation, Token
@@ -404,6 +405,28 @@ def test_through_tls_and_only_to_whom_the_ca_knows(
             assert errors("read") == before + 1
             await cache.aclose()
             await stranger.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("issued", [plain, by_intermediate])
+def test_a_certificate_of_redis_that_grpc_would_take_is_taken_with_any_python(
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    issued: Callable[[Path], trustme.LeafCert],
+) -> None:
+    leaf, ours = issued(tmp_path), ServerTls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(ours.certificate)
+    leaf.private_key_pem.write_to_path(ours.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))  # whom this machine trusts
+    strict_as_since_3_13(monkeypatch)
+
+    async def scenario() -> None:
+        async with encrypted(redis_server, ours) as port:
+            for tls in (ClientTls(ca=tmp_path / "ca.pem"), None):
+                async with connect("cache", RedisUrl(f"rediss://127.0.0.1:{port}/0"), tls, 60.0) as client:
+                    assert await client.get("nothing") is None
 
     asyncio.run(scenario())
 

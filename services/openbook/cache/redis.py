@@ -6,6 +6,7 @@ failure Redis is left alone for a moment, so that a frozen server costs one time
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -39,6 +40,12 @@ N_CONNECTIONS = 2
 
 LOOK_TIMEOUT_S = 5.0
 """Once, at the start: a question waits for `cache.timeout_s` alone."""
+
+AS_GRPC = {
+    "ssl_exclude_verify_flags": [ssl.VERIFY_X509_STRICT],
+    "ssl_include_verify_flags": [ssl.VERIFY_X509_PARTIAL_CHAIN],
+}
+"""As `certificates.of_who_connects` takes certificates. Before 7.0 redis-py takes them as Python does by default."""
 
 
 class _Paused(Exception):
@@ -212,16 +219,19 @@ def _opened(
     if url is None:
         raise InvalidConfig(f"{name}.url must be set to a Redis server, such as redis://127.0.0.1:6379/0")
     text = url.get_secret_value()
-    files: dict[str, Any] = _tls_options(name, tls, text) if tls else {}
+    options |= _tls_options(name, tls, text)
     try:
-        return kind.from_url(text, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **options, **files)
+        return kind.from_url(text, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **options)
     except ValueError:  # which quotes parts of the URL
         raise InvalidConfig(f"{name}.url = '{url}': no URL of a Redis server") from None
 
 
-def _tls_options(name: str, tls: ClientTls, url: str) -> dict[str, Any]:
-    if not url.startswith("rediss://"):
-        raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
-    certificates.read(f"{name}.tls", tls)  # now: later whatever is wrong with them would be a miss
-    given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
-    return {name: str(at_home(path)) for name, path in given.items() if path}
+def _tls_options(name: str, tls: ClientTls | None, url: str) -> dict[str, Any]:
+    is_encrypted, given = url.startswith("rediss://"), {}
+    if tls:
+        if not is_encrypted:
+            raise InvalidConfig(f"{name}.tls is for a {name}.url of rediss://")
+        certificates.read(f"{name}.tls", tls)  # now: later whatever is wrong with them would be a miss
+        given = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    files = {name: str(at_home(path)) for name, path in given.items() if path}
+    return files | (AS_GRPC if is_encrypted and redis.VERSION >= (7,) else {})
