@@ -408,7 +408,7 @@ def test_what_speaks_no_http_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
-def test_grpc_of_something_else_is_not_measured(what: str) -> None:
+def test_grpc_of_something_else_or_of_another_version_is_not_measured(what: str) -> None:
     """As of an index server, or of a proxy that speaks HTTP/2 on the port of HTTP."""
 
     async def measured() -> None:
@@ -420,7 +420,8 @@ def test_grpc_of_something_else_is_not_measured(what: str) -> None:
         finally:
             await server.stop(0)
 
-    with pytest.raises(Unreachable, match=r"^127\.0\.0\.1:\d+: Method not found!; .*HTTP needs http:// in front$"):
+    hint = r"is that an endpoint's gRPC port \(HTTP .* in front\), or one of another version, or does a proxy refuse\?"
+    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:\d+: Method not found!; {hint}$"):
         asyncio.run(measured())
 
 

@@ -82,8 +82,8 @@ async def _greet(channel: grpc.aio.Channel, settings: LoadSettings) -> None:
     except grpc.aio.AioRpcError as error:
         details = error.details() or ""
         if wire.OTHERS.search(details):
-            hint = "is that an endpoint's gRPC port? HTTP needs http:// in front"
-            raise Unreachable(f"{settings.address}: {details}; {hint}") from None
+            port = "is that an endpoint's gRPC port (HTTP needs http:// in front), or one of another version"
+            raise Unreachable(f"{settings.address}: {details}; {port}, or does a proxy refuse?") from None
 
 
 class GrpcSender:
