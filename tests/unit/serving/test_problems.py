@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import traceback
 from typing import Any
 
 import pytest
@@ -77,20 +78,22 @@ def test_what_breaks_anywhere_is_a_problem_with_the_requests_id(
     assert question not in response.text + caplog.text
 
 
-def test_a_reply_that_has_begun_ends_with_what_broke() -> None:
-    """Its connection then ends before the reply does: nobody takes it for whole."""
-    sent = []
+def test_a_reply_that_has_begun_ends_with_what_broke_and_without_the_question(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection then ends before the reply does: nobody takes it for whole. Who serves us logs what is raised."""
+    sent, question = [], "who was bell"
 
     async def begins(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise RuntimeError("half")
+        raise RuntimeError(question)
 
     async def send(message: Message) -> None:
         sent.append(message["type"])
 
-    with pytest.raises(RuntimeError, match="half"):
-        asyncio.run(Named(begins)({"type": "http", "headers": []}, None, send))
+    with pytest.raises(OpenbookError, match="internal error, request id mine") as raised:
+        asyncio.run(Named(begins)({"type": "http", "headers": [(b"x-request-id", b"mine")]}, None, send))
     assert sent == ["http.response.start"]
+    assert "internal error, request id mine" in caplog.text
+    assert question not in "".join([caplog.text, *traceback.format_exception(raised.value)])
 
 
 def details(error: OpenbookError) -> dict[str, Any]:

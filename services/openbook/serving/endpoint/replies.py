@@ -94,7 +94,10 @@ class Named:
         try:
             await self._app(scope, receive, send_named)
         except Exception as error:
-            if begun or scope["type"] != "http":
+            if scope["type"] != "http":
                 raise
             request = Request(scope)
-            await error_reply(request, as_ours(error, request_id_of(request)))(scope, receive, send_named)
+            ours = as_ours(error, request_id_of(request))
+            if begun:  # the connection ends before the reply does, and who serves us logs what is raised
+                raise ours from None
+            await error_reply(request, ours)(scope, receive, send_named)
