@@ -16,7 +16,9 @@ def test_who_works_on_it_gets_the_tools_that_generated_the_committed_code() -> N
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     generated_by = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", (GENERATED / "index_pb2_grpc.py").read_text())
     assert generated_by
-    assert f"grpcio-tools=={generated_by[1]}" in project["optional-dependencies"]["dev"]
+    tools = project["optional-dependencies"]["dev"]
+    assert f"grpcio-tools=={generated_by[1]}" in tools
+    assert any(each.startswith("mypy-protobuf==") for each in tools), "which does not write its version into its files"
 
 
 def test_generated_code_has_not_drifted(tmp_path: Path) -> None:
