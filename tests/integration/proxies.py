@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from openbook.processes import end, start
+from openbook.processes import end, free_port, start
 
 PATIENCE_S = 30.0
 CONFIG, LOG = "haproxy.cfg", "log"
@@ -20,6 +20,10 @@ defaults
     timeout connect 5s
     timeout client 30s
     timeout server 30s
+frontend prometheus
+    bind :{figures}
+listen stats
+  bind *:{stats}
 """
 
 
@@ -28,9 +32,14 @@ def haproxy(
     folder: Path, sections: str, ports: tuple[int, ...], environment: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
     """HAProxy with these frontends and backends, once it listens on all the ports. Gives its log."""
-    (folder / CONFIG).write_text(HEAD.format(folder=folder) + sections)
+    configure(folder, sections)
     with started(folder, lambda: all(map(listens, ports)), environment):
         yield folder / LOG
+
+
+def configure(folder: Path, sections: str) -> None:
+    """Write a configuration as Serve's, with these frontends and backends, into the folder."""
+    (folder / CONFIG).write_text(HEAD.format(folder=folder, figures=free_port(), stats=free_port()) + sections)
 
 
 @contextmanager

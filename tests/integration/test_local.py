@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from certificates import tls_files
-from proxies import CONFIG, HEAD, PATIENCE_S, listens, until
+from proxies import CONFIG, PATIENCE_S, configure, listens, until
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -214,7 +214,7 @@ def test_whoever_is_killed_leaves_nothing_behind(snapshot: Path) -> None:
 def proxy_port(tmp_path: Path) -> int:
     """Where HAProxy is to listen, by a configuration in the folder."""
     port = free_port()
-    (tmp_path / CONFIG).write_text(f"{HEAD.format(folder=tmp_path)}frontend http_frontend\n    bind 127.0.0.1:{port}\n")
+    configure(tmp_path, f"frontend http_frontend\n    bind 127.0.0.1:{port}\n")
     return port
 
 
