@@ -28,7 +28,7 @@ def words_of(page: str) -> list[int]:
     [
         "<html><body>{}</body></html>",
         "<html><body><article>{}</article></body></html>",
-        "<html><body><article><p>w0</p></article>{}</body></html>",
+        f"<html><body><article><p>{LINE} w0</p></article>{{}}</body></html>",
         "<html><body><main><article><p>w0</p></article>{}</main></body></html>",
         "<html><body><section>{}</section></body></html>",
         "<html><body><center>{}</center></body></html>",
@@ -45,6 +45,8 @@ def words_of(page: str) -> list[int]:
         '<html><body><div role=main><h1>w0</h1><div class="page-content">{}</div></div></body></html>',
         "<html><body role=main>{}</body></html>",
         "<html><body class=post>{}</body></html>",
+        "<html><body class=post><div class=post><p>w0</p></div>{}</body></html>",
+        "<html><body><table><tr><td role=main>{}</td></tr></table></body></html>",
         "<html><body><div><div class=post><p>w0</p></div><div class=post>{}</div></div></body></html>",
         *(
             f"<html><body><{around}><article><div class=entry-content><p>w0</p></div></article><article>"
@@ -169,12 +171,13 @@ def test_what_the_pages_of_documentation_say_is_left_out_is(left_out: str) -> No
     assert parsed(f"<html><body><p>w1</p><div>w2 {left_out} w3</div></body></html>")[1].split() == ["w1", "w2", "w3"]
 
 
-def test_a_page_of_a_blog_is_its_article_however_short() -> None:
+@pytest.mark.parametrize("mark", ["class=post", "itemprop=articleBody"])
+def test_a_page_of_a_blog_is_its_article_however_short(mark: str) -> None:
     menu = "<ul class=menu><li><a href=/>Home</a></li><li><a href=/about>About us</a></li></ul>"
     side = "<div id=sidebar><h3>Recent posts</h3><ul><li><a href=/1>Wasps sting</a></li></ul></div>"
     post = "<h1>Bees</h1><div class=entry-content><p>They sleep in winter.</p><ul><li>They dance.</li></ul></div>"
     _, text = parsed(
-        f"<body><div id=header>{menu}</div><div class=post>{post}</div>{side}<div id=footer>1999</div></body>"
+        f"<body><div id=header>{menu}</div><div {mark}>{post}</div><div>Seen today</div>{side}<div id=footer>1999</div>"
     )
     assert text.split("\n") == ["Bees", "They sleep in winter.", "- They dance."]
 
@@ -186,6 +189,7 @@ def test_a_page_of_a_blog_is_its_article_however_short() -> None:
         "<main><p>no</p><article>{}</article><form>no</form></main>",
         "<header><p>no</p></header><article>{}</article><section><article>no</article><article>no</article></section>",
         "<main><article>{}</article></main><article>no</article>",
+        "<main><article id=sidebar>{}</article>no</main>",
     ],
 )
 def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: str) -> None:
@@ -193,6 +197,30 @@ def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: s
     page = f"<html><body>{around.format(article)}</body></html>"
     assert words_of(page) == list(range(7))
     assert "no" not in parsed(page)[1].split()
+
+
+@pytest.mark.parametrize(
+    ("around", "post"),
+    [
+        ("<main><h1>w0</h1><div>{}</div></main>", "<div><article>{}</article></div>"),
+        ("<div><h2>w0</h2>{}</div>", "<div><h3>Re:</h3><div class=content>{}</div></div>"),  # phpBB
+        ("<p>w0</p>{}", '<section><div class="wpb_text_column">{}</div></section>'),
+        ("<p>w0</p>{}", "<div><div class=post>{}</div></div>"),
+        ("<p>w0</p>{}", '<div><div class="text-content text-{number}">{}</div></div>'),
+    ],
+)
+@pytest.mark.parametrize("large", range(4))
+def test_posts_of_a_thread_are_read_all_however_large_one_is(around: str, post: str, large: int) -> None:
+    texts = (f"<p>{LINE * (9 if number == large else 1)} w{number + 1}</p>" for number in range(4))
+    posts = "".join(post.format(text, number=number) for number, text in enumerate(texts))
+    assert words_of(f"<html><body>{around.format(posts)}</body></html>") == list(range(5))
+
+
+def test_what_stands_beside_the_one_article_of_a_page_is_read_unless_it_is_little() -> None:
+    table = "<section><table><tr><th>w2<td>12 kg</table></section>"
+    questions = f"<section><details><summary>w3</summary><p>{LINE} w4</p></details></section>"
+    article = f"<article><h1>w0</h1><p>{LINE * 2} w1</p></article>"
+    assert words_of(f"<html><body><main>{article}{table}{questions}</main></body></html>") == list(range(5))
 
 
 def test_names_that_pages_have_on_buttons_are_words_in_cells_items_and_headings() -> None:

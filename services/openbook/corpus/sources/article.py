@@ -82,15 +82,17 @@ def _found(body: Any) -> Any:
     from trafilatura.xpaths import BODY_XPATH
 
     if not (marked := body.xpath(_MARKED)):
-        by_class: list[Any] = next((found for mark in BODY_XPATH if (found := mark(body))), [])
-        marked = by_class[:1] if all(by_class[0] in each.iterancestors() for each in by_class[1:]) else []
-    half = _n_letters(body) / 2
-    beside = "preceding-sibling::* | following-sibling::*"  # of a thread or of a blog all are one page
-    large = [each for each in marked if _n_letters(each) > half and set(marked).isdisjoint(each.xpath(beside))]
-    if large:
-        article = large[-1]
-        article.tag, article.tail = "article", None
-        article.attrib.clear()
+        found: list[Any] = next((each for mark in BODY_XPATH if (each := mark(body))), [])  # the first by its class
+        first, kinds = set(found), {each.get("class") for each in found} - {None}
+        marked = [each for each in body.iterdescendants() if each in first or each.get("class") in kinds]
+        marked = [each for each in marked if found[0] not in each.iterancestors()]
+    places = [[above.tag for above in each.iterancestors()] for each in marked]
+    article, least = None, _n_letters(body) / 2
+    for each, place in zip(marked, places, strict=True):
+        if _n_letters(each) > least and places.count(place) == 1:  # of a thread or of a blog all are one page
+            article, least = each, _n_letters(each) * 4 / 5
+    if article is not None:
+        article.tag = "article"
     else:
         article = body.makeelement("article")
         article.text = body.text
