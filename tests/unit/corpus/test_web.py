@@ -142,6 +142,15 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<table><caption><span class=caption-text>w3</span></caption><tr><td>a</table>",
         "<table><tr><td><div><a href=a>w1</a></div><td>One<td><ul><li><a href=b>w2</a></ul><tr><th>Two<td>w3</table>",
         "<p>w1<aside class='footnote-list'><aside class=footnote role=doc-footnote>w2 <p>w3</p></aside></aside>",
+        *(f"<{tag}><li>w1</li><li><a href=a>w2</a></li><li><a href=b>w3</a></li></{tag}>" for tag in ("ol", "ul")),
+        "<dl><dt>w1<dd><figure><a href=a><img src=a.png></a><figcaption>w2</figcaption></figure>w3</dl>",
+        "<div><dl><dt>w1<dd><p><a href=a><img src=a.png></a></p>w2</dl></div>w3",
+        "<table><tr><th>Country<th>Area"
+        + f"<tr><td><a href=a>{LINE}</a><td><a href=b>Europe</a>" * 20
+        + "<tr><td>w1<td>w2"
+        "</table>w3",
+        "<table><tr><td>Country<td>Area" + f"<tr><td><a href=a>{LINE}</a><td>{LINE[:30]}" * 20 + "<tr><td>w1<td>w2"
+        "</table>w3",
         "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
     ],
 )
@@ -169,6 +178,19 @@ def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, w
 )
 def test_what_the_pages_of_documentation_say_is_left_out_is(left_out: str) -> None:
     assert parsed(f"<html><body><p>w1</p><div>w2 {left_out} w3</div></body></html>")[1].split() == ["w1", "w2", "w3"]
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        f"<div><p>no</p>{'<p><a href=a>{}</a></p>' * 2}</div>",
+        f"<ul><li>no</li>{'<li><a href=a>{}</a></li>' * 8}</ul>",
+        f"<table><tr><td>no{'<tr><td><a href=a>{}</a>' * 8}</table>",
+    ],
+)
+def test_links_with_little_beside_them_are_left_out(links: str) -> None:
+    text = parsed(f"<html><body><p>{LINE}</p>{links.replace('{}', LINE[:40])}<p>The end.</p></body></html>")[1]
+    assert text.split("\n") == [LINE, "The end."]
 
 
 @pytest.mark.parametrize("mark", ["class=post", "itemprop=articleBody"])

@@ -136,18 +136,16 @@ def _make_paragraphs(article: Any) -> None:
 
 
 def _keep_links(article: Any) -> None:
-    """Links are words where they are not all that a block is, or have none themselves: trafilatura would leave out the
-    block around them.
-    """
+    """Links are words where they are not all that a block is: trafilatura would leave out the block around them."""
     has_words = dict[Any, bool]()
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
-        if has_words[block] or not link.text_content().strip():
+        if has_words[block]:
             _rename(link, "span")
-    for table in article.xpath(".//table[.//a]"):  # else a cell loses a block that is a link
-        if _share_unlinked(table) > 1 / 2:
-            for link in list(table.iter("a")):
+    for rows in article.xpath(".//*[self::table or self::ul or self::ol or self::dl][.//a]"):  # else all of them may go
+        if rows.xpath("self::table[.//th]") or _share_unlinked(rows) > 1 / 5:
+            for link in list(rows.iter("a")):
                 _rename(link, "span")
     for block in article.xpath(".//div[.//a]"):  # else one with a paragraph that is a link is left out, if it is short
         if _share_unlinked(block) > 1 / 5:
