@@ -228,6 +228,7 @@ def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: s
         ("<div><h2>w0</h2>{}</div>", "<div><h3>Re:</h3><div class=content>{}</div></div>"),  # phpBB
         ("<p>w0</p>{}", '<section><div class="wpb_text_column">{}</div></section>'),
         ("<p>w0</p>{}", "<div><div class=post>{}</div></div>"),
+        ("<p>w0</p>{}", "<div><form>{}</form></div>"),
         ("<p>w0</p>{}", '<div><div class="text-content text-{number}">{}</div></div>'),
     ],
 )

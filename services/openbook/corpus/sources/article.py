@@ -72,9 +72,10 @@ def _take_frame(body: Any) -> None:
         _rename(note, "div")
     for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
-    half = _n_letters(body) / 2
-    for form in body.xpath(".//form"):  # one for a search or a login, or one around all that there is
-        _rename(form, "div") if _n_letters(form) > half else form.drop_tree()
+    forms = body.xpath(".//form")  # for a search or a login, or around all that there is or each part of it
+    hold_most = sum(map(_n_letters, forms)) > _n_letters(body) / 2
+    for form in forms:
+        _rename(form, "div") if hold_most else form.drop_tree()
 
 
 def _found(body: Any) -> Any:
