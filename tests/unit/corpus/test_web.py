@@ -138,10 +138,13 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         + "<div><h3>w</h3><p>Do it.</p><p><a href=a>See</a></p></div>" * 3
         + "</div><p>w1</p><p>w2</p><p>w3</p>",
         "<div style='overflow: hidden'>w1</div><figure style=overflow-x:hidden;color:red>w2</figure><p>w3</p>",
+        "<p class=wp-caption-text id=a>w1<p id=caption-attachment-1>w2<p id=caption>w3",
         "<figure><figcaption><p><span class=caption-text>w1</span></p></figcaption></figure><p class=wp-caption-text>w2"
         "<table><caption><span class=caption-text>w3</span></caption><tr><td>a</table>",
         "<table><tr><td><div><a href=a>w1</a></div><td>One<td><ul><li><a href=b>w2</a></ul><tr><th>Two<td>w3</table>",
         "<p>w1<aside class='footnote-list'><aside class=footnote role=doc-footnote>w2 <p>w3</p></aside></aside>",
+        "<p>w1<aside role=doc-footnote><p>w2</p></aside><aside role=doc-endnotes><ol><li>w3</ol></aside>",
+        "<p>w1<aside class='starlight-aside starlight-aside--tip'>w2</aside><aside class='quote no-group'>w3</aside>",
         *(f"<{tag}><li>w1</li><li><a href=a>w2</a></li><li><a href=b>w3</a></li></{tag}>" for tag in ("ol", "ul")),
         "<dl><dt>w1<dd><figure><a href=a><img src=a.png></a><figcaption>w2</figcaption></figure>w3</dl>",
         "<div><dl><dt>w1<dd><p><a href=a><img src=a.png></a></p>w2</dl></div>w3",
@@ -248,10 +251,9 @@ def test_what_stands_beside_the_one_article_of_a_page_is_read_unless_it_is_littl
 
 def test_names_that_pages_have_on_buttons_are_words_in_cells_items_and_headings() -> None:
     table = "<table><tr><th>Company<th>Share<tr><td> Google <td>12<tr><td><b>Facebook</b><br>Mail<td>8</table>"
-    page = (
-        f"<h2>Print</h2><p>It is old.</p><ul><li>PDF</li><li>Mail <i>x</i></li></ul><dl><dt>E-Mail<dd>read</dl>{table}"
-    )
-    text = parsed(f"<html><body>{page}<p>The end.</p><p>Print</p></body></html>")[1]
+    items = "<ul><li>PDF</li><li>Mail <i>x</i></li></ul><dl><dt>E-Mail<dd>read</dl>"
+    page = f"<h2><i></i>Print</h2><p>It is old.</p>{items}{table}<p>The end.</p><p>Print</p>"
+    text = parsed(f"<html><body>{page}</body></html>")[1]
     assert re.sub(r"[-|\s]+", " ", text) == (
         "Print It is old. PDF Mail x E Mail read Company Share Google 12 Facebook Mail 8 The end."
     )

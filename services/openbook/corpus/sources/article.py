@@ -6,6 +6,9 @@ from typing import Any
 _FRAME = ".//*[self::nav or self::footer or @role='navigation']"
 _FOLDED = """.//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6 or self::dt or self::summary]
     [.//button]"""
+_NOTE = """.//aside[contains(@class, 'footnote') or starts-with(@role, 'doc-') or starts-with(@class, 'quote')
+    or starts-with(@class, 'starlight-aside')]"""
+"""Footnotes of Sphinx and pandoc, quotations of Discourse, notes of Starlight."""
 _LEFT_OUT = (
     *("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp", "rt"),
     *("script", "select", "style", "svg", "template", "textarea", "video"),
@@ -68,7 +71,7 @@ def _take_frame(body: Any) -> None:
         if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
             for button in list(named.iter("button")):
                 button.drop_tag()
-    for note in body.xpath(".//aside[contains(@class, 'footnote') or @role='doc-footnote']"):  # of Sphinx
+    for note in body.xpath(_NOTE):
         _rename(note, "div")
     for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
