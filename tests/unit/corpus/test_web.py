@@ -91,6 +91,9 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         assert words_of(page) == list(range(next(numbers))), page
 
 
+CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>", "<pre>{}</pre>"]
+
+
 @pytest.mark.parametrize("before", ["", f"<p>{LINE}</p>" * 6])
 @pytest.mark.parametrize(
     "written",
@@ -131,6 +134,7 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         "<table><tr><td><center>w1</center> a <b>w2</b> b <select></select> c <i>d</i> e <div>w3</div></table>",
         "<blockquote>w1 <blockquote>w2</blockquote> w3</blockquote>",
         "<li>w1</li><li>w2 </li>w3",
+        *(f"{made.format('w1')}{made.format('w2')}{made.format('<i>w3</i>')}" for made in CODE),
         "<div><h2>w1</h2><a href=#a><svg></svg></a></div><p>w2</p><div><a id=a></a><p>w3</p></div>",
         "<figure><a href=a><img src=a.png></a><figcaption>w1</figcaption></figure><p>w2</p><p>w3</p>",
         "<div><h2>w1</h2><p>9 to 5</p><p><a href=a>Show on map</a></p></div><p>w2</p><p>w3</p>",

@@ -116,6 +116,8 @@ def _rename_kinds(article: Any) -> None:
         cut.set("style", _OVERFLOW.sub("", cut.get("style")))
     for code in article.xpath(".//code[not(ancestor::pre)]"):  # else it may be a block
         code.tag = "span"
+    for code in article.iter("pre"):  # else two that have a line each are one
+        code.text = f"\n{code.text or ''}"
     for caption in article.xpath(".//table/caption"):
         caption.getparent().addprevious(caption)
     for table in article.xpath(_LAYOUT):
