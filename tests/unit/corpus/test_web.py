@@ -119,6 +119,7 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         ),
         *(f"<div>w1 <{tag}>w2</{tag}> w3</div>" for tag in ("my-tag", "o:p", "label", "time", "q", "code")),
         "<h3><button>w1</button></h3><dl><dt><button>w2</button><dd>a</dl><summary><button>w3</button></summary>",
+        "<h3><button>w1</button><svg><title>Open</title></svg></h3><h3><button>w2</button><select><option>a</select></h3>w3",
         "<h3>w1 <my-icon></my-icon>w2</h3><p>w3</p>",
         "<my-app>w1 <p>w2</p> w3</my-app>",
         "<p>w1 <span>a <div>w2</div></span> w3</p>",

@@ -10,7 +10,7 @@ _NOTE = """.//aside[contains(@class, 'footnote') or starts-with(@role, 'doc-') o
     or starts-with(@class, 'starlight-aside')]"""
 """Footnotes of Sphinx and pandoc, quotations of Discourse, notes of Starlight."""
 _LEFT_OUT = (
-    *("aside", "audio", "button", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp", "rt"),
+    *("aside", "audio", "canvas", "datalist", "dialog", "iframe", "map", "noscript", "object", "rp", "rt"),
     *("script", "select", "style", "svg", "template", "textarea", "video"),
 )
 """Trafilatura would leave them out, too, but not notice that words before and behind are of one paragraph."""
@@ -67,14 +67,16 @@ def readable(tree: Any, unread: str) -> Any:
 
 def _take_frame(body: Any) -> None:
     """Leave out what is no text of the page."""
-    for named in body.xpath(_FOLDED):
-        if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
-            for button in list(named.iter("button")):
-                button.drop_tag()
     for note in body.xpath(_NOTE):
         _rename(note, "div")
     for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
         frame.drop_tree()
+    for named in body.xpath(_FOLDED):  # now that no icon has a name
+        if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
+            for button in list(named.iter("button")):
+                button.drop_tag()
+    for button in list(body.iter("button")):
+        button.drop_tree()
     forms = body.xpath(".//form")  # for a search or a login, or around all that there is or each part of it
     hold_most = sum(map(_n_letters, forms)) > _n_letters(body) / 2
     for form in forms:
