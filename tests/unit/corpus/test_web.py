@@ -120,6 +120,7 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         *(f"<div>w1 <{tag}>w2</{tag}> w3</div>" for tag in ("my-tag", "o:p", "label", "time", "q", "code")),
         "<h3><button>w1</button></h3><dl><dt><button>w2</button><dd>a</dl><summary><button>w3</button></summary>",
         "<h3><button>w1</button><svg><title>Open</title></svg></h3><h3><button>w2</button><select><option>a</select></h3>w3",
+        "<div><h4><a href=#a>w1</a></h4></div><div id=a>Yes.</div><div><a tabindex=0>w2</a></div><div>No.</div>w3",
         "<h3>w1 <my-icon></my-icon>w2</h3><p>w3</p>",
         "<my-app>w1 <p>w2</p> w3</my-app>",
         "<p>w1 <span>a <div>w2</div></span> w3</p>",
@@ -191,6 +192,7 @@ def test_what_the_pages_of_documentation_say_is_left_out_is(left_out: str) -> No
 @pytest.mark.parametrize(
     "links",
     [
+        "<ul><li><a href=#a>{}</a></li><li><a href=#b>{}</a></li></ul><div><h4><a href=c>{}</a></h4></div>",
         f"<div><p>no</p>{'<p><a href=a>{}</a></p>' * 2}</div>",
         f"<ul><li>no</li>{'<li><a href=a>{}</a></li>' * 8}</ul>",
         f"<table><tr><td>no{'<tr><td><a href=a>{}</a>' * 8}</table>",

@@ -28,6 +28,7 @@ _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or s
     | .//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd] | .//fieldset"""
 """Of a list in a cell trafilatura would read nothing."""
 _NAMED = "ancestor-or-self::*[contains(' td th li dt dd h1 h2 h3 h4 h5 h6 ', concat(' ', name(), ' '))]"
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
 """Whose own words trafilatura would leave out."""
 BLOCKS = frozenset(
@@ -144,12 +145,13 @@ def _make_paragraphs(article: Any) -> None:
 
 
 def _keep_links(article: Any) -> None:
-    """Links are words where they are not all that a block is: trafilatura would leave out the block around them."""
+    """Links are words where they are not all of a block, or lead nowhere: trafilatura would leave out the block."""
     has_words = dict[Any, bool]()
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
-        if has_words[block]:
+        href = link.get("href", "")
+        if has_words[block] or not href or (href[0] == "#" and block.tag in _HEADINGS):  # it unfolds what is below
             _rename(link, "span")
     for rows in article.xpath(".//*[self::table or self::ul or self::ol or self::dl][.//a]"):  # else all of them may go
         if rows.xpath("self::table[.//th]") or _share_unlinked(rows) > 1 / 5:
