@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,6 +45,7 @@ from openbook.index.remote.push import push
 from openbook.index.remote.transfer import Transfer, transfer_all
 from openbook.index.server import download
 from openbook.index.server.server import IndexServer
+from openbook.processes import GIVE_WAY
 
 N, D = 3000, 8
 
@@ -71,6 +71,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def web(built: Path) -> Iterator[WebFiles]:
     with serving(built) as files:
         yield files
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests keep all cores busy, what gives way to everybody would wait for their end."""
+    monkeypatch.setattr(download, "_FETCH", download._FETCH.removeprefix(GIVE_WAY))
+
+
+def awaited(downloads: download.Downloads, place: str) -> download.Progress:
+    """What a download comes to. Whoever asks for it also reads what its process says, which else would stop."""
+    while (told := downloads.ask(place, "0" * 32)).folder is None:
+        assert downloads._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            downloads._process.wait(0.05)
+    return told
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -655,8 +670,7 @@ def test_a_download_that_warns_a_lot_goes_on(
     monkeypatch.setattr(download, "_FETCH", "import sys; sys.stderr.write('x' * (1 << 20)); print(7, 7)")
     Root.create(tmp_path / "root", built / "old")
     downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
-    while (told := downloads.ask(f"{web.url}/new", "0" * 32)).folder is None:
-        pass
+    told = awaited(downloads, f"{web.url}/new")
     assert (told.n_bytes_done, told.n_bytes) == (7, 7)
 
 
@@ -669,9 +683,8 @@ def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
     (tmp_path / "numpy.py").write_text("raise SystemExit('whatever lies there')")
     Root.create(tmp_path / "root", built / "old")
     downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
-    asked = iter(lambda: downloads.ask(f"{web.url}/none", "0" * 32), None)
     with pytest.raises(SnapshotMismatch, match=f"^{web.url}/none: not a snapshot: no manifest.json$"):
-        deque(asked, maxlen=0)
+        awaited(downloads, f"{web.url}/none")
 
 
 @pytest.mark.parametrize("storage", [s3, gs])

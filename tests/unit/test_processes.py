@@ -1,13 +1,23 @@
 """Ports that are handed out, what memory and cores there are, and what the collector leaves alone."""
 
 import gc
+import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from openbook.processes import free_port, free_ports, granted_bytes, granted_cores, loading, of_code, of_module
+from openbook.processes import (
+    GIVE_WAY,
+    free_port,
+    free_ports,
+    granted_bytes,
+    granted_cores,
+    loading,
+    of_code,
+    of_module,
+)
 
 
 def test_no_port_is_given_twice_though_nobody_listens_there_yet() -> None:
@@ -84,3 +94,9 @@ def test_what_we_start_imports_nothing_that_lies_in_the_current_folder(command: 
     (tmp_path / "argparse.py").write_text("raise SystemExit('somebody else')")
     done = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage:")
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="of Linux")
+def test_what_is_to_be_noticed_by_nobody_runs_where_nobody_else_does() -> None:
+    said = f"{GIVE_WAY}\nprint(os.sched_getscheduler(0))"
+    assert subprocess.check_output(of_code(said), text=True) == f"{os.SCHED_IDLE}\n"
