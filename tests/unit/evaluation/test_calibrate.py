@@ -95,6 +95,10 @@ def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path
     assert [curve.confidence(row) for row in answers(300, 2)[0].tolist()] == judged.after.tolist()
     with pytest.raises(InvalidModel, match=r"confidence\.json was fitted to generator f{32} by .*, this is other"):
         load_calibration(str(tmp_path), "other")
+    written = (tmp_path / CONFIDENCE).read_text()
+    (tmp_path / CONFIDENCE).write_text(written.replace(SIGNALS[0], "former"))
+    with pytest.raises(InvalidModel, match=r"was fitted to generator f{32} by .*former.*, this is f{32}"):
+        load_calibration(str(tmp_path), FINGERPRINT)
     (tmp_path / CONFIDENCE).write_text('{"generator_fingerprint": "f", "curves": {"sequence": {"weights": [1]}}}')
     with pytest.raises(InvalidModel, match=r"confidence\.json: "):
         load_calibration(str(tmp_path), FINGERPRINT)

@@ -267,11 +267,11 @@ def test_giving_up_candidates_saves_work_and_changes_no_answer(monkeypatch: pyte
         ids, mask = tiny.contexts(case, 10)
         scores, settings = tiny.scores(case, 2, 5), GenerationSettings(n_beams=4, max_new_tokens=12)
         n_scored.append(0)
-        pruned = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
+        pruned = generate_several(reader, ids, mask, scores, settings, 1 + case % 4)
         with monkeypatch.context() as patch:
             patch.setattr("openbook.models.candidates._MARGIN", math.inf)
             n_scored.append(0)
-            whole = generate_several(reader, ids, mask, scores, settings, 1 + case % 3)
+            whole = generate_several(reader, ids, mask, scores, settings, 1 + case % 4)
         for got, wanted in zip(chain(*pruned), chain(*whole), strict=True):
             _assert_same(got, wanted)
     assert sum(n_scored[::2]) < 0.8 * sum(n_scored[1::2])
@@ -489,6 +489,22 @@ def test_questions_are_taken_together_up_to_the_token_budget() -> None:
     assert list(under_test._batches(mask, prior, 1)) == [(0, 1), (1, 2), (2, 3)]
     assert list(under_test._batches(mask, prior, 40)) == [(0, 2), (2, 3)]
     assert list(under_test._batches(mask, prior, 40, n_new=10)) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_all_beams_count_in_the_token_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 questions x 2 passages x (12 + 3 beams x 4 tokens) = 96; with one beam 64."""
+    sizes, encode = list[int](), Seq2Seq.encode
+
+    def counted(self: Seq2Seq, ids: Any, mask: Any) -> Any:
+        sizes.append(len(ids))
+        return encode(self, ids, mask)
+
+    monkeypatch.setattr(Seq2Seq, "encode", counted)
+    ids, mask = tiny.contexts(0, 4)
+    asked = ids, torch.ones_like(mask), tiny.scores(0, 2, 2)
+    for n_beams in (3, 1):
+        generate(tiny.bart(), *asked, GenerationSettings(n_beams=n_beams, max_new_tokens=4), max_tokens=90)
+    assert sizes == [2, 2, 4]
 
 
 def test_candidates_are_read_to_the_decoder_s_last_position_and_no_further() -> None:

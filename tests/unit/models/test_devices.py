@@ -17,7 +17,7 @@ from openbook.config import Dtype, ModelSettings
 from openbook.core.types import Decoding, Formulation, GenerationSettings, Passage
 from openbook.models import checkpoint as checkpoint_module
 from openbook.models import marginal
-from openbook.models.checkpoint import place
+from openbook.models.checkpoint import devices_of, place
 from openbook.models.decoding import Decoded, generate_several, score_answers, stream
 from openbook.models.encoder import EncoderCheckpoint, TextEncoder
 from openbook.models.pooling import Pooling
@@ -142,6 +142,13 @@ def test_on_a_gpu_auto_takes_bfloat16_since_it_is_multiplied_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert checkpoint_module._dtype("auto", "cuda:0") == dtype
+
+
+def test_auto_and_cuda_stand_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    both = ["cuda:0", "cuda:1"]
+    assert [devices_of(name) for name in ("auto", "cuda", "cuda:1", "cpu")] == [both, both, ["cuda:1"], ["cpu"]]
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -17,8 +17,9 @@ from openbook.core.types import Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
 from openbook.models.batches import Batches
-from openbook.models.encoder import TextEncoder
-from openbook.models.source import n_positions
+from openbook.models.encoder import TextEncoder, load_encoder
+from openbook.models.pooling import sentence_pooling
+from openbook.models.source import Source, n_positions
 
 BELL = Passage(0, "a", "Alexander Graham Bell", "Bell was awarded the first United States patent for the telephone.")
 CURIE = Passage(1, "b", "Marie Curie", "Marie Curie was born in Warsaw in 1867 and moved to Paris at the age of 24.")
@@ -97,6 +98,18 @@ def test_passages_keep_their_order_and_what_does_not_fit_is_cut_off_their_ends(e
     assert not np.array_equal(cut, whole)
 
 
+def test_it_computes_with_as_many_threads_as_it_was_given(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever another model of this process computes with."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    encoder.encode_questions(["who?"])
+    encoder.encode_passages([BELL])
+    assert chosen == [encoder._n_threads] * 2
+
+
 def test_nothing_in_nothing_out(encoder: TextEncoder) -> None:
     assert encoder.encode_questions([]).shape == encoder.encode_passages([]).shape == (0, 384)
 
@@ -112,15 +125,22 @@ def test_bfloat16_stays_near_and_in_the_same_space(encoder: TextEncoder, passage
 def test_dpr_reads_a_title_and_a_text_as_two_segments_of_one_type(tmp_path: Path) -> None:
     model, tokenizer = tiny.dpr_model(transformers.DPRContextEncoder), tiny.bert_tokenizer()
     encoder = load(tiny.saved(tmp_path, model, tokenizer), "passage")
-    text = "[CLS] the moon [SEP] the moon is a moon of the earth [SEP]"
-    ids = tokenizer.convert_tokens_to_ids(text.split())
-    passages = [Passage(0, "", "The Moon", "The moon is a moon of the earth"), Passage(1, "", "bell", "who " * 90)]
-    found = encoder.encode_passages(passages)
-    with torch.no_grad():
-        expected = model.eval()(torch.tensor([ids])).pooler_output[0].numpy()
-        cut = tokenizer.convert_tokens_to_ids(["[CLS]", "bell", "[SEP]", *["who"] * 36, "[SEP]"])
-        expected_cut = model(torch.tensor([cut])).pooler_output[0].numpy()
-    np.testing.assert_allclose(found, [expected, expected_cut], atol=1e-5)
+    for title, text, read in (
+        ("The Moon", "The moon is a moon of the earth", "[CLS] the moon [SEP] the moon is a moon of the earth [SEP]"),
+        ("bell", "who " * 90, f"[CLS] bell [SEP] {'who ' * 36}[SEP]"),
+        ("moon " * 60, "the moon", f"[CLS] {'moon ' * 35}[SEP] the moon [SEP]"),  # the longer of the two is cut
+    ):
+        found = encoder.encode_passages([Passage(0, "", title, text)])
+        with torch.no_grad():
+            ids = torch.tensor([tokenizer.convert_tokens_to_ids(read.split())])
+            expected = model.eval()(ids).pooler_output.numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_dpr_reads_as_much_as_it_was_trained_with_however_many_positions_it_has(tmp_path: Path) -> None:
+    config = transformers.DPRConfig(**{**tiny.DPR.to_dict(), "max_position_embeddings": 300})
+    name = tiny.saved(tmp_path, transformers.DPRQuestionEncoder(config), tiny.bert_tokenizer())
+    assert load_encoder(name).pooling.max_tokens == 256
 
 
 def test_a_dpr_query_encoder_says_whose_passages_it_asks_for(tmp_path: Path) -> None:
@@ -150,9 +170,15 @@ def test_the_query_encoder_of_a_rag_checkpoint(tmp_path: Path) -> None:
         load(name, "passage")
 
 
-def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cls", "prompt"),
+    [
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "document"),
+        ({"pooling_mode": "cls"}, "passage"),
+    ],
+)
+def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path, cls: dict[str, object], prompt: str) -> None:
     model, tokenizer = tiny.bert_model(), tiny.bert_tokenizer()
-    cls = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     encoder = load(
         tiny.saved(
             tmp_path,
@@ -161,15 +187,17 @@ def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path) -> None:
             modules=modules("Transformer", "Pooling"),
             **{"1_Pooling__config": cls},
             sentence_bert_config={"max_seq_length": 20},
-            config_sentence_transformers={"prompts": {"query": "question : ", "document": "passage : "}},
+            config_sentence_transformers={"prompts": {"query": "question : ", prompt: "passage : "}},
         )
     )
-    inputs = tokenizer(["question : who was bell", "passage : moon. the earth"], padding=True, return_tensors="pt")
+    texts = ["question : who was bell", "passage : moon. the earth", "passage : the earth"]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = model.eval()(**inputs).last_hidden_state[:, 0].numpy()
     np.testing.assert_allclose(encoder.encode_questions(["who was bell"])[0], states[0], atol=1e-5)
-    passage = encoder.encode_passages([Passage(0, "", "moon", "the earth")])[0]
-    np.testing.assert_allclose(passage, states[1], atol=1e-5)
+    passages = encoder.encode_passages([Passage(0, "", title, "the earth") for title in ("moon", "")])
+    np.testing.assert_allclose(passages, states[1:], atol=1e-5)
+    assert encoder.n_tokens("who " * 17) == 21
     with pytest.raises(InvalidRequest, match="question has 21 tokens, and the encoder can read 20"):
         encoder.encode_questions(["who " * 17])
 
@@ -192,7 +220,10 @@ def test_of_several_such_files_the_first_counts_and_the_one_that_is_wrong_is_nam
 
 
 def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) -> None:
-    encoder = load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), openbook={"query_scale": 3.0}))
+    tokenizer = tiny.bert_tokenizer()
+    tokenizer.model_max_length = 20
+    encoder = load(tiny.saved(tmp_path, tiny.bert_model(), tokenizer, openbook={"query_scale": 3.0}))
+    assert encoder.pooling.max_tokens == 20
     assert np.linalg.norm(encoder.encode_questions(["who was bell"])[0]) == pytest.approx(3)
     assert np.linalg.norm(encoder.encode_passages([BELL])[0]) == pytest.approx(1)
 
@@ -231,9 +262,12 @@ def test_files_that_are_not_as_they_must_be_are_named(tmp_path: Path, files: dic
         load(tiny.saved(tmp_path, tiny.bert_model(), tiny.bert_tokenizer(), **files))
 
 
-def test_a_model_may_have_no_limit_of_its_own() -> None:
+def test_a_model_may_have_no_limit_of_its_own_if_something_else_has(tmp_path: Path) -> None:
     """As XLNet, which says -1."""
-    assert n_positions(SimpleNamespace(config=SimpleNamespace(max_position_embeddings=-1), base_model=None)) is None
+    model, source = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=-1), base_model=None), str(tmp_path)
+    assert n_positions(model) is None
+    with pytest.raises(InvalidModel, match=r"must say how many tokens it reads, 1\.\.1048576, got 1000000"):
+        sentence_pooling(Source(source, source, local=True), model, tiny.bert_tokenizer(), None)
 
 
 @pytest.mark.parametrize("build", [tiny_checkpoints.bart, tiny_checkpoints.t5])

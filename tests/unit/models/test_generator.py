@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_checkpoints as tiny
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from openbook.config import GeneratorSettings
 from openbook.core.marginal import log_prior
@@ -32,6 +34,7 @@ from openbook.models import generator as generator_module
 from openbook.models.checkpoint import GeneratorCheckpoint, load_generator
 from openbook.models.formats import PairFormat, RagFormat
 from openbook.models.generator import RagGenerator
+from openbook.models.seq2seq import Contexts, Seq2Seq
 
 BELL = Passage(
     0,
@@ -79,6 +82,19 @@ def _babbler() -> RagGenerator:
     return RagGenerator(GeneratorCheckpoint(tiny.bart(), tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
 
 
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many contexts were encoded together, each time."""
+    sizes, encode = list[int](), Seq2Seq.encode
+
+    def counted(self: Seq2Seq, ids: Tensor, mask: Tensor) -> Contexts:
+        sizes.append(len(ids))
+        return encode(self, ids, mask)
+
+    monkeypatch.setattr(Seq2Seq, "encode", counted)
+    return sizes
+
+
 class TestReader:
     @pytest.mark.parametrize("how", ALL_SETTINGS)
     def test_answers_from_the_passage_that_has_the_answer(self, how: GenerationSettings) -> None:
@@ -103,10 +119,11 @@ class TestReader:
         alone = [_reader().generate([question], [retrieved], how)[0] for question, retrieved in (TELEPHONE, BIRTH)]
         _assert_equal(together, alone)
 
-    def test_a_small_bound_on_memory_changes_nothing(self) -> None:
+    def test_a_small_bound_on_memory_changes_nothing_else(self, encoded: list[int]) -> None:
         for how in ALL_SETTINGS[::2]:
             batch = list(zip(TELEPHONE, BIRTH, strict=True))
             _assert_equal(_one_by_one().generate(*batch, how), _reader().generate(*batch, how))
+        assert len(encoded) == 2 * (2 + 1)
 
     def test_reads_in_bfloat16(self) -> None:
         rough = RagGenerator.load(GeneratorSettings(dtype="bfloat16"))
@@ -116,8 +133,8 @@ class TestReader:
         assert rough.generates_by != _reader().generates_by, "or a cache would hand one's answers to the other"
 
     def test_refuses_a_question_that_leaves_no_room_for_a_passage(self) -> None:
-        question = "who " * 222
-        with pytest.raises(InvalidRequest, match="question has 225 tokens, and the generator can read 224"):
+        question = "who " * 221
+        with pytest.raises(InvalidRequest, match="question has 224 tokens, and the generator can read 224"):
             _reader().generate([question], [BIRTH[1]], GREEDY_TOKEN)
 
     def test_refuses_a_question_without_passages(self) -> None:
@@ -125,6 +142,14 @@ class TestReader:
             _reader().generate([TELEPHONE[0], "why?"], [TELEPHONE[1], _retrieved()], GREEDY_TOKEN)
         with pytest.raises(InvalidRequest, match="at least one passage"):
             list(_reader().stream("why?", _retrieved(), GREEDY_TOKEN))
+
+    def test_computes_with_as_many_threads_as_it_was_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever another model of this process computes with."""
+        reader, chosen = _reader(), list[int]()
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+        monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+        reader.generate([BIRTH[0]], [BIRTH[1]], GREEDY_TOKEN)
+        assert chosen == [reader._n_threads]
 
     def test_no_questions_have_no_answers(self) -> None:
         assert _reader().generate([], [], GREEDY_TOKEN) == []
@@ -161,6 +186,31 @@ class TestStream:
         texts = [_babbler()._checkpoint.text(ids[:n]) for n in range(len(ids) + 1)]
         assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
         assert texts[-1] == text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
+
+
+def test_what_answers_begin_and_end_with_tells_generators_of_the_same_weights_apart() -> None:
+    """Or a cache would hand one's answers to the other."""
+    bart = tiny.bart()
+    bart.generation_config.forced_bos_token_id = 7
+    other = RagGenerator(GeneratorCheckpoint(bart, tiny.byte_tokenizer(), RagFormat(128)), GeneratorSettings())
+    assert other.fingerprint == _babbler().fingerprint
+    assert other.generates_by != _babbler().generates_by
+
+
+def test_an_answer_is_spelled_as_in_the_likeliest_passage_that_has_it_unless_tokens_tell() -> None:
+    passages = [replace(MOON, text=text) for text in ("WARSAW", "Warsaw")]
+    checkpoints = [generator._checkpoint for generator in (_reader(), _babbler())]
+    said = [each.answer(each.answer_ids("warsaw"), passages, np.log([0.1, 0.9])) for each in checkpoints]
+    assert said == ["Warsaw", "warsaw"]
+
+
+def test_what_is_read_of_a_passage_beside_its_text() -> None:
+    def read(how: RagFormat | PairFormat, title: str, text: str) -> str:
+        (ids,) = how.encode(tiny.byte_tokenizer(), "who?", [replace(MOON, title=title, text=text)])
+        return tiny.byte_tokenizer().decode(ids, skip_special_tokens=True)
+
+    assert read(RagFormat(), '"Heroes"', "a  b") == "Heroes / a b // who?"
+    assert [read(PairFormat(), title, "b") for title in ("a", "")] == ["who?a : b", "who?b"]
 
 
 def test_old_rag_checkpoints_read_the_question_as_the_question_encoder_spells_it(tmp_path: Path) -> None:
@@ -271,11 +321,12 @@ def test_generation_out_of_labels_gives_the_most_probable_one_whatever_else_is_a
         assert isinstance(streamed[0], Generation)
 
 
-def test_a_small_bound_on_memory_changes_no_classification() -> None:
+def test_a_small_bound_on_memory_changes_no_classification(encoded: list[int]) -> None:
     pair = zip(TELEPHONE, BIRTH, strict=True)
     arguments = (next(pair), next(pair), ["bell", "warsaw"], Formulation.SEQUENCE)
     for one, other in zip(_one_by_one().classify(*arguments), _reader().classify(*arguments), strict=True):
         np.testing.assert_allclose(one.log_likelihood, other.log_likelihood, atol=1e-4)
+    assert len(encoded) == 2 + 1
 
 
 @pytest.mark.parametrize("formulation", [Formulation.TOKEN, Formulation.SEQUENCE])

@@ -109,6 +109,7 @@ def test_batches_are_of_one_length_and_tried_once_enough_were_computed_alone() -
     assert BATCH_TOKENS == 8 * 128
     assert {under_test.length(n) - n for n in range(248)} == set(range(1, STEP + 1))
     assert [packing(compute, max_tokens=37).length(n) for n in (31, 32, 36, 37)] == [32, 37, 37, 38]
+    assert embedded(packing(compute, max_tokens=8192), rows_of(3 * BATCH_TOKENS)) == [0]
 
 
 def test_where_bits_depend_on_the_company_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
