@@ -187,5 +187,6 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(corpus: Corpus) -> 
     for tower in ("query_encoder", "passage_encoder"):
         weights = [load_file(folder / tower / "model.safetensors") for folder in (resumed, uninterrupted)]
         torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
-    with pytest.raises(InvalidConfig, match="was made with loop"):
-        train(asked("interrupted", micro_batch_size=8))
+    for other in ({"micro_batch_size": 8}, {"gradient_checkpointing": False}):
+        with pytest.raises(InvalidConfig, match="was made with loop"):
+            train(asked("interrupted", **other))

@@ -24,7 +24,7 @@ from openbook.cli import app
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, StartupError
 from openbook.files import partial_of
 from openbook.index.building.build import build_snapshot
-from openbook.models.checkpoint import load_generator
+from openbook.models.checkpoint import load_generator, of_base
 from openbook.models.encoder import load_encoder
 from openbook.models.source import weights_digest
 from openbook.testing import served
@@ -54,7 +54,7 @@ class World:
             "models": {"query_encoder": self.encoder, "generator": self.generator},
             "optimizer": {"learning_rate": 3e-3, "warmup_steps": 2},
             "loop": {"out": str(self.folder / out), "n_steps": N_STEPS, "batch_size": 4, "micro_batch_size": 2}
-            | {"checkpoint_every": 3, "validate_every": 4, "n_validation": 3},
+            | {"checkpoint_every": 3, "validate_every": 5, "n_validation": 3},
         }
         return {name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}}
 
@@ -100,7 +100,7 @@ def test_what_a_run_leaves_behind(files: World, whole: Path) -> None:
     assert whole == out / "model"
     found = lines(out)
     assert [line["step"] for line in found] == list(range(N_STEPS + 1))
-    assert [line["step"] for line in found if "validation/exact_match" in line] == [0, 4, 8]
+    assert [line["step"] for line in found if "validation/exact_match" in line] == [0, 5, 8]
     seen = {"loss", "learning_rate", "gradient_norm", "prior_entropy", "distinct_passages"}
     assert all(line.keys() >= seen for line in found[1:])
     assert [line["learning_rate"] for line in found[1:4]] == pytest.approx([1.5e-3, 3e-3, 3e-3])
@@ -140,13 +140,18 @@ def test_interrupted_and_run_again_it_ends_with_the_same_bits(
     assert steps == list(range(begun[-1] if begun else 0, N_STEPS + 1)), "first where it goes on"
 
 
-def test_a_finished_run_is_only_saved_again(files: World, whole: Path) -> None:
-    settings = files.settings("finished")
+def test_a_finished_run_is_only_saved_again(files: World, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with other settings that change no result."""
+    n_threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", n_threads.append)
+    others = {"n_threads": 2, "checkpoint_every": 4, "n_checkpoints": 1, "validate_every": 3, "n_validation": 2}
+    settings = files.settings("finished", loop=others)
     shutil.copytree(whole.parent, settings.loop.out)
     (settings.loop.out / "model/model.safetensors").unlink()  # killed while saving
     steps: list[int] = []
     check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
     assert steps == [N_STEPS]
+    assert n_threads == [2]
 
 
 def test_what_was_put_beside_a_finished_model_stays(files: World, whole: Path) -> None:
@@ -255,18 +260,20 @@ def test_a_sentence_encoder_is_saved_by_itself_and_keeps_its_pooling(files: Worl
         modules=modules,
         **{"1_Pooling__config": cls},
         config_sentence_transformers={"prompts": {"query": "question : "}},
-        openbook={"query_scale": 7.0, "space": tiny.SPACE},
+        openbook={"query_scale": 7.0},
     )
-    model = train(files.settings("sentences", models={"query_encoder": name}, loop={"n_steps": 2}))
-    before, after = load_encoder(name), load_encoder(str(model / "query_encoder"))
+    before, snapshot = load_encoder(name), files.folder / "its own"
+    build_snapshot(tiny.passages(9), tiny.vectors(9), snapshot, 1, "Flat", "tiny", before.fingerprint)
+    retrieval = {"snapshot": str(snapshot)}
+    model = train(files.settings("sentences", models={"query_encoder": name}, retrieval=retrieval, loop={"n_steps": 2}))
+    after = load_encoder(str(model / "query_encoder"))
     assert after.pooling == before.pooling
-    assert after.space == tiny.SPACE
+    assert after.space == before.fingerprint != after.fingerprint, "whose passages it was trained to find"
     assert weights_digest(after.model) != weights_digest(before.model)
     generator = load_generator(str(model / "generator"))
     assert generator.input_format == load_generator(files.generator).input_format
-    frozen = train(
-        files.settings("frozen", models={"query_encoder": name, "train_query_encoder": False}, loop={"n_steps": 2})
-    )
+    models = {"query_encoder": name, "train_query_encoder": False}
+    frozen = train(files.settings("frozen", models=models, retrieval=retrieval, loop={"n_steps": 2}))
     assert [path.name for path in frozen.iterdir()] == ["generator"], "the query encoder is as it was"
 
 
@@ -275,7 +282,10 @@ def test_the_embedded_reader_is_saved_beside_its_encoder(files: World) -> None:
     given = {"train": [{"path": str(files.questions)}], "validation": []}
     sections = {"task": given, "retrieval": {"kind": "none"}, "loop": {"n_steps": 1}}
     models = {"query_encoder": "embedded", "generator": "embedded", "saved_dtype": "float16"}
-    model = train(files.settings("embedded", models=models, **sections))
+    run = Run(files.settings("embedded", models=models, **sections))
+    model = run.train()
+    run.close()
+    assert not any(map(of_base, run.loop.parameters)), "what is trained of them would not be saved"
     assert [path.name for path in model.iterdir()] == ["generator"]
     before, after = load_generator("embedded"), load_generator(str(model / "generator"))
     assert after.base == "embedded"
@@ -329,6 +339,9 @@ def test_tasks_and_ablations_learn(files: World, name: str) -> None:
         ({"retrieval": {"k": 4}}, "retrieval = 'dense, k = 3', this run has 'dense, k = 4'"),
         ({"optimizer": {"learning_rate": 1e-3}}, "optimizer = "),
         ({"loop": {"seed": 1}}, "loop = "),
+        ({"loop": {"n_steps": 9}}, "loop = "),
+        ({"loop": {"batch_size": 8}}, "loop = "),
+        ({"loop": {"dtype": "bfloat16"}}, "loop = "),
         ({"models": {"dropout": False}}, "models = "),
     ],
 )
@@ -359,6 +372,7 @@ def test_a_run_goes_on_only_with_what_it_began_with(files: World, whole: Path) -
     cases: list[tuple[str, dict[str, Any]]] = [
         ("snapshot", {"retrieval": {"snapshot": str(files.folder / "other")}}),
         ("examples", {"task": {"train": [{"path": str(files.questions)}, {"path": str(more)}]}}),
+        ("query encoder", {"models": {"query_encoder": str(whole)}}),
         ("generator", {"models": {"generator": str(whole)}}),
     ]
     for name, sections in cases:
@@ -394,6 +408,15 @@ def test_what_could_not_be_saved_is_refused_before_it_is_trained(files: World) -
     )
     with pytest.raises(InvalidModel, match="only RAG's layout holds a generator that reads"):
         Run(files.settings("unsaved", models={"query_encoder": name, "generator": old}))
+
+
+def test_what_regular_expressions_match_is_looked_for_in_more_passages_than_are_trained_with(files: World) -> None:
+    rows = [{"question": "who", "answer_regex": passage.text} for passage in tiny.passages(9)]
+    path = str(tiny.jsonl(files.folder / "everywhere.jsonl", *rows))
+    task = {"train": [{"path": path}], "validation": []}
+    run = Run(files.settings("everywhere", task=task, retrieval={"k": 1}))
+    run.close()
+    assert [example.target for example in run.job.examples] == [passage.text for passage in tiny.passages(9)]
 
 
 def test_regular_expressions_need_passages(files: World) -> None:

@@ -147,6 +147,18 @@ def test_passages_computed_again_give_the_same(family: str, folder: Path, monkey
     torch.testing.assert_close(*results)
 
 
+def test_scores_are_not_rounded_to_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = objective("dpr", folder, precise=False)
+    collated = loss.collate(PAIRS)
+    queries = loss.queries(collated.query_ids, collated.query_mask)
+    passages = loss.passages(collated.passage_ids, collated.passage_mask)
+    monkeypatch.setattr(loss, "queries", lambda *_: queries)
+    monkeypatch.setattr(loss, "passages", lambda *_: passages)
+    wanted = loss(collated).total
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(loss(collated).total, wanted)
+
+
 def test_several_workers_are_one(folder: Path) -> None:
     asked = settings(folder)
 
@@ -215,7 +227,16 @@ def test_each_question_is_one_example_and_both_towers_are_in_the_plan(folder: Pa
     assert [pair.example.text for pair in made.examples] == ["who", "who"]
     query, passage = load_encoder(str(folder / "questions")), load_encoder(str(folder / "contexts"), "passage")
     assert (made.plan["query encoder"], made.plan["passage encoder"]) == (query.fingerprint, passage.fingerprint)
+    assert made.plan.keys() == {"snapshot", "bm25", "query encoder", "passage encoder", "towers", "examples"}
     assert made.validate() == {}  # no questions to validate with
+
+
+def test_one_tower_and_two_alike_are_two_plans(folder: Path) -> None:
+    one, two = (
+        job(settings(folder, models={"query_encoder": query}, biencoder={"passage_encoder": passage})).plan
+        for query, passage in (names("sentence", folder), names("two sentence towers", folder))
+    )
+    assert one.items() ^ two.items() == {("towers", "1"), ("towers", "2")}
 
 
 def test_the_query_encoder_can_be_frozen(folder: Path) -> None:
@@ -230,7 +251,8 @@ def test_dropout_is_on_in_training_and_off_in_validation(folder: Path) -> None:
     for dropout in (True, False):
         made = job(settings(folder, models={"query_encoder": query, "dropout": dropout}))
         assert made.objective.training is dropout
-        made.validate()
+        made._validation = lambda made=made: {"training": made.objective.training}
+        assert made.validate() == {"training": False}
         assert made.objective.training is dropout
 
 

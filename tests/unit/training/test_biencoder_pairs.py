@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from openbook.errors import InvalidDocuments
 from openbook.index.building.build import build_snapshot
 from openbook.training.bm25 import Bm25
 from openbook.training.data import Example
-from openbook.training.pairs import Pair, mined, pairs_digest, pool
+from openbook.training.pairs import QUESTIONS_AT_ONCE, Pair, mined, pairs_digest, pool
 
 FACTS = [
     ("Bell", "alexander graham bell invented the telephone"),
@@ -73,6 +74,10 @@ def test_questions_that_nothing_answers_are_left_out(facts: Bm25, caplog: pytest
     assert "1 of 2 questions are left out" in caplog.text
     with pytest.raises(InvalidDocuments, match="none of 1 questions has a context, or an answer in the best 5"):
         mined(examples[:1], facts, 5, 1)
+
+
+def test_of_many_questions_none_is_lost(facts: Bm25) -> None:
+    assert len(mined([asked("where was marie curie born", "warsaw")] * (QUESTIONS_AT_ONCE + 1), facts, 5, 0)) == 65
 
 
 def test_no_negatives_where_none_are_wanted_or_none_are_within_the_depth(facts: Bm25) -> None:
@@ -137,6 +142,7 @@ def test_answers_are_taken_apart_once_for_all_passages(monkeypatch: pytest.Monke
         lambda pairs: pairs[:1],
         lambda pairs: [pairs[0], Pair(pairs[1].example, pairs[1].positive, pairs[1].negatives[:0])],
         lambda pairs: [pairs[0], Pair(pairs[1].example, pairs[0].positive, pairs[1].negatives)],
+        lambda pairs: [pairs[0], replace(pairs[1], positive=replace(pairs[1].positive, title="other"))],
     ],
 )
 def test_the_digest_tells_pairs_apart(facts: Bm25, change: Callable[[list[Pair]], list[Pair]]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,10 @@ def numbers(reports: Sequence[StepReport]) -> list[dict[str, float]]:
     return [{k: v for k, v in report.scalars().items() if k != "tokens_per_s"} for report in reports]
 
 
-def test_a_run_is_what_plain_torch_computes() -> None:
-    """The batch as a whole, clipped, decayed, its rate scheduled by torch."""
+def test_a_run_is_what_plain_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch as a whole, clipped, decayed, its rate scheduled by torch. Each step takes two seconds."""
+    clock = count(step=2)
+    monkeypatch.setattr("openbook.training.loop.perf_counter", lambda: next(clock))
     options = {"weight_decay": 0.3, "max_gradient_norm": 4.0, "warmup_steps": 2, "betas": (0.8, 0.95), "seed": 4}
     reports, got = trained(loop_of(**options))
 
@@ -89,7 +92,7 @@ def test_a_run_is_what_plain_torch_computes() -> None:
         assert report.loss == pytest.approx(loss.item())
         assert report.gradient_norm == pytest.approx(norms[-1])
         assert report.means.keys() == {"error"}
-        assert report.tokens_per_s > 0
+        assert report.tokens_per_s == EXAMPLES[chosen].numel() / 2
     assert min(norms) < 4.0 < max(norms), "or nothing was clipped, or everything"
     for name, parameter in toy.named_parameters():
         torch.testing.assert_close(got[name], parameter.detach())
@@ -130,6 +133,21 @@ def test_the_number_of_workers_changes_nothing(n_workers: int) -> None:
         for one, other in zip(numbers(reports), numbers(alone), strict=True):
             assert one == pytest.approx(other)
     assert len({tuple(got["first.weight"].flatten().tolist()) for _, got in results.values()}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_loss_is_computed_in_the_dtype_asked_for_and_its_gradients_outside_of_autocast(dtype: str) -> None:
+    rounds: list[bool] = []
+
+    class Watched(Toy):
+        def forward(self, x: Tensor) -> Loss:
+            rounds.append(torch.is_autocast_enabled("cpu"))
+            loss = super().forward(x)
+            loss.total.register_hook(lambda _: rounds.append(torch.is_autocast_enabled("cpu")))
+            return loss
+
+    trained(loop_of(Watched(), n_steps=1, dtype=dtype))
+    assert rounds == [dtype == "bfloat16", False] * 4
 
 
 def test_dropout_differs_between_micro_batches_steps_and_seeds() -> None:
@@ -265,22 +283,32 @@ def test_rates_may_be_given_for_what_is_frozen() -> None:
     assert changed == {"second.weight", "second.bias"}
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_the_run_with_the_weights_as_they_were(wrong: float) -> None:
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (lambda loss: loss * math.nan, "loss nan, gradient norm nan"),
+        (lambda loss: loss * math.inf, "loss inf, gradient norm nan"),
+        (lambda loss: loss + math.inf, r"loss inf, gradient norm [\d.]+"),
+        (lambda loss: loss + (loss - loss.detach()).sqrt(), r"loss [\d.]+, gradient norm (inf|nan)"),
+    ],
+)
+def test_a_loss_or_gradient_that_is_no_number_ends_the_run_with_the_weights_as_they_were(
+    changed: Callable[[Tensor], Tensor], why: str
+) -> None:
     class Diverging(Toy):
         n_calls = 0
 
         def forward(self, x: Tensor) -> Loss:
             self.n_calls += 1
             loss = super().forward(x)
-            return Loss(loss.total * (wrong if self.n_calls > 9 else 1.0), loss.sums)
+            return Loss(changed(loss.total), loss.sums) if self.n_calls > 9 else loss
 
     toy = Diverging()
     loop = loop_of(toy)
     steps = loop.run()
     next(steps), next(steps)
     before = {name: parameter.detach().clone() for name, parameter in toy.named_parameters()}
-    with pytest.raises(TrainingDiverged, match=rf"^loss {wrong}, gradient norm nan$"):
+    with pytest.raises(TrainingDiverged, match=f"^{why}$"):
         next(steps)
     loop.close()
     assert loop.step == 2

@@ -15,6 +15,7 @@ from transformers import RagConfig, RagSequenceForGeneration, RagTokenForGenerat
 from openbook.core.topk import canonical_scores, top_k
 from openbook.core.types import NO_HIT, Float32, Formulation, Passage
 from openbook.errors import InvalidRequest
+from openbook.models import marginal
 from openbook.models.marginal import IGNORED
 from openbook.training.data import Example
 from openbook.training.loop import TrainingDiverged
@@ -142,6 +143,9 @@ def test_loss_and_all_gradients_are_those_of_transformers(folder: Path, formulat
 def test_gradients_are_those_of_finite_differences(folder: Path, formulation: Formulation, smoothing: float) -> None:
     objective = build(folder, models={"formulation": formulation}, optimizer={"label_smoothing": smoothing})
     collated = objective.collate(tiny.examples(3))
+    inputs = collated.context_ids, collated.context_mask, objective.scores(collated), collated.labels
+    smoothed = marginal.loss(objective.reader, *inputs, formulation, label_smoothing=smoothing)
+    same(objective(collated).total, smoothed.sum())
     tiny.no_gradients(objective)
     objective(collated).total.backward()
     random, step = np.random.default_rng(0), 1e-5
@@ -227,12 +231,19 @@ def test_what_is_read_with_the_question(folder: Path) -> None:
 
 @pytest.mark.parametrize("dropout", [False, True])
 def test_computing_the_encoder_twice_changes_nothing(folder: Path, dropout: bool) -> None:
-    results = []
+    results, n_computed = [], [0, 0]
+
+    def computed(*_: object) -> None:
+        n_computed[len(results)] += 1
+
     for twice in (True, False):
         objective = build(folder, models={"dropout": dropout}, loop={"gradient_checkpointing": twice})
+        hook = objective.reader._twin.get_encoder().register_forward_pre_hook(computed)
         torch.manual_seed(3)
         results.append(run(objective, tiny.examples(4)))
+        hook.remove()
     same(*results)
+    assert n_computed[0] == 2 * n_computed[1] > 0
     torch.manual_seed(4)
     other = run(objective, tiny.examples(4))[0]
     assert torch.allclose(other, results[0][0], rtol=1e-9) != dropout  # computed in another way: not to the bit

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretended import gpu
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -38,9 +39,13 @@ class Toy(nn.Module):
         return Loss((self.frozen(self.layer(x)) ** 2).sum(), {})
 
 
-def loop_after(n_steps: int, seed: int = 0) -> Loop[Any, Any]:
+def loop_of(toy: Toy) -> Loop[Any, Any]:
     settings = LoopSettings(out=Path("out"), n_steps=10, batch_size=4, micro_batch_size=2)
-    loop: Loop[Any, Any] = Loop(Toy(seed), EXAMPLES, settings, OptimizerSettings(learning_rate=0.1), ["frozen.*"])
+    return Loop(toy, EXAMPLES, settings, OptimizerSettings(learning_rate=0.1), ["frozen.*"])
+
+
+def loop_after(n_steps: int, seed: int = 0) -> Loop[Any, Any]:
+    loop = loop_of(Toy(seed))
     steps = loop.run()
     for _ in range(n_steps):
         next(steps)
@@ -69,6 +74,14 @@ def test_weights_moments_and_step_come_back_to_the_bit(saved: Path) -> None:
     for name, value in wanted.items():
         assert got[name].dtype == value.dtype
         assert torch.equal(got[name], value)
+
+
+def test_on_a_gpu_moments_are_there_too(saved: Path) -> None:
+    """A pretended one: files are read on the CPU."""
+    with gpu() as device:
+        loop = loop_of(Toy(0).to(device))
+        checkpoints.restore(saved, loop, PLAN)
+        assert {value.device for value in state_of(loop).values()} == {device}
 
 
 def test_only_what_is_trained_is_kept(saved: Path) -> None:

@@ -17,7 +17,7 @@ from openbook.models.checkpoint import GeneratorCheckpoint
 from openbook.training.data import Example
 from openbook.training.loss import RagLoss
 from openbook.training.retrieval import Given, MemoryIndex
-from openbook.training.validation import NAMES, Validation
+from openbook.training.validation import NAMES, Validation, _scores
 from openbook.training.world import Alone, World
 
 
@@ -86,6 +86,11 @@ def test_agreement_falls_when_the_retriever_changes(folder: Path, retriever: Mem
     assert sum(shares) < 8
 
 
+def test_slots_without_a_passage_agree_with_nothing(folder: Path, retriever: MemoryIndex) -> None:
+    objective, asked = parts(folder, retriever, task={"max_target_tokens": 12}, retrieval={"k": 20})
+    assert validation(objective, asked, tiny.examples(2))()["agreement"] == 1.0
+
+
 def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryIndex) -> None:
     """Also those that are no example's target, and regular expressions, of which no probability is known."""
     objective, asked = parts(folder, retriever)
@@ -105,6 +110,12 @@ def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryInde
     assert "log_likelihood" not in validation(objective, asked, [pattern])()
 
 
+def test_a_question_that_is_generated_is_right_if_it_was_asked() -> None:
+    """Though the file's answers are what it is generated of."""
+    generated = Example("bell", "who called", Question("", "who called", ("bell",)))
+    assert [_scores(text, generated, {}) for text in ("who called", "bell")] == [(1.0, 1.0), (0.0, 0.0)]
+
+
 @pytest.mark.parametrize(
     ("max_target_tokens", "n_positions", "n_tokens"), [(64, 128, 64), (600, 128, 128), (600, None, 512)]
 )
@@ -112,17 +123,17 @@ def test_answers_may_be_as_long_as_those_that_are_trained(
     folder: Path, monkeypatch: pytest.MonkeyPatch, max_target_tokens: int, n_positions: int | None, n_tokens: int
 ) -> None:
     monkeypatch.setattr(GeneratorCheckpoint, "max_answer_tokens", n_positions)
-    task = {"max_target_tokens": max_target_tokens}
-    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
-    generate, asked_for = decoding.generate, list[int]()
+    task, models = {"max_target_tokens": max_target_tokens}, {"formulation": "token"}
+    objective, asked = parts(folder, Given(), task=task, models=models, retrieval={"kind": "given"})
+    generate, asked_for = decoding.generate, list[tuple[Formulation, int]]()
 
     def generated(*given: Any) -> Any:
-        asked_for.append(given[-1].max_new_tokens)
+        asked_for.append((given[-1].formulation, given[-1].max_new_tokens))
         return generate(*given[:-1], replace(given[-1], max_new_tokens=1))
 
     monkeypatch.setattr(decoding, "generate", generated)
     validation(objective, asked, tiny.examples(1)).measured()
-    assert asked_for == [n_tokens]
+    assert asked_for == [(Formulation.TOKEN, n_tokens)]
 
 
 def test_classes_are_chosen_by_probability(folder: Path) -> None:
@@ -156,11 +167,12 @@ def test_classes_are_right_letter_for_letter(folder: Path, monkeypatch: pytest.M
 def test_classes_are_chosen_as_when_they_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A BOS that the model forces is read before them, and its probability does not count."""
     task = {"kind": "classification", "labels": {"SUPPORTS": "y", "REFUTES": "n"}}
-    objective, asked = parts(folder, Given(), task=task, retrieval={"kind": "given"})
+    objective, asked = parts(folder, Given(), task=task, models={"formulation": "token"}, retrieval={"kind": "given"})
     objective.generator.generation_config.forced_bos_token_id = 0
     chosen_from: list[list[int]] = []
 
     def scored(reader: Any, ids: Any, mask: Any, scores: Any, labels: list[list[int]], formulation: Formulation) -> Any:
+        assert formulation is Formulation.TOKEN
         chosen_from.extend(labels)
         return torch.zeros(len(scores), len(labels))
 
