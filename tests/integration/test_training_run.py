@@ -28,7 +28,7 @@ from openbook.models.checkpoint import load_generator, of_base
 from openbook.models.encoder import load_encoder
 from openbook.models.source import weights_digest
 from openbook.testing import served
-from openbook.training.loop import TrainingDiverged
+from openbook.training.loop import Loop, TrainingDiverged
 from openbook.training.loss import RagLoss
 from openbook.training.rag import RagJob
 from openbook.training.retrieval import MemoryIndex
@@ -471,7 +471,7 @@ def test_a_run_that_diverges_says_after_which_step(files: World, where: str, why
     run.close()
 
 
-@pytest.mark.parametrize("where", ["RagLoss.to", "Run._steps"])
+@pytest.mark.parametrize("where", ["RagLoss.to", "Loop.__init__", "Run._steps"])
 def test_a_gpu_without_room_is_told_in_a_line(files: World, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so not tried again by Ray Train."""
 
@@ -479,6 +479,6 @@ def test_a_gpu_without_room_is_told_in_a_line(files: World, where: str, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
     owner, _, method = where.partition(".")
-    monkeypatch.setattr({"RagLoss": RagLoss, "Run": Run}[owner], method, full)
+    monkeypatch.setattr({"RagLoss": RagLoss, "Loop": Loop, "Run": Run}[owner], method, full)
     with pytest.raises(StartupError, match=r"^a GPU's memory is full .*: CUDA out of memory. Tried .* GiB\.$"):
         train(files.settings("full"))

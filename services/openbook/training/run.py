@@ -87,13 +87,12 @@ class Run:
     def __init__(self, settings: TrainingSettings, world: World | None = None) -> None:
         torch.set_num_threads(settings.loop.n_threads)
         self.settings, self.world = settings, world or Alone()
-        with told_if_gpu_full(StartupError, FULL):
+        with told_if_gpu_full(StartupError, FULL), ExitStack() as undo:
             self.job = job_of(settings, self.world)
-        self.plan = {**self.job.plan, **_plan(settings)}
-        objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
-        with ExitStack() as undo:
             undo.callback(self.job.close)
+            self.plan = {**self.job.plan, **_plan(settings)}
             self._check_same_for_all()
+            objective, examples, frozen = self.job.objective, self.job.examples, settings.models.frozen
             self.loop: Loop[Any, Any] = Loop(objective, examples, settings.loop, settings.optimizer, frozen, self.world)
             undo.pop_all()
 
