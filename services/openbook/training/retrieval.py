@@ -188,8 +188,10 @@ class LiveIndex:
 
     def close(self) -> None:
         """Let go of connections."""
-        asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
-        self._stop()
+        try:
+            asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
+        finally:
+            self._stop()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -192,3 +192,20 @@ def test_a_tier_that_is_gone_late_or_busy_is_asked_again(problem: type[Exception
     index = LiveIndex(IndexClientSettings(addresses=("a:1",)), 60, tiny.asks_for())
     index.close()
     assert index.identity == {"snapshot": "s", "space": tiny.SPACE}
+
+
+def test_a_tier_that_does_not_close_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened:
+        snapshot_id, encoder_fingerprint = "s", tiny.SPACE
+
+        async def close(self) -> None:
+            raise OSError("gone")
+
+    async def open_index(*_: Any) -> Opened:
+        return Opened()
+
+    monkeypatch.setattr(opening, "open_index", open_index)
+    index = LiveIndex(IndexClientSettings(addresses=("a:1",)), 60, tiny.asks_for())
+    with pytest.raises(OSError, match="gone"):
+        index.close()
+    assert not index._thread.is_alive()
