@@ -9,7 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray's processes give way to all others, which are tests here that keep all cores busy: a run of two minutes took five.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ.update(RAY_worker_niceness="0")
 # Ray looks at it when it is imported, which tests may do before they start one.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 # Ray forks, and its node did not always start in a process with gRPC threads, such as other tests leave behind. That
