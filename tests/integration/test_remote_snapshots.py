@@ -88,6 +88,14 @@ def awaited(downloads: download.Downloads, place: str) -> download.Progress:
     return told
 
 
+def end_unheard(downloads: download.Downloads, place: str) -> None:
+    """Begin a download, and wait until it has ended, of which nobody has heard."""
+    while downloads._process is None:
+        with suppress(OpenbookError):  # it may end at once
+            downloads.ask(place, "0" * 32)
+    os.waitid(os.P_PID, downloads._process.pid, os.WEXITED | os.WNOWAIT)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -672,6 +680,16 @@ def test_a_download_that_warns_a_lot_goes_on(
     downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
     told = awaited(downloads, f"{web.url}/new")
     assert (told.n_bytes_done, told.n_bytes) == (7, 7)
+
+
+def test_a_download_that_has_ended_keeps_no_other_from_beginning(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_FETCH", "print(7, 7)")
+    Root.create(tmp_path / "root", built / "old")
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
+    end_unheard(downloads, f"{web.url}/new")
+    assert awaited(downloads, f"{web.url}/old").n_bytes == 7
 
 
 def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(

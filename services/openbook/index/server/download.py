@@ -79,6 +79,9 @@ class Downloads:
         folder = self._folder.resolve() / snapshot_id
         with self._lock:
             wanted = (place.url, snapshot_id)
+            if self._process and self._wanted != wanted and self._process.poll() is not None:
+                end(self._process)  # and who asked for it has gone
+                self._process = None
             if self._process is None:
                 log.info("fetching snapshot %s from %s", snapshot_id, place.url)
                 command = [*of_code(_FETCH), place.url, str(folder), str(self._shard), snapshot_id]
