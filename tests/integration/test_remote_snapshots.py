@@ -692,6 +692,25 @@ def test_a_download_that_has_ended_keeps_no_other_from_beginning(
     assert awaited(downloads, f"{web.url}/old").n_bytes == 7
 
 
+def test_what_a_download_failed_for_is_told_once_and_not_to_who_comes_later(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile somebody may have mended it."""
+    Root.create(tmp_path / "root", built / "old")
+    now, place = [0.0], f"{web.url}/new"
+    downloads = download.Downloads(tmp_path / "root", 0, (web.url,), lambda: now[0])
+    for why in ("no such place", "no room"):
+        monkeypatch.setattr(download, "_FETCH", f"import sys; sys.exit({f'{fetching.FAILED}UNAVAILABLE {why}'!r})")
+        end_unheard(downloads, place)
+        now[0] += download.LATELY_S
+        with pytest.raises(ShardUnavailable, match=why):
+            downloads.ask(place, "0" * 32)
+    end_unheard(downloads, place)
+    now[0] += download.LATELY_S + 1
+    monkeypatch.setattr(download, "_FETCH", "print(7, 7)")
+    assert awaited(downloads, place).n_bytes == 7
+
+
 def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
     web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

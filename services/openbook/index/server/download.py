@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 30.0
 """After which nobody waits for it any more."""
+LATELY_S = 10.0
+"""Within which whoever waits for it has asked."""
 MOST_KEPT = 1 << 16
 """Bytes of what the process says."""
 SNAPSHOT_ID = re.compile(r"[0-9a-f]{32}")
@@ -79,8 +81,8 @@ class Downloads:
         folder = self._folder.resolve() / snapshot_id
         with self._lock:
             wanted = (place.url, snapshot_id)
-            if self._process and self._wanted != wanted and self._process.poll() is not None:
-                end(self._process)  # and who asked for it has gone
+            if self._process and self._is_past(self._process, wanted):
+                end(self._process)
                 self._process = None
             if self._process is None:
                 log.info("fetching snapshot %s from %s", snapshot_id, place.url)
@@ -109,6 +111,12 @@ class Downloads:
             process, self._process = self._process, None
         if process is not None:
             end(process)
+
+    def _is_past(self, process: subprocess.Popen[Any], wanted: tuple[str, str]) -> bool:
+        """Whether it has ended, and is nothing to who asks now: of another snapshot, or failed when nobody waited."""
+        code = process.poll()
+        is_stale = bool(code) and self._clock() - self._asked_at > LATELY_S
+        return code is not None and (self._wanted != wanted or is_stale)
 
     def _look(self, process: subprocess.Popen[Any], folder: Path) -> Progress:
         code = process.poll()
