@@ -17,6 +17,7 @@ from openbook.errors import ShardUnavailable, SnapshotMismatch
 from openbook.index.building.build import build_snapshot
 from openbook.index.client import publish as publishing
 from openbook.index.client.publish import publish
+from openbook.processes import free_port
 from openbook.v1 import index_pb2 as pb
 from openbook.v1 import index_pb2_grpc as pb_grpc
 
@@ -25,16 +26,16 @@ N_REFUSED = 2 * publishing.N_SILENT
 
 
 class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
-    """Never ends what it is to prepare, to let go of or to fetch, unless it `refuses`."""
+    """Never ends what it is to prepare, to let go of or to fetch, unless it `refuses`, after it was `n_late` times."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard, self.refuses = shard, False
+    def __init__(self, shard: int, port: int = 0) -> None:
+        self.shard, self.refuses, self.n_late = shard, False, 0
         self.preparing, self.discarding, self.over = Event(), Event(), Event()
         self.n_looks = 0
         self._server = grpc.server(ThreadPoolExecutor(8))
         pb_grpc.add_IndexServiceServicer_to_server(self, self._server)
         pb_grpc.add_IndexAdminServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
     def __enter__(self) -> "Scripted":
         self._server.start()
@@ -58,6 +59,9 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
         return pb.InfoResponse()
 
     def Download(self, request: pb.DownloadRequest, context: grpc.ServicerContext) -> pb.DownloadResponse:  # noqa: N802
+        if self.n_late:
+            self.n_late -= 1
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was heard of it in time")
         if self.refuses:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a file was altered")
         return pb.DownloadResponse(n_bytes=2, n_bytes_done=1)
@@ -114,3 +118,27 @@ def test_where_one_cannot_fetch_it_the_others_are_not_waited_for(servers: list[S
     servers[1].refuses = True
     with pytest.raises(SnapshotMismatch, match=rf"{servers[1].address}: a file was altered; what the others fetch"):
         asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))
+
+
+def test_a_server_that_is_silent_for_a_while_does_not_end_what_it_fetches(
+    servers: list[Scripted], snapshot: Path
+) -> None:
+    servers[1].refuses = True
+    for n_late, why in ((publishing.N_SILENT - 1, "a file was altered"), (publishing.N_SILENT, "silent for 3 looks")):
+        servers[1].n_late = n_late
+        with pytest.raises((SnapshotMismatch, ShardUnavailable), match=rf"{servers[1].address}: .*{why}"):
+            asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))
+
+
+def test_a_server_that_begins_anew_goes_on_with_what_it_fetches() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        server = publishing._Server(f"127.0.0.1:{port}", None, IndexClientSettings())
+        looks = asyncio.create_task(server.download("file:///new", "new"))
+        while (state := server.channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            await server.channel.wait_for_state_change(state)
+        with Scripted(0, port):
+            assert (await looks).n_bytes == 2
+        await server.channel.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

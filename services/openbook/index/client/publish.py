@@ -7,7 +7,7 @@ sequence number. Rolling back is publishing the former snapshot.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -318,9 +318,16 @@ class _Server:
             return await self._stub.Info(InfoRequest(), timeout=TIMEOUT_S)
 
     async def download(self, url: str, snapshot_id: str) -> DownloadResponse:
+        """One that begins anew meanwhile is waited for. Raises ShardUnavailable once it has been silent for minutes, or
+        says so itself of the URL.
+        """
         request = DownloadRequest(url=url, snapshot_id=snapshot_id)
-        with from_grpc(self.address):
-            return await self._admin.Download(request, timeout=TIMEOUT_S, metadata=self._metadata)
+        for _ in range(N_SILENT):
+            with suppress(DeadlineExceeded), from_grpc(self.address):
+                return await self._admin.Download(
+                    request, timeout=TIMEOUT_S, metadata=self._metadata, wait_for_ready=True
+                )
+        raise self._silent("fetch")
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
         """Also raises ShardUnavailable as soon as it has been silent for minutes, which takes an hour otherwise: of a
@@ -349,7 +356,10 @@ class _Server:
                 n_silent += 1
             except OpenbookError:
                 n_silent = 0
-        raise ShardUnavailable(f"{self.address}: was to prepare a snapshot, and has been silent for {N_SILENT} looks")
+        raise self._silent("prepare")
+
+    def _silent(self, task: str) -> ShardUnavailable:
+        return ShardUnavailable(f"{self.address}: was to {task} a snapshot, and has been silent for {N_SILENT} looks")
 
     async def publish(self, snapshot_id: str, sequence: int) -> InfoResponse:
         request = PublishRequest(snapshot_id=snapshot_id, sequence=sequence)
