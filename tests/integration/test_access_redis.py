@@ -30,6 +30,13 @@ def record(name: str = "web") -> KeyRecord:
     return mint(name, 0.0, [Scope.ASK])[1]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is there, and this machine busy. Where it is gone, it says so."""
+    for module in ("counters", "key_redis"):
+        monkeypatch.setattr(f"openbook.serving.access.{module}.TIMEOUT_S", 60.0)
+
+
 @pytest.fixture
 def settings(redis_server: RedisServer) -> Iterator[AccessSettings]:
     yield AccessSettings(keys="redis", url=redis_server.url)
@@ -102,12 +109,7 @@ def test_without_redis_known_keys_stay_for_a_while_and_unknown_ones_are_refused(
     run(scenario)
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_redis_that_stays_away_is_told_once_and_that_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("openbook.serving.access.key_redis.TIMEOUT_S", 60.0)
-
+def test_a_redis_that_stays_away_is_told_once_and_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         with RedisServer() as server:
             clock = ManualClock()
@@ -176,13 +178,6 @@ def counters(url: str, clock: ManualClock | None = None) -> Counters:
     return Counters(connect("access", RedisUrl(url), None, 60.0), clock or ManualClock())
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Redis is there, and only this machine is busy."""
-    monkeypatch.setattr("openbook.serving.access.counters.TIMEOUT_S", 60.0)
-
-
-@pytest.mark.usefixtures("patient")
 def test_replicas_count_together_and_grant_no_more_than_the_limit(fresh: str) -> None:
     async def scenario() -> None:
         replicas = [Quotas(counters(fresh)) for _ in range(4)]
@@ -203,7 +198,6 @@ def test_replicas_count_together_and_grant_no_more_than_the_limit(fresh: str) ->
     run(scenario)
 
 
-@pytest.mark.usefixtures("patient")
 def test_the_script_decides_as_its_twin_in_python(fresh: str) -> None:
     async def scenario() -> None:
         shared, counts = counters(fresh), dict[str, tuple[int, int]]()
