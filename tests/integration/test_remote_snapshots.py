@@ -48,6 +48,7 @@ from openbook.index.server.server import IndexServer
 from openbook.processes import GIVE_WAY
 
 N, D = 3000, 8
+TOKEN = "a token of the administrator"
 
 
 def build(folder: Path, sign: int = 1) -> Path:
@@ -289,17 +290,25 @@ def test_ctrl_c_may_come_while_files_are_still_named(tmp_path: Path) -> None:
     answer.set()
 
 
-def test_a_place_that_does_not_answer(web: WebFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_does_not_answer(
+    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "PAUSES_S", ())
     with pytest.raises(InvalidSnapshot, match=r"/nowhere: not a snapshot: no manifest.json"):
         fetch(f"{web.url}/nowhere", tmp_path / "new")
     with pytest.raises(ShardUnavailable, match=r"127\.0\.0\.1:1"):
         Place("http://127.0.0.1:1").about(MANIFEST)
-    web.elsewhere = "http://127.0.0.1:1"
-    with pytest.raises(OpenbookError, match=r"manifest.json"):
-        fetch(f"{web.url}/new", tmp_path / "new")
-    assert not web.sent
+    with serving(built) as other:
+        web.elsewhere = other.url
+        with pytest.raises(OpenbookError, match=r"manifest.json"):
+            fetch(f"{web.url}/new", tmp_path / "new")
+    assert not web.sent + other.sent
     assert not (tmp_path / "new").exists()
+
+
+def test_what_says_what_there_is_must_not_fill_the_memory(built: Path) -> None:
+    with pytest.raises(InvalidSnapshot, match=rf"new/{MANIFEST}: must have at most 10 bytes, found \d+"):
+        Place(f"file://{built}/new").read(MANIFEST, 10)
 
 
 def test_a_web_server_may_be_slow_but_not_silent(
@@ -370,8 +379,11 @@ def test_what_a_power_cut_left_is_fetched_anew(web: WebFiles, built: Path, tmp_p
     place.mkdir(parents=True)
     (place / ".vectors.npy.partial").write_bytes(bytes(1000))  # the length is there, the bytes are not
     (place / ".offsets.npy.partial").write_bytes(bytes(1 << 20))
-    fetch(f"{web.url}/new", tmp_path / "new")
+    told: list[tuple[int, int]] = []
+    fetch(f"{web.url}/new", tmp_path / "new", on_bytes=lambda *now: told.append(now))
     assert contents(tmp_path / "new") == contents(built / "new")
+    total = told[0][1]
+    assert told[-1] == (total, total)
 
 
 def test_too_little_disk_is_said_before_anything_is_fetched(
@@ -382,6 +394,18 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
     with pytest.raises(ShardUnavailable, match=r"new: \d{6} bytes are needed, 1000 are free"):
         fetch(f"{web.url}/new", tmp_path / "new")
     assert set(web.sent) == {"/new/manifest.json", "/new/bm25/about.json"}
+
+
+def test_room_is_needed_only_for_what_is_not_there(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, vectors = f"file://{built}/new", tmp_path / "new/shard-0001/vectors.npy"
+    fetch(url, tmp_path / "new")
+    vectors.rename(vectors.with_name(".vectors.npy.partial"))
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 10**6, 0))
+    fetch(url, tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(built / "new")
 
 
 def test_a_disk_that_fills_up_cuts_no_file(built: Path, tmp_path: Path) -> None:
@@ -407,6 +431,10 @@ def test_what_was_altered_since_it_was_fetched_is_fetched_anew(web: WebFiles, bu
     fetch(f"{web.url}/new", here)
     assert set(web.sent) == {f"/new/{name}" for name in (*altered, MANIFEST, "bm25/about.json")}
     assert contents(here) == contents(built / "new")
+    words = here / altered[1]
+    words.write_bytes(bytes(words.stat().st_size))  # alone
+    fetch(f"{web.url}/new", here)
+    assert contents(here) == contents(built / "new")
 
 
 def test_the_same_snapshot_built_again_is_the_same(copy: Path, tmp_path: Path) -> None:
@@ -427,6 +455,13 @@ def test_words_that_were_built_again_come_with_the_next_shard(copy: Path, tmp_pa
     (copy / "bm25/about.json").write_text(json.dumps(about))
     fetch(f"file://{copy}", tmp_path / "here", [1])
     assert contents(tmp_path / "here") == contents(copy)
+
+
+def test_words_of_another_snapshot_are_none_of_this_one(copy: Path, built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built / "old/bm25", copy / "bm25", dirs_exist_ok=True)
+    old, new = (Snapshot.open(built / name).manifest.snapshot_id for name in ("old", "new"))
+    with pytest.raises(InvalidSnapshot, match=rf"about\.json: is of snapshot {old}, not of {new}"):
+        fetch(f"file://{copy}", tmp_path / "here")
 
 
 def test_what_was_fetched_of_another_snapshot_is_fetched_anew(web: WebFiles, built: Path, tmp_path: Path) -> None:
@@ -467,6 +502,30 @@ def test_a_backup_and_the_way_back(built: Path, tmp_path: Path) -> None:
     assert (tmp_path / "backup" / "shard-0000" / "vectors.npy").stat().st_mtime_ns == kept
     assert fetch(url, tmp_path / "restored").snapshot_id == snapshot_id
     assert contents(tmp_path / "restored") == contents(built / "old")
+
+
+def test_a_backup_that_was_interrupted_is_no_snapshot_and_what_comes_back_altered_is_named(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, put = f"file://{tmp_path}/backup", Place.put
+
+    def interrupted(place: Place, file: Path, path: str) -> None:
+        if path.startswith("shard-0001"):
+            raise KeyboardInterrupt
+        put(place, file, path)
+
+    def altered(place: Place, file: Path, path: str) -> None:
+        put(place, file, path)
+        (tmp_path / "backup" / path).write_bytes(b"?")
+
+    monkeypatch.setattr(Place, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        push(built / "new", url)
+    assert (tmp_path / "backup/shard-0000").exists()
+    assert not (tmp_path / "backup" / MANIFEST).exists()
+    monkeypatch.setattr(Place, "put", altered)
+    with pytest.raises(InvalidSnapshot, match=rf"{url}/shard-0001/.*: does not come back as it was written"):
+        push(built / "new", url)
 
 
 def test_a_backup_of_another_snapshot_stays_as_it_is(built: Path, tmp_path: Path) -> None:
@@ -549,13 +608,15 @@ def servers(built: Path, web: WebFiles, tmp_path: Path) -> Iterator[list[IndexSe
             shutil.copytree(built / "old", tmp_path / machine / "old")
             Root.create(tmp_path / machine, tmp_path / machine / "old")
             for shard in (0, 1):
-                settings = IndexServerSettings(snapshot=tmp_path / machine, shard=shard, fetch_from=(web.url,))
+                settings = IndexServerSettings(
+                    snapshot=tmp_path / machine, shard=shard, fetch_from=(web.url,), admin_token=TOKEN
+                )
                 found.append(stack.enter_context(IndexServer(settings)))
         yield found
 
 
 def settings_of(servers: list[IndexServer]) -> IndexClientSettings:
-    return IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
+    return IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60, admin_token=TOKEN)
 
 
 def test_published_from_elsewhere(servers: list[IndexServer], web: WebFiles, built: Path, tmp_path: Path) -> None:
@@ -598,8 +659,9 @@ def test_off_unless_it_is_allowed(web: WebFiles, built: Path, tmp_path: Path) ->
         closed.ask(f"{web.url}/new", new)
     with pytest.raises(InvalidConfig, match="no root to fetch into"):
         download.Downloads(alone, 0, (web.url,)).ask(f"{web.url}/new", new)
-    with pytest.raises(InvalidRequest, match="32 hexadecimal digits"):
-        download.Downloads(root, 0, (web.url,)).ask(f"{web.url}/new", "../../etc")
+    for path in ("../../etc", f"{new}/../../etc", f"{new}\n"):
+        with pytest.raises(InvalidRequest, match="32 hexadecimal digits"):
+            download.Downloads(root, 0, (web.url,)).ask(f"{web.url}/new", path)
     assert not web.sent
 
 
@@ -613,12 +675,12 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     web.held_after = 0
     assert downloads.ask(f"{web.url}/new", new).folder is None
     assert web.is_held.wait(60)
-    with pytest.raises(OpenbookError, match=f"fetches snapshot {new}: wait"):
-        downloads.ask(f"{web.url}/old", Snapshot.open(built / "old").manifest.snapshot_id)
     downloads.end_forgotten()
     process = downloads._process
     assert process is not None
     now[0] = download.FORGOTTEN_S + 1
+    with pytest.raises(OpenbookError, match=f"fetches snapshot {new}: wait"):  # who asks for another, not for this
+        downloads.ask(f"{web.url}/old", Snapshot.open(built / "old").manifest.snapshot_id)
     downloads.end_forgotten()
     assert process.poll() is not None
     web.held_after = None
@@ -720,8 +782,9 @@ def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
     (tmp_path / "numpy.py").write_text("raise SystemExit('whatever lies there')")
     Root.create(tmp_path / "root", built / "old")
     downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
-    with pytest.raises(SnapshotMismatch, match=f"^{web.url}/none: not a snapshot: no manifest.json$"):
-        awaited(downloads, f"{web.url}/none")
+    new = Snapshot.open(built / "new").manifest.snapshot_id
+    with pytest.raises(SnapshotMismatch, match=f"^{web.url}/new: holds snapshot {new}, not {'0' * 32}$"):
+        awaited(downloads, f"{web.url}/new")
 
 
 @pytest.mark.parametrize("storage", [s3, gs])
