@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,16 @@ def servers(root: Path) -> Iterator[list[IndexServer]]:
 
 def settings_of(servers: Sequence[IndexServer]) -> IndexClientSettings:
     return IndexClientSettings(addresses=tuple(server.address for server in servers), timeout_s=60)
+
+
+@contextmanager
+def altered(root: Path) -> Iterator[None]:
+    """A file of shard 1 of the snapshot new."""
+    path, kept = root / "new" / "shard-0001" / "passages.bin", root.parent / "kept"
+    path.rename(kept)  # a server may have mapped it
+    path.write_bytes(kept.read_bytes()[:-1] + b"?")
+    yield
+    kept.replace(path)
 
 
 def states(servers: Sequence[IndexServer], root: Path) -> list[str]:
@@ -150,9 +160,8 @@ def test_a_client_that_slept_through_it_searches_again(root: Path) -> None:
 
 
 def test_one_refusal_stops_it_everywhere(servers: list[IndexServer], root: Path) -> None:
-    altered = root / "new" / "shard-0001" / "passages.bin"
-    altered.write_bytes(altered.read_bytes()[:-1] + b"?")
-    with pytest.raises(SnapshotMismatch, match=rf"{servers[2].address}: .*passages\.bin: was altered") as caught:
+    why = rf"{servers[2].address}: .*passages\.bin: was altered"
+    with altered(root), pytest.raises(SnapshotMismatch, match=why) as caught:
         asyncio.run(publish(root / "new", settings_of(servers)))
     assert servers[0].address not in str(caught.value)
     assert states(servers, root) == ["current old 1"] * 4
@@ -182,18 +191,37 @@ def test_interrupted_while_a_server_prepares_it_is_nowhere(
 
 
 def test_a_server_that_is_down_stops_it_everywhere(servers: list[IndexServer], root: Path) -> None:
-    servers[3].stop(grace_s=0)
-    with pytest.raises(ShardUnavailable, match=servers[3].address):
-        asyncio.run(publish(root / "new", settings_of(servers)))
-    assert states(servers[:3], root) == ["current old 1"] * 3
+    def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+        if (step, n_done) == ("prepare", n_servers):
+            servers[3].stop(grace_s=0)
+
+    for _ in ("it goes", "it is gone"):
+        with pytest.raises(ShardUnavailable, match=servers[3].address):
+            asyncio.run(publish(root / "new", settings_of(servers), on_progress=meanwhile))
+        assert states(servers[:3], root) == ["current old 1"] * 3
     with pytest.raises(ShardUnavailable, match=f"shard 1 of 2 has no server among {servers[0].address}"):
         asyncio.run(publish(root / "new", settings_of(servers[:1])))
 
 
+def test_a_server_that_refuses_at_the_end_is_named_and_it_is_completed_when_run_again(
+    servers: list[IndexServer], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*asked: Any) -> None:
+        raise InvalidSnapshot("no room for the record")
+
+    with monkeypatch.context() as full:
+        full.setattr(servers[3]._publishing, "publish", refuse)
+        why = f"^{servers[3].address}: no room for the record; publish it again to complete it$"
+        with pytest.raises(SnapshotMismatch, match=why):
+            asyncio.run(publish(root / "new", settings_of(servers)))
+    assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
+    assert states(servers, root) == ["current new 2, former old 1"] * 4
+
+
 def test_it_is_completed_when_run_again(servers: list[IndexServer], root: Path) -> None:
-    """The coordinator died when one of four servers had published."""
+    """The coordinator died when one of four servers had published, and another had not even prepared it."""
     new_id = build_id(root / "new")
-    for server in servers:
+    for server in servers[:3]:
         server._publishing.prepare(root / "new", new_id, Deadline.never())
     servers[0]._publishing.publish(new_id, 2, Deadline.never())
 
@@ -205,6 +233,9 @@ def test_it_is_completed_when_run_again(servers: list[IndexServer], root: Path) 
             await tier.close()
 
     assert asyncio.run(search()) == new_id  # all shards can serve it
+    with altered(root), pytest.raises(SnapshotMismatch, match=f"{servers[3].address}: .*was altered"):
+        asyncio.run(publish(root / "new", settings_of(servers)))
+    assert asyncio.run(search()) == new_id  # still
     assert asyncio.run(publish(root / "new", settings_of(servers))) == 2
     assert states(servers, root) == ["current new 2, former old 1"] * 4
 
@@ -300,6 +331,20 @@ def test_a_server_that_joins_the_list_and_cannot_have_it_is_named(
     assert states(servers, root) == ["current new 2, former old 1"] * 4
 
 
+def test_a_list_that_cannot_be_read_afterwards_makes_nothing_undone(
+    servers: list[IndexServer], root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = tmp_path / "servers"
+
+    def meanwhile(step: str, n_done: int, n_servers: int) -> None:
+        if (step, n_done) == ("publish", n_servers):
+            lines.unlink()
+
+    settings = listed(lines, *(server.address for server in servers))
+    assert asyncio.run(publish(root / "new", settings, on_progress=meanwhile)) == 2
+    assert "whether a server has joined meanwhile cannot be told" in caplog.text
+
+
 def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
     ca = trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "server_key", "client", "client_key")}
@@ -335,10 +380,11 @@ def test_tls_and_the_admin_token(root: Path, tmp_path: Path) -> None:
         addresses = tuple(server.address for server in servers)
         with pytest.raises(OpenbookError, match=f"{addresses[0]}: the admin token is missing.*{addresses[1]}"):
             asyncio.run(publish(root / "new", IndexClientSettings(addresses=addresses, tls=ours)))
-        assert (
-            asyncio.run(publish(root / "new", IndexClientSettings(addresses=addresses, tls=ours, admin_token=token)))
-            == 2
-        )
+        settings = IndexClientSettings(addresses=addresses, tls=ours, admin_token=token)
+        with altered(root), pytest.raises(SnapshotMismatch, match="was altered"):
+            asyncio.run(publish(root / "new", settings))
+        assert Root(root).read().prepared is None
+        assert asyncio.run(publish(root / "new", settings)) == 2
 
 
 def test_the_commands(servers: list[IndexServer], root: Path) -> None:
