@@ -89,12 +89,20 @@ def test_without_redis_known_keys_stay_for_a_while_and_unknown_ones_are_refused(
             KeyRedisBook(settings).put(lambda _: kept)
             store = KeyRedis(settings, clock)
             assert await store.find(kept.digest) == kept
+            gone = record()
+            KeyRedisBook(settings).put(lambda _: gone)
+            assert await store.find(gone.digest) == gone
+            with Redis.from_url(server.url) as redis:
+                redis.hdel(HASH, gone.digest)
+            clock.now = LOOK_S
+            assert await store.find(gone.digest) is None
             end(server.process)
             for now in (1.0, 30.0, 60.0):
                 clock.now = now
                 assert await store.find(kept.digest) == kept
-                with pytest.raises(KeysUnavailable):
-                    await store.find(record().digest)
+                for unknown in (record(), gone):
+                    with pytest.raises(KeysUnavailable):
+                        await store.find(unknown.digest)
             clock.now = 61.0
             with pytest.raises(KeysUnavailable):
                 await store.find(kept.digest)
@@ -128,6 +136,11 @@ def test_a_redis_that_stays_away_is_told_once_and_that_it_is_back(caplog: pytest
             server.again()
             server.address()
             await ask(2)
+            for n in (3, 4):  # all are asked, whenever they come
+                taken = await shared.take("web", [(Policy("questions", "day", 5), 1)])
+                assert taken is not None
+                assert taken.used == (n,)
+                assert await store.find(record().digest) is None
             await store.aclose()
             await shared.aclose()
 
@@ -148,6 +161,8 @@ def test_what_is_no_key_lets_nobody_in(settings: AccessSettings) -> None:
             redis.hset(HASH, other.digest, one.model_dump_json())  # another's
         store = KeyRedis(settings)
         assert [await store.find(each.digest) for each in (one, other)] == [None, None]
+        with pytest.raises(InvalidConfig, match=f"{HASH}: holds something that is no key"):
+            KeyRedisBook(settings).all()
         await store.aclose()
 
     run(scenario)
@@ -216,6 +231,19 @@ def test_the_script_decides_as_its_twin_in_python(fresh: str) -> None:
             taken = await shared.take("twin", asked)
             assert taken is not None
             assert taken == take(counts, asked, taken.now)
+        await shared.aclose()
+
+    run(scenario)
+
+
+def test_a_window_of_before_counts_for_nothing_and_each_hears_of_his_own(fresh: str) -> None:
+    async def scenario() -> None:
+        shared, minute = counters(fresh), Policy("questions", "minute", 3)
+        with Redis.from_url(fresh) as redis:
+            redis.hset(f"{PREFIX}web", minute.name, "0:3")
+        asked = (("web", 1), ("twin", 2))
+        taken = await asyncio.gather(*(shared.take(caller, [(minute, cost)]) for caller, cost in asked))
+        assert [each and (each.granted, each.used) for each in taken] == [(True, (1,)), (True, (2,))]
         await shared.aclose()
 
     run(scenario)

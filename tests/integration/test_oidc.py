@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,10 +19,11 @@ from fastapi import FastAPI
 
 from openbook.config import Limits, OidcSettings, parse
 from openbook.errors import InvalidConfig, InvalidModel, KeysUnavailable, Unauthenticated
-from openbook.serving.access import oidc
+from openbook.serving.access import key_file, oidc
 from openbook.serving.access.gate import Gate, open_gate
-from openbook.serving.access.keys import Identity
-from openbook.serving.access.oidc import AT_MOST_EVERY_S, KNOWN_FOR_S, REFRESH_S, Tokens
+from openbook.serving.access.key_file import KeyFileBook
+from openbook.serving.access.keys import Identity, mint
+from openbook.serving.access.oidc import AT_MOST_EVERY_S, KNOWN_FOR_S, REFRESH_S, Tokens, fetch_keys
 from openbook.serving.access.scopes import Scope
 from openbook.serving.app import Ingress
 from openbook.serving.endpoint.guard import Guarded
@@ -39,6 +41,7 @@ class Provider:
         self.n_asked = 0
         self.is_asked = threading.Event()
         self.is_well = True
+        self.n_failing = 0  # so many answers that come next do
         self.may_answer = threading.Event()
         self.may_answer.set()
         provider = self
@@ -50,7 +53,10 @@ class Provider:
                 provider.n_asked += self.path == "/keys"
                 pages = {"/.well-known/openid-configuration": provider.about(), "/keys": provider.keys()}
                 body = json.dumps(pages.get(self.path, {})).encode()
-                self.send_response(200 if provider.is_well else 503)
+                is_well = provider.is_well and not provider.n_failing
+                provider.n_failing -= provider.n_failing > 0
+                self.send_response(302 if self.path == "/moved" else 200 if is_well else 503)
+                self.send_header("Location", f"{provider.url}/keys")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -117,11 +123,20 @@ def test_a_token_says_who_calls_and_what_he_may(provider: Provider) -> None:
     assert identified(provider, provider.token(scope=7)).scopes == frozenset()
     listed = provider.token(scope=[{"openbook:ask": 1}, ["openbook:ask"], 7, "openbook:retrieve"])
     assert identified(provider, listed).scopes == {Scope.RETRIEVE}
+    by_mail = provider.token(email="ann@example.org", sub=None)
+    assert identified(provider, by_mail, caller_claim="email").caller == "oidc:ann@example.org"
+    with pytest.raises(Unauthenticated, match="MissingRequiredClaim"):
+        identified(provider, provider.token(), caller_claim="email")
+
+
+def test_clocks_may_differ_a_little(provider: Provider) -> None:
+    assert identified(provider, provider.token(exp=time.time() - 10)).caller == "oidc:ann"
 
 
 def test_a_subject_that_would_break_a_log_is_known_by_its_digest(provider: Provider) -> None:
-    callers = {identified(provider, provider.token(sub=sub)).caller for sub in ("a\nb", "é", "x" * 200, "x" * 201)}
-    assert len(callers) == 4
+    subjects = ("a\nb", "é", "x" * 200, "x" * 201, "\ud800", "")
+    callers = {identified(provider, provider.token(sub=sub)).caller for sub in subjects}
+    assert len(callers - {"oidc:"}) == 6
     assert all(len(caller) < 128 and caller.isascii() and caller.isprintable() for caller in callers)
 
 
@@ -217,8 +232,24 @@ def test_of_keys_without_a_name_each_is_tried(provider: Provider) -> None:
         identified(provider, token(ec.generate_private_key(ec.SECP256R1())), algorithms=allowed)
 
 
+def test_a_token_that_names_no_key_is_of_the_only_one(provider: Provider) -> None:
+    token = jwt.encode(provider.claims(), provider.signers["one"], "ES256")
+    assert identified(provider, token).caller == "oidc:ann"
+    provider.signers["two"] = ec.generate_private_key(ec.SECP256R1())
+    with pytest.raises(Unauthenticated, match="a key that its provider does not have"):
+        identified(provider, token)
+
+
+def test_a_key_that_is_not_for_signing_signs_nothing(provider: Provider) -> None:
+    provider.of_keys = {"use": None}
+    assert identified(provider, provider.token()).caller == "oidc:ann"
+    provider.of_keys = {"use": "enc"}
+    with pytest.raises(Unauthenticated, match="a key that its provider does not have"):
+        identified(provider, provider.token())
+
+
 def test_where_tenants_are_named_a_token_without_one_is_refused(provider: Provider) -> None:
-    for org in (None, "", "a:b", ["acme"]):
+    for org in (None, "", "a:b", "acme\n", ["acme"]):
         with pytest.raises(Unauthenticated, match="claim org must name a tenant"):
             identified(provider, provider.token(org=org), tenant_claim="org")
 
@@ -241,14 +272,37 @@ def test_new_keys_of_the_provider_are_found_and_it_is_not_asked_too_often(provid
     run(scenario)
 
 
-def test_without_its_provider_known_keys_count_for_a_day_and_nobody_is_let_in_unknown(provider: Provider) -> None:
+def test_a_key_that_the_provider_withdraws_lets_nobody_in_ten_minutes_later(provider: Provider) -> None:
+    async def scenario() -> None:
+        clock, old = ManualClock(), provider.token()
+        tokens = Tokens(settings(provider), Limits(), clock)
+        await tokens.identify(old)
+        clock.advance(AT_MOST_EVERY_S + 1)
+        await tokens.identify(old)
+        assert tokens._fetching is None, "its keys are not old yet"
+        provider.signers = {"two": ec.generate_private_key(ec.SECP256R1())}
+        clock.advance(REFRESH_S)
+        await tokens.identify(old)  # who is known waits for nobody
+        assert tokens._fetching
+        await tokens._fetching
+        with pytest.raises(Unauthenticated, match="a key that its provider does not have"):
+            await tokens.identify(old)
+        await tokens.identify(provider.token("two"))
+
+    run(scenario)
+
+
+def test_without_its_provider_known_keys_count_for_a_day_and_nobody_is_let_in_unknown(
+    provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         provider.is_well = False
         tokens = Tokens(settings(provider), Limits(), clock)
         with pytest.raises(KeysUnavailable):
             await tokens.identify(provider.token())
-        provider.is_well = True
+        assert f"{provider.url} does not tell its keys: HTTPError: HTTP Error 503" in caplog.text
+        provider.is_well, provider.n_failing = True, 1
         clock.advance(AT_MOST_EVERY_S + 1)
         await tokens.identify(provider.token())
         provider.is_well = False
@@ -369,6 +423,33 @@ def test_a_configuration_of_another_issuer_is_none(provider: Provider) -> None:
     assert identified(provider, provider.token(), jwks_url=f"{provider.url}/keys").caller == "oidc:ann"
 
 
+def test_keys_come_only_from_where_they_must(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "N_TRIES", 1)
+    with pytest.raises(OSError, match="302"):
+        fetch_keys(settings(provider, jwks_url=f"{provider.url}/moved"))
+    asked: list[str] = []
+
+    def about(url: str) -> dict[str, str]:
+        asked.append(url)
+        return {"issuer": "https://example.org/", "jwks_uri": "http://example.org/keys"}
+
+    monkeypatch.setattr(oidc, "_fetch", about)
+    with pytest.raises(ValueError, match="its keys must be at https"):
+        fetch_keys(OidcSettings(issuer="https://example.org/", audience=AUDIENCE))
+    assert asked == ["https://example.org/.well-known/openid-configuration"]
+
+
+def test_a_provider_that_hangs_is_given_up(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "N_TRIES", 1)
+    monkeypatch.setattr(oidc, "TIMEOUT_S", 0.1)
+    provider.may_answer.clear()
+    at_last = threading.Timer(30, provider.may_answer.set)
+    at_last.start()
+    with pytest.raises(OSError, match="timed out"):
+        fetch_keys(settings(provider))
+    at_last.cancel()
+
+
 def test_tokens_and_scopes_are_asked_for_at_the_gate(provider: Provider) -> None:
     access = {"oidc": {"issuer": provider.url, "audience": AUDIENCE}}
     gate = open_gate(parse({"access": access}))
@@ -384,6 +465,34 @@ def test_tokens_and_scopes_are_asked_for_at_the_gate(provider: Provider) -> None
 
     tokens = (provider.token(), provider.token(scope="openid"), provider.token(exp=1), "ob_00000000_0", "")
     assert asyncio.run(statuses(gate, *tokens)) == [200, 403, 401, 401, 401]
+
+
+def test_keys_and_tokens_get_in_side_by_side_under_the_limits_of_the_settings(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, kept = mint("web", 0.0, [Scope.ASK])
+    KeyFileBook(tmp_path / "keys").put(lambda _: kept)
+    access = {
+        "keys": "file",
+        "path": str(tmp_path / "keys"),
+        "limits": {"questions_per_day": 9},
+        "url": "redis://ours:1/0",
+        "oidc": {"issuer": provider.url, "audience": AUDIENCE},
+    }
+    gate = open_gate(parse({"access": access, "cache": {"url": "redis://cache:1/0"}}))
+    assert gate is not None
+
+    async def limits(*shown: str) -> dict[str, Limits]:
+        found = [await gate.admit("/v1/answer", {"x-api-key": each}) for each in shown]
+        return {each.caller: each.limits for each in found if each}
+
+    nine = Limits(questions_per_day=9)
+    assert asyncio.run(limits(key, provider.token())) == {"web": nine, "oidc:ann": nine}
+    counters: Any = gate.quotas._shared
+    assert counters._redis.connection_pool.connection_kwargs["host"] == "ours", "that of the cache forgets"
+    monkeypatch.setattr(key_file, "LOOK_S", 0.0)
+    (tmp_path / "keys").unlink()
+    assert asyncio.run(limits(key)) == {"web": nine}, "known for a while"
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,19 @@ def test_a_key_lives_until_it_expires_or_is_revoked() -> None:
     gone = revoked([kept], kept.prefix, 5.0)
     assert gone.why_dead(0.0) == "revoked"
     assert revoked([gone], kept.prefix, 7.0).revoked == 5.0
-    with pytest.raises(InvalidRequest, match="no key has the prefix 'ffff'"):
-        revoked([kept], "ffff", 0.0)
+    for other in ("ffff", "", kept.prefix[:4]):
+        with pytest.raises(InvalidRequest, match=f"no key has the prefix '{other}'"):
+            revoked([kept], other, 0.0)
 
 
 def test_a_key_is_revoked_by_what_is_shown_of_it_or_by_all_of_it() -> None:
     key, kept = mint("web", 0.0, ASK)
     assert {revoked([kept], text, 1.0).revoked for text in (kept.prefix, f"ob_{kept.prefix}_", key)} == {1.0}
+    secret = key.rpartition("_")[2]
+    for damaged in (key.replace("_", "-"), f"ob_00000000_{secret}", f" {key}"):
+        with pytest.raises(InvalidRequest, match="no key has") as told:
+            revoked([kept], damaged, 1.0)
+        assert secret not in str(told.value)
 
 
 def test_two_keys_of_a_name_may_be_alive_at_once_and_no_third() -> None:
@@ -68,7 +74,10 @@ def test_two_keys_of_a_name_may_be_alive_at_once_and_no_third() -> None:
         may_join([first, second], record(), 0.0)
     for former in (revoked([first], first.prefix, 1.0), record(expires=1.0)):
         assert may_join([former, second], third := record(), 2.0) is third
-    assert may_join([first, second], other := record(tenant="acme"), 0.0) is other
+    other = record(tenant="acme")
+    assert may_join([first, second], other, 0.0) is other
+    with pytest.raises(InvalidRequest, match="already"):  # or who revokes one of them would hit either
+        may_join([first], other.model_copy(update={"prefix": first.prefix}), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,7 @@ def test_a_name_that_would_break_a_log_or_a_cache_key_is_refused(name: str, tena
         ({"scopes": []}, "scopes must be some of ask, retrieve, publish, admin, got none"),
         ({"scopes": [Scope.ADMIN], "tenant": "acme"}, "a key of tenant 'acme' cannot have it"),
         ({"expires": 1.0}, "must expire later than now"),
+        ({"expires": float("nan")}, "must expire later than now"),
         ({"expires": 9_999_999 * 86_400.0}, "must expire by the end of the year 9999"),
     ],
 )
@@ -127,7 +137,34 @@ def test_a_change_of_the_file_is_seen_half_a_second_later_and_no_look_is_taken_b
     assert (now_kept.why_dead(2.0), now_added) == ("revoked", added)
 
 
-def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_key_that_is_revoked_while_the_file_is_read_is_dead_at_the_next_look(
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock, read = tmp_path / "keys.jsonl", ManualClock(), key_file._read
+    book = KeyFileBook(path)
+    kept = book.put(lambda _: record())
+
+    def read_before(path: Path) -> dict[str, KeyRecord]:
+        known = read(path)
+        monkeypatch.setattr(key_file, "_read", read)
+        book.put(lambda records: revoked(records, kept.prefix, 1.0))
+        return known
+
+    store = None if is_first else KeyFile(path, 60.0, clock)
+    book.put(lambda _: record("other"))
+    monkeypatch.setattr(key_file, "_read", read_before)
+    store = store or KeyFile(path, 60.0, clock)
+    for _ in range(2):
+        clock.advance(LOOK_S)
+        now_kept = found(store, kept)
+    assert now_kept is not None
+    assert now_kept.why_dead(2.0) == "revoked"
+
+
+def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, clock = tmp_path / "keys.jsonl", ManualClock()
     kept = KeyFileBook(path).put(lambda _: record())
     store = KeyFile(path, 60.0, clock)
@@ -141,6 +178,7 @@ def test_without_its_file_known_keys_stay_for_a_while_and_unknown_ones_are_refus
     clock.advance(2)
     with pytest.raises(KeysUnavailable):
         found(store, kept)
+    assert caplog.text.count("cannot be read") == 1, "it looks twice a second"
     (tmp_path / "elsewhere").rename(path)
     clock.advance(1)
     assert found(store, kept) == kept

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def test_a_refusal_says_what_is_used_up_and_when_the_last_of_it_comes_back() -> 
     assert str(error) == "5 of 5 questions a day are used, and 1 more are asked for: the next day begins in 86330 s"
     assert (error.retry_after_whole_s, isinstance(error, Overloaded)) == (86_330, True)
     assert [(each.left, each.reset_s) for each in standings(BOTH, taken)] == [(0, 50), (0, 86_330)]
+    of_minute = take({**counts, "questions-day": (0, 4)}, BOTH, 70)  # what is left of the day would do
+    assert refusal(BOTH, of_minute).retry_after_s == 50
+    assert [each.left for each in standings(BOTH, Taken(False, 70, (7, 9)))] == [0, 0], "a limit was lowered"
 
 
 def test_headers_are_those_of_the_draft() -> None:
@@ -106,6 +110,14 @@ def test_without_redis_each_replica_counts_and_nobody_is_unlimited() -> None:
         await quotas.charge("web")
 
     asyncio.run(scenario())
+
+
+def test_of_too_many_callers_those_are_forgotten_who_did_not_come_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openbook.serving.access.quotas.N_ACCOUNTS", 2)
+    quotas = Quotas(None, ManualClock(1000.0))
+    for caller in ("one", "two", "one", "three"):
+        quotas.open(replace(web(questions_per_day=1), caller=caller))
+    assert list(quotas._accounts) == ["one", "three"]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +184,19 @@ def test_what_a_replica_counted_for_itself_is_given_back_there_and_not_in_redis(
         assert shared.counts == {"questions-day": (0, 3)}
         shared.is_up = False
         await quotas.charge("web", 2)
+
+    asyncio.run(scenario())
+
+
+def test_who_was_refused_by_what_others_asked_for_may_go_on_once_redis_is_out_of_reach() -> None:
+    async def scenario() -> None:
+        quotas, shared = five_a_day()
+        shared.counts["questions-day"] = (0, 5)
+        for _ in range(6):
+            with pytest.raises(QuotaExceeded):
+                await quotas.charge("web")
+        shared.is_up = False
+        await quotas.charge("web", 5)
 
     asyncio.run(scenario())
 
