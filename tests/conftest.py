@@ -98,6 +98,16 @@ def loaded_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests keep all cores busy, what gives way to everybody would wait for their end."""
+    from openbook.index.server import download, verify
+    from openbook.processes import GIVE_WAY
+
+    for module, name in ((download, "_FETCH"), (verify, "_VERIFY")):
+        monkeypatch.setattr(module, name, f"import sys\n{getattr(module, name).removeprefix(GIVE_WAY)}")
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A real Redis for all who do not stop or freeze it."""

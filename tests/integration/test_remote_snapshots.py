@@ -45,7 +45,9 @@ from openbook.index.remote.push import push
 from openbook.index.remote.transfer import Transfer, transfer_all
 from openbook.index.server import download
 from openbook.index.server.server import IndexServer
-from openbook.processes import GIVE_WAY
+from openbook.testing import ManualClock
+
+pytestmark = pytest.mark.usefixtures("hurried")
 
 N, D = 3000, 8
 TOKEN = "a token of the administrator"
@@ -74,10 +76,16 @@ def web(built: Path) -> Iterator[WebFiles]:
         yield files
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tests keep all cores busy, what gives way to everybody would wait for their end."""
-    monkeypatch.setattr(download, "_FETCH", download._FETCH.removeprefix(GIVE_WAY))
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def downloads(web: WebFiles, built: Path, tmp_path: Path, clock: ManualClock) -> download.Downloads:
+    """Of a server of shard 0, into a root that has the snapshot old."""
+    Root.create(tmp_path / "root", built / "old")
+    return download.Downloads(tmp_path / "root", 0, (web.url,), clock)
 
 
 def awaited(downloads: download.Downloads, place: str) -> download.Progress:
@@ -666,19 +674,16 @@ def test_off_unless_it_is_allowed(web: WebFiles, built: Path, tmp_path: Path) ->
 
 
 def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
-    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    downloads: download.Downloads, clock: ManualClock, web: WebFiles, built: Path, tmp_path: Path
 ) -> None:
-    Root.create(tmp_path / "root", built / "old")
     new = Snapshot.open(built / "new").manifest.snapshot_id
-    now = [0.0]
-    downloads = download.Downloads(tmp_path / "root", 0, (web.url,), lambda: now[0])
     web.held_after = 0
     assert downloads.ask(f"{web.url}/new", new).folder is None
     assert web.is_held.wait(60)
     downloads.end_forgotten()
     process = downloads._process
     assert process is not None
-    now[0] = download.FORGOTTEN_S + 1
+    clock.advance(download.FORGOTTEN_S + 1)
     with pytest.raises(OpenbookError, match=f"fetches snapshot {new}: wait"):  # who asks for another, not for this
         downloads.ask(f"{web.url}/old", Snapshot.open(built / "old").manifest.snapshot_id)
     downloads.end_forgotten()
@@ -735,53 +740,45 @@ def test_a_download_that_has_just_begun_is_not_forgotten(
 
 
 def test_a_download_that_warns_a_lot_goes_on(
-    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    downloads: download.Downloads, web: WebFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_FETCH", "import sys; sys.stderr.write('x' * (1 << 20)); print(7, 7)")
-    Root.create(tmp_path / "root", built / "old")
-    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
     told = awaited(downloads, f"{web.url}/new")
     assert (told.n_bytes_done, told.n_bytes) == (7, 7)
 
 
 def test_a_download_that_has_ended_keeps_no_other_from_beginning(
-    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    downloads: download.Downloads, web: WebFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_FETCH", "print(7, 7)")
-    Root.create(tmp_path / "root", built / "old")
-    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
     end_unheard(downloads, f"{web.url}/new")
     assert awaited(downloads, f"{web.url}/old").n_bytes == 7
 
 
 def test_what_a_download_failed_for_is_told_once_and_not_to_who_comes_later(
-    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    downloads: download.Downloads, clock: ManualClock, web: WebFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile somebody may have mended it."""
-    Root.create(tmp_path / "root", built / "old")
-    now, place = [0.0], f"{web.url}/new"
-    downloads = download.Downloads(tmp_path / "root", 0, (web.url,), lambda: now[0])
+    place = f"{web.url}/new"
     for why in ("no such place", "no room"):
         monkeypatch.setattr(download, "_FETCH", f"import sys; sys.exit({f'{fetching.FAILED}UNAVAILABLE {why}'!r})")
         end_unheard(downloads, place)
-        now[0] += download.LATELY_S
+        clock.advance(download.LATELY_S)
         with pytest.raises(ShardUnavailable, match=why):
             downloads.ask(place, "0" * 32)
     end_unheard(downloads, place)
-    now[0] += download.LATELY_S + 1
+    clock.advance(download.LATELY_S + 1)
     monkeypatch.setattr(download, "_FETCH", "print(7, 7)")
     assert awaited(downloads, place).n_bytes == 7
 
 
 def test_what_a_download_failed_for_is_told_whatever_is_warned_of_beside_it(
-    web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    downloads: download.Downloads, web: WebFiles, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warns = "import atexit, sys; sys.stderr.write('old: warn()'); atexit.register(sys.stderr.write, 'left')"
     monkeypatch.setattr(download, "_FETCH", f"{warns}\n{download._FETCH}")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numpy.py").write_text("raise SystemExit('whatever lies there')")
-    Root.create(tmp_path / "root", built / "old")
-    downloads = download.Downloads(tmp_path / "root", 0, (web.url,))
     new = Snapshot.open(built / "new").manifest.snapshot_id
     with pytest.raises(SnapshotMismatch, match=f"^{web.url}/new: holds snapshot {new}, not {'0' * 32}$"):
         awaited(downloads, f"{web.url}/new")

@@ -25,7 +25,6 @@ from openbook.index.server import verify
 from openbook.index.server.verify import Verifier
 from openbook.index.shard import engine
 from openbook.index.shard.shard import Shard
-from openbook.processes import GIVE_WAY
 
 N, D = 60, 8
 PASSAGES = [Passage(i, f"doc-{i // 4}", f"title {i}", f"text {i}") for i in range(N)]
@@ -165,14 +164,9 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: Callable[[Path],
     assert Shard(copy, 0).n_passages == 30  # the other shard is none the worse for it
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tests keep all cores busy, what gives way to everybody would wait for their end."""
-    monkeypatch.setattr(verify, "_VERIFY", f"import sys\n{verify._VERIFY.removeprefix(GIVE_WAY)}")
-
-
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("apart_from", [0, 1 << 25])
 def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch, apart_from: int) -> None:
-    hurry(monkeypatch)
     monkeypatch.setattr(verify, "_APART_FROM", apart_from)
     Verifier().verify(copy, 0)
     path = copy / "shard-0000" / "vectors.npy"
@@ -181,10 +175,10 @@ def test_verifying_apart_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPa
         Verifier().verify(copy, 0)
 
 
+@pytest.mark.usefixtures("hurried")
 def test_verifying_apart_imports_nothing_that_lies_in_the_current_folder(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry(monkeypatch)
     monkeypatch.setattr(verify, "_APART_FROM", 0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numpy.py").write_text("raise SystemExit('somebody else')")
