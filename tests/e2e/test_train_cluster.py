@@ -108,9 +108,9 @@ def ray_address(files: Files) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(files: Files, ray_address: str) -> Path:
-    """The folder of a run that nothing happened to."""
-    return cluster.fit(files.settings("whole", loop={"checkpoint_every": 5})).parent
+def alone(files: Files) -> Path:
+    """The folder of a run in this process that nothing happened to."""
+    return train(files.settings("alone", workers={"n_workers": 1})).parent
 
 
 def curve(out: Path) -> list[dict[str, float]]:
@@ -121,23 +121,22 @@ def curve(out: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
 
 
-def weights(out: Path, step: int = N_STEPS) -> dict[str, Tensor]:
+def weights(out: Path, step: int) -> dict[str, Tensor]:
     return load_file(out / f"checkpoints/step-{step:07d}/weights.safetensors")
 
 
-def check_same(out: Path, whole: Path) -> None:
-    """Every step once, with the same numbers, and the same weights at the end."""
+def check_same(out: Path, alone: Path) -> None:
+    """Every step once, with the same numbers, and the same weights at two checkpoints; in float32, whose gradients two
+    workers add up in another order.
+    """
     assert [line["step"] for line in curve(out)] == list(range(1, N_STEPS + 1))
-    for line, wanted in zip(curve(out), curve(whole), strict=True):
-        assert line == pytest.approx(wanted, rel=1e-6)
-    check_weights(out, whole, N_STEPS)
-
-
-def check_weights(one: Path, other: Path, step: int) -> None:
-    mine, others = weights(one, step), weights(other, step)
-    assert mine.keys() == others.keys()
-    differences = {name: float((mine[name] - value).abs().max()) for name, value in others.items()}
-    assert max(differences.values()) < 1e-6, differences
+    for line, wanted in zip(curve(out), curve(alone), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-5)  # the norm of gradients was seen to differ by 1e-6
+    for step in (N_STEPS - 2, N_STEPS):
+        mine, others = weights(out, step), weights(alone, step)
+        assert mine.keys() == others.keys()
+        differences = {name: float((mine[name] - value).abs().max()) for name, value in others.items()}
+        assert max(differences.values()) < 1e-6, differences
 
 
 def parents() -> dict[int, int]:
@@ -186,16 +185,10 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_two_workers_with_half_the_batch_each_are_as_one(files: Files, whole: Path) -> None:
-    """In float32, at two checkpoints; their gradients are added up in another order."""
-    alone = train(files.settings("alone", loop={"checkpoint_every": 5}, workers={"n_workers": 1})).parent
-    assert [line["loss"] for line in curve(whole)] == pytest.approx([line["loss"] for line in curve(alone)], rel=1e-6)
-    for step in (5, N_STEPS):
-        check_weights(whole, alone, step)
-
-
-def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, whole: Path) -> None:
-    changed = files.settings("whole", retrieval={"k": 4}, workers={"n_workers": 1, "max_failures": -1})
+def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(
+    files: Files, alone: Path, ray_address: str
+) -> None:
+    changed = files.settings("alone", retrieval={"k": 4}, workers={"n_workers": 1, "max_failures": -1})
     problem = "step-0000008: was made with retrieval = 'dense, k = 3', this run has 'dense, k = 4'"
     with pytest.raises(InvalidConfig, match=problem) as raised:
         cluster.fit(changed)
@@ -266,8 +259,12 @@ def test_where_a_run_goes_on_is_told_before_its_workers_are_there(tmp_path: Path
         assert told == [(6, {})]
 
 
-def test_whatever_ends_a_run_the_same_call_goes_on_to_the_same_end(files: Files, whole: Path) -> None:
-    """One run: a worker killed when none may fail, Ctrl-C, its driver killed; at last a worker that is replaced."""
+def test_whatever_ends_a_run_of_two_workers_the_same_call_goes_on_to_the_end_of_one_alone(
+    files: Files, alone: Path, ray_address: str
+) -> None:
+    """With half the batch each. A worker killed when none may fail, Ctrl-C, its driver killed; at last a worker that is
+    replaced.
+    """
     out, told, interrupted, ended = files.folder / "run", list[int](), Event(), Event()
     handler = signal.getsignal(signal.SIGINT)
 
@@ -305,4 +302,4 @@ def test_whatever_ends_a_run_the_same_call_goes_on_to_the_same_end(files: Files,
     assert files.actions == []
     assert "worker 0: " in (out / cluster.LOG).read_text()
     assert told[-2:] == [7, 8]
-    check_same(out, whole)
+    check_same(out, alone)
