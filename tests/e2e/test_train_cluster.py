@@ -185,9 +185,7 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(
-    files: Files, alone: Path, ray_address: str
-) -> None:
+def test_an_error_of_ours_comes_in_one_line_and_is_not_tried_again(files: Files, alone: Path, ray_address: str) -> None:
     changed = files.settings("alone", retrieval={"k": 4}, workers={"n_workers": 1, "max_failures": -1})
     problem = "step-0000008: was made with retrieval = 'dense, k = 3', this run has 'dense, k = 4'"
     with pytest.raises(InvalidConfig, match=problem) as raised:

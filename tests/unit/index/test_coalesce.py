@@ -137,6 +137,42 @@ def test_nobody_is_lost_or_answered_twice(asked: list[tuple[int, int, bool, int]
     assert sorted(map(id, seen)) == sorted(map(id, searches))
 
 
+class AllInTurn(SearchQueue):
+    """Nobody goes the short way of who waits alone."""
+
+    def put(self, search: PendingSearch) -> list[PendingSearch]:
+        lost = super().put(search)
+        self._line_up()
+        return lost
+
+
+CALLERS = st.sampled_from("ab")  # whose turns are exact in floating point, as thirds are not
+SIZES = st.sampled_from([1, 3, 8, 70])
+
+
+@given(st.lists(st.tuples(CALLERS, SIZES, st.sampled_from([1.0, 4.0]), st.integers(0, 9), st.integers(0, 3))))
+def test_who_waits_alone_is_given_what_he_would_be_in_turn(asked: list[tuple[str, int, float, int, int]]) -> None:
+    queues, now = [kind(100, 64, lambda _: PART_ROWS) for kind in (SearchQueue, AllInTurn)], 0.0
+    names: dict[PendingSearch, int] = {}
+    for i, (caller, n, width, due, n_batches) in enumerate((*asked, ("a", 1, 1.0, 9, 3))):
+        told = []
+        for waiting in queues:
+            each = search(n, due=now + due, caller=caller, width=width)
+            names[each] = i
+            try:
+                seen: list[Any] = [[names[lost] for lost in waiting.put(each)]]
+            except Overloaded as error:
+                seen = [str(error)]
+            for step in range(n_batches):
+                batch, dropped = waiting.take(now + step)
+                seen.append(([(names[one], one.begin, one.end) for one in batch], [names[one] for one in dropped]))
+                for one in batch:
+                    one.begin = one.end or 0  # as if it had been searched for
+            told.append((seen, len(waiting), waiting.n_rows))
+        assert told[0] == told[1]
+        now += n_batches
+
+
 def test_who_pipelines_much_is_searched_for_in_parts_and_others_come_between() -> None:
     floods = [search(256, caller="flood") for _ in range(8)]
     waiting = queue(*floods, max_rows=4096, max_batch=1024)

@@ -140,7 +140,7 @@ class SearchQueue:
         self._max_batch = max_batch
         self._part_rows = part_rows
         self._turns: Turns[PendingSearch] = Turns(max_rows)
-        self._lone: PendingSearch | None = None  # of one row, which waits while nobody else does: in no turn yet
+        self._lone: PendingSearch | None = None  # who waits while nobody else does: in no turn yet
         self._latest: Hashable = None  # whose turn it was
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
@@ -156,7 +156,7 @@ class SearchQueue:
     @property
     def n_rows(self) -> int:
         """That wait."""
-        return self._turns.size + (self._lone is not None)
+        return self._turns.size + (len(self._lone.queries) if self._lone is not None else 0)
 
     def put(self, search: PendingSearch) -> list[PendingSearch]:
         """Join the queue; whoever finds it empty may, whatever their size. Returns those who lost their places to it,
@@ -165,7 +165,7 @@ class SearchQueue:
         Raises:
             Overloaded: there is no place.
         """
-        if not self and len(search.queries) == 1:
+        if not self:
             self._lone = search
             return []
         self._line_up()
@@ -189,15 +189,15 @@ class SearchQueue:
         together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that. A row of
         a wide search counts as several, also for who is alone: others may be behind him.
         """
+        if (lone := self._lone) is not None and not lone.is_late(now):
+            caller, n_rows = lone.ticket.caller, len(lone.queries)
+            is_shared = self._is_shared(caller, now, n_rows)
+            if n_rows == 1 or not (is_shared or lone.width > 1):  # the common case: the rest says the same, and is slow
+                self._lone, lone.end, self._now = None, n_rows, now
+                self._turns.pass_by(caller, n_rows * lone.weight)
+                return [lone], []
+        self._line_up()
         self._now = now
-        lone, self._lone = self._lone, None
-        if lone is not None:  # the common case, and the rest says the same of it, for twice as much
-            if lone.is_late(now):
-                return [], [lone]
-            self._is_shared(lone.ticket.caller, now, 1)
-            self._turns.pass_by(lone.ticket.caller, lone.weight)
-            lone.end = 1
-            return [lone], []
         batch: list[PendingSearch] = []
         dropped: list[PendingSearch] = []
         n_rows = n_heavy = n_passed = 0
@@ -251,8 +251,9 @@ class SearchQueue:
     def _line_up(self) -> None:
         """Who waited alone takes turns with others from now on."""
         if self._lone is not None:
-            self._note(self._lone.ticket.caller, self._now, 1)
-            self._turns.put(self._lone.ticket.caller, self._lone, 1)
+            caller, n_rows = self._lone.ticket.caller, len(self._lone.queries)
+            self._note(caller, self._now, n_rows)
+            self._turns.put(caller, self._lone, n_rows)
             self._lone = None
 
     def _is_shared(self, caller: Hashable, now: float, n_asked: int = 0) -> bool:
