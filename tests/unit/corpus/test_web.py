@@ -215,6 +215,21 @@ def test_a_page_of_a_blog_is_its_article_however_short(mark: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "page",
+    [
+        *(
+            f"<div class='{layout}'>no</div><div class='{layout}' {mark}>{{}}</div><div class='{layout}'>no</div>"
+            for layout in ("container", "")
+            for mark in ("itemprop=articleBody", "role=article", "id=content")
+        ),
+        "<ul><li><span class=text>no</span></ul><div class=text>{}</div>",
+    ],
+)
+def test_what_only_looks_like_the_article_of_a_page_is_not_read(page: str) -> None:
+    assert parsed(f"<html><body>{page.format(f'<p>{LINE}</p>')}</body></html>")[1] == LINE
+
+
+@pytest.mark.parametrize(
     "around",
     [
         "<main><p>no</p><article>{}</article><div><h3>no</h3><p>no</p></div></main>",
@@ -247,6 +262,19 @@ def test_posts_of_a_thread_are_read_all_however_large_one_is(around: str, post: 
     texts = (f"<p>{LINE * (9 if number == large else 1)} w{number + 1}</p>" for number in range(4))
     posts = "".join(post.format(text, number=number) for number, text in enumerate(texts))
     assert words_of(f"<html><body>{around.format(posts)}</body></html>") == list(range(5))
+
+
+@pytest.mark.parametrize("large", range(3))
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<div class=post>{}</div><div class=post>{}<div class=post>{}</div></div>",
+        "<div class=a><div class=post-body>{}</div></div><ul>" + "<li><div class=post-body>{}</div></li>" * 2 + "</ul>",
+    ],
+)
+def test_posts_of_a_thread_are_read_all_wherever_they_stand(page: str, large: int) -> None:
+    posts = [f"<p>{LINE * (9 if number == large else 1)} w{number}</p>" for number in range(3)]
+    assert words_of(f"<html><body>{page.format(*posts)}</body></html>") == list(range(3))
 
 
 def test_what_stands_beside_the_one_article_of_a_page_is_read_unless_it_is_little() -> None:

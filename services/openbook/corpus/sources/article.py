@@ -86,13 +86,7 @@ def _take_frame(body: Any) -> None:
 
 def _found(body: Any) -> Any:
     """The article, which is no longer in the body."""
-    from trafilatura.xpaths import BODY_XPATH
-
-    if not (marked := body.xpath(_MARKED)):
-        found: list[Any] = next((each for mark in BODY_XPATH if (each := mark(body))), [])  # the first by its class
-        first, kinds = set(found), {each.get("class") for each in found} - {None}
-        marked = [each for each in body.iterdescendants() if each in first or each.get("class") in kinds]
-        marked = [each for each in marked if found[0] not in each.iterancestors()]
+    marked = body.xpath(_MARKED) or _marked_by_class(body)
     places = [[above.tag for above in each.iterancestors()] for each in marked]
     article, least = None, _n_letters(body) / 2
     for each, place in zip(marked, places, strict=True):
@@ -106,6 +100,22 @@ def _found(body: Any) -> Any:
         article.extend(body[:])
     article.set("class", "post")  # the first that trafilatura looks for; else one within it would be all
     return article
+
+
+def _marked_by_class(body: Any) -> list[Any]:
+    """The element that blogs and wikis mark, which others may be in; none if others are beside it: posts, columns."""
+    from trafilatura.xpaths import BODY_XPATH
+
+    mark, found = next(((mark, each) for mark in BODY_XPATH if (each := mark(body))), (None, []))
+    first, kinds = set(found), set[str]()  # the first of each parent, or of all
+    for tag, kind in {(each.tag, each.get("class", "")) for each in found}:
+        alone = body.makeelement("body")
+        alone.append(body.makeelement(tag, {"class": kind}))
+        if mark(alone):  # else it was marked by its id or role, and others of its class are anything
+            kinds.add(kind)
+    blocks = body.iterdescendants("article", "div", "main", "section")
+    every = [each for each in blocks if each in first or each.get("class") in kinds]
+    return every[:1] if all(every[0] in each.iterancestors() for each in every[1:]) else []
 
 
 def _rename_kinds(article: Any) -> None:
