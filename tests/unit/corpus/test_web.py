@@ -193,6 +193,7 @@ def test_what_the_pages_of_documentation_say_is_left_out_is(left_out: str) -> No
     "links",
     [
         "<ul><li><a href=#a>{}</a></li><li><a href=#b>{}</a></li></ul><div><h4><a href=c>{}</a></h4></div>",
+        "<ul><li><a>{}</a><ul><li><a href=a>{}</a></ul><li><h3><a href=#a>{}</a></h3></ul>",
         f"<div><p>no</p>{'<p><a href=a>{}</a></p>' * 2}</div>",
         f"<ul><li>no</li>{'<li><a href=a>{}</a></li>' * 8}</ul>",
         f"<table><tr><td>no{'<tr><td><a href=a>{}</a>' * 8}</table>",

@@ -28,7 +28,9 @@ _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or s
     | .//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd] | .//fieldset"""
 """Of a list in a cell trafilatura would read nothing."""
 _NAMED = "ancestor-or-self::*[contains(' td th li dt dd h1 h2 h3 h4 h5 h6 ', concat(' ', name(), ' '))]"
-_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_NOWHERE = """self::*[not(ancestor::li)]
+    [not(@href) or starts-with(@href, '#') and ancestor::*[contains('h1 h2 h3 h4 h5 h6', name())]]"""
+"""As links do which unfold the text below; those of a list are of a menu or a table of contents."""
 _HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
 """Whose own words trafilatura would leave out."""
 BLOCKS = frozenset(
@@ -160,8 +162,7 @@ def _keep_links(article: Any) -> None:
     for link in list(article.iter("a")):
         if (block := next(link.iterancestors(*BLOCKS))) not in has_words:
             has_words[block] = any(map(_LETTER.search, block.xpath(".//text()[not(ancestor::a)]")))
-        href = link.get("href", "")
-        if has_words[block] or not href or (href[0] == "#" and block.tag in _HEADINGS):  # it unfolds what is below
+        if has_words[block] or link.xpath(_NOWHERE):
             _rename(link, "span")
     for rows in article.xpath(".//*[self::table or self::ul or self::ol or self::dl][.//a]"):  # else all of them may go
         if rows.xpath("self::table[.//th]") or _share_unlinked(rows) > 1 / 5:
