@@ -121,6 +121,8 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         "<h3><button>w1</button></h3><dl><dt><button>w2</button><dd>a</dl><summary><button>w3</button></summary>",
         "<h3><button>w1</button><svg><title>Open</title></svg></h3><h3><button>w2</button><select><option>a</select></h3>w3",
         "<div><h4><a href=#a>w1</a></h4></div><div id=a>Yes.</div><div><a tabindex=0>w2</a></div><div>No.</div>w3",
+        "<div><h4><div><a href=#a>w1</a></div></h4></div>Yes.<div><h4><a href='javascript:void(0)'>w2</a></h4></div>No."
+        "<div class=card-header><a class=card-link data-toggle=collapse href=#c>w3</a></div>No.",
         "<h3>w1 <my-icon></my-icon>w2</h3><p>w3</p>",
         "<my-app>w1 <p>w2</p> w3</my-app>",
         "<p>w1 <span>a <div>w2</div></span> w3</p>",

@@ -28,8 +28,9 @@ _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or s
     | .//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd] | .//fieldset"""
 """Of a list in a cell trafilatura would read nothing."""
 _NAMED = "ancestor-or-self::*[contains(' td th li dt dd h1 h2 h3 h4 h5 h6 ', concat(' ', name(), ' '))]"
-_NOWHERE = """self::*[not(ancestor::li)]
-    [not(@href) or starts-with(@href, '#') and ancestor::*[contains('h1 h2 h3 h4 h5 h6', name())]]"""
+_NOWHERE = """self::*[not(ancestor::li)][not(@href) or @*[. = 'collapse']
+    or (starts-with(@href, '#') or starts-with(@href, 'javascript:'))
+    and ancestor::*[contains('h1 h2 h3 h4 h5 h6', name())]]"""
 """As links do which unfold the text below; those of a list are of a menu or a table of contents."""
 _HOLDERS = ("body", "article", "main", "section", "header", "div", "center", "details", "address")
 """Whose own words trafilatura would leave out."""
