@@ -177,6 +177,7 @@ def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, w
             for tag in ("aside", "button", "dialog", "noscript", "object", "svg", "form", "template")
         ),
         "<select><option>no</select><textarea>no</textarea>",
+        *(f"<aside role=doc-{role}>no</aside>" for role in ("pullquote", "toc")),
         "<ruby><rp>no</rp><rt>no</rt></ruby>",
         *(
             f"<{tag} {hidden}><p>no</p></{tag}>"

@@ -6,7 +6,7 @@ from typing import Any
 _FRAME = ".//*[self::nav or self::footer or @role='navigation']"
 _FOLDED = """.//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6 or self::dt or self::summary]
     [.//button]"""
-_NOTE = """.//aside[contains(@class, 'footnote') or starts-with(@role, 'doc-') or starts-with(@class, 'quote')
+_NOTE = """.//aside[contains(@class, 'footnote') or contains(@role, 'note') or starts-with(@class, 'quote')
     or starts-with(@class, 'starlight-aside')]"""
 """Footnotes of Sphinx and pandoc, quotations of Discourse, notes of Starlight."""
 _LEFT_OUT = (
