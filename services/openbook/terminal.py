@@ -122,7 +122,8 @@ def _place(origin: Origin) -> str:
 
 def _alternatives(response: Answer) -> Iterator[Text]:
     for each in response.answers:
-        yield Text(f"  {exp(each.log_likelihood):.3f}  {each.text or '(empty)'}", style="dim")
+        cut = "   (cut off)" if each.cut else ""
+        yield Text(f"  {exp(each.log_likelihood):.3f}  {each.text or '(empty)'}{cut}", style="dim")
 
 
 def _tokens(response: Answer) -> Iterator[RenderableType]:

@@ -20,7 +20,7 @@ from openbook.loadtest import screen as loadtest_screen
 from openbook.loadtest.outcomes import Log, Reply
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
-from openbook.rag.answer import Answer, Evidence
+from openbook.rag.answer import Alternative, Answer, Evidence
 from openbook.serving.access.keys import mint
 from openbook.serving.access.scopes import Scope
 
@@ -101,8 +101,10 @@ def test_passages_have_the_numbers_that_their_shares_of_tokens_have(screen: Cons
 def test_an_answer_that_did_not_end_by_itself_is_marked(screen: Console) -> None:
     response = answered("Alexander Graham", Passage(1, "bell", "Telephone", "text"))
     for was_cut in (True, False):
-        terminal.print_answer("who?", replace(response, cut=was_cut))
-        assert ("Alexander Graham   (cut off)" in screen.export_text()) == was_cut
+        other = Alternative("Elisha", -1.0, (0.0,), (), (), was_cut)
+        terminal.print_answer("who?", replace(response, cut=was_cut, answers=(other,)))
+        shown = screen.export_text()
+        assert [f"{name}   (cut off)" in shown for name in ("Alexander Graham", "Elisha")] == [was_cut] * 2
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -44,6 +44,7 @@ def part(explained: Parts) -> str:
     """What a notebook shows."""
     answer = explained.answer
     held = " (held back)" if answer.abstained else ""
+    cut = " (cut off)" if explained.said.cut else ""
     made = (
         f"RAG-{answer.formulation.title()}, log p(y|x) {answer.log_likelihood:.3f}, p(y|x) "
         f"{exp(answer.log_likelihood):.3f}; snapshot {answer.snapshot_id or 'none'}, query encoder "
@@ -51,7 +52,7 @@ def part(explained: Parts) -> str:
     )
     return (
         f'<div class="openbook"><style>{STYLE}</style><h1>{escape(explained.question)}</h1>'
-        f'<p class="answer">{escape(explained.text or "(empty)")}{held}</p><p class="soft">{escape(made)}</p>'
+        f'<p class="answer">{escape(explained.text or "(empty)")}{held}{cut}</p><p class="soft">{escape(made)}</p>'
         f"{_passages(explained)}{_heat(explained)}</div>"
     )
 

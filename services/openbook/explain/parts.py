@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from openbook.core.types import Formulation, Token
 from openbook.errors import InvalidRequest
-from openbook.rag.answer import Answer, Evidence
+from openbook.rag.answer import Alternative, Answer, Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,18 @@ class Parts:
     @property
     def words(self) -> tuple[Token, ...]:
         """The tokens that have characters in the answer; of an answer held back, those that would have been said."""
+        return tuple(token for token in self.said.tokens if token.start is None or token.start != token.end)
+
+    @property
+    def said(self) -> Answer | Alternative:
+        """The answer; of one held back, what would have been said."""
         answer = self.answer
-        tokens = answer.answers[0].tokens if answer.abstained and answer.answers else answer.tokens
-        return tuple(token for token in tokens if token.start is None or token.start != token.end)
+        return answer.answers[0] if answer.abstained and answer.answers else answer
 
     @property
     def text(self) -> str:
-        """The answer; of one held back, what would have been said."""
-        answer = self.answer
-        return answer.answers[0].text if answer.abstained and answer.answers else answer.text
+        """Its text."""
+        return self.said.text
 
     def of_answer(self, evidence: Evidence) -> float | None:
         """log p(y|x,z) of the whole answer under one passage: Bayes' rule, so for RAG-Sequence alone."""

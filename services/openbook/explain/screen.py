@@ -24,6 +24,8 @@ def print_explanation(explained: Parts, console: Console) -> None:
     text = Text(explained.text or "(empty)", style="bold green")
     if answer.abstained:
         text.append("   (held back)", "dim")
+    if explained.said.cut:
+        text.append("   (cut off)", "dim")
     about = (
         f"RAG-{answer.formulation.title()}  p(y|x) {exp(answer.log_likelihood):.3f}  snapshot {answer.snapshot_id[:12]}"
     )

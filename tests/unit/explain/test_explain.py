@@ -92,14 +92,28 @@ def test_an_answer_held_back_is_explained_too() -> None:
     assert "(held back)" in found.page()
 
 
+@pytest.mark.parametrize("limit", [2, 9])
+@pytest.mark.parametrize("held", [True, False])
+def test_an_answer_that_did_not_end_by_itself_is_marked(limit: int, held: bool) -> None:
+    class Unsure(Local):
+        def answer(self, question: str, **options: Any) -> Answer:
+            found = super().answer(question, **options)
+            return told_back(found) if held else found
+
+    found = explain(Unsure(), "who patented the telephone?", k=2, max_new_tokens=limit)
+    console = Console(width=100, record=True, file=StringIO())
+    print_explanation(found, console)
+    assert ["(cut off)" in shown for shown in (console.export_text(), found.page())] == [limit == 2] * 2
+
+
 def told_back(answer: Answer) -> Answer:
     from dataclasses import replace
 
     from openbook.rag.answer import Alternative
 
     posterior = tuple(each.log_posterior for each in answer.evidence)
-    would_be = Alternative(answer.text, answer.log_likelihood, posterior, answer.tokens, answer.citations)
-    return replace(answer, text="", tokens=(), citations=(), answers=(would_be,), abstained=True)
+    would_be = Alternative(answer.text, answer.log_likelihood, posterior, answer.tokens, answer.citations, answer.cut)
+    return replace(answer, text="", tokens=(), citations=(), cut=False, answers=(would_be,), abstained=True)
 
 
 def test_each_passage_says_what_it_would_however_sure_the_answer_is_to_be() -> None:
