@@ -74,7 +74,9 @@ class Encoder(HashEncoder):
 
 
 class Reader(EchoGenerator):
-    """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`."""
+    """Says the tokens of a question with `slowly` when told to; breaks down after one of a question with `failing`; is
+    cut off at one with `endless`.
+    """
 
     fingerprint = generates_by = "scripted"
 
@@ -94,7 +96,7 @@ class Reader(EchoGenerator):
         wanted = [each for each in ANSWERS if f"“{each}”" in question] or ANSWERS[:2]
         found = [_generation(each, retrieved, settings, prior) for each in wanted]
         best, *others = sorted(found, key=lambda each: -each.log_likelihood)
-        return replace(best, others=tuple(others[: settings.n_answers - 1]))
+        return replace(best, others=tuple(others[: settings.n_answers - 1]), cut="endless" in question)
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

@@ -613,6 +613,11 @@ def test_an_answer_that_is_held_back_says_what_it_would_have_been(opened: Open) 
     accessible(page)
 
 
+def test_an_answer_that_did_not_end_by_itself_says_so(opened: Open) -> None:
+    page = opened("the endless telephone")
+    expect(page.locator("#notice")).to_have_text("Cut off.")
+
+
 def test_a_partial_answer_says_so(opened: Open, endpoint: Endpoint) -> None:
     endpoint.index.missing_shards.add(1)
     try:

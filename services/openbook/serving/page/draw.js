@@ -52,12 +52,13 @@ export function viewOf(result, chosen, known) {
     text,
     formulation,
     log: one?.log_likelihood,
+    cut: one?.cut,
     citations: one?.citations ?? [],
     words: wordsOf(text, one?.tokens ?? tokens, formulation),
     passages: evidence.map((each) => known.add(each.passage)),
     prior: evidence.map((each) => pOf(each.log_prior)),
     posterior: (logs ?? evidence.map((each) => each.log_prior)).map(pOf),
-    rests: Boolean(logs),
+    rests: logs,
   };
 }
 
@@ -69,7 +70,7 @@ export function drawResult(view, chosen, { off, old, changed, link, command, onc
   $("hero").classList.add("asked");
   $("headline").textContent = result.asked.question;
   document.title = `${result.asked.question} · openbook`;
-  drawNotice(result);
+  drawNotice(view);
   drawWords($("words"), view, true);
   $("words").classList.toggle("held", Boolean(result.answer?.abstained));
   $("words").classList.toggle("long", text.length > 70);
@@ -106,16 +107,17 @@ function drawWords(box, { text, words, passages, citations, result }, live) {
   box.replaceChildren(...children);
 }
 
-function drawNotice({ answer, asked, complete, coverage, evidence, snapshot_id }) {
+function drawNotice({ text, cut, result: { answer, asked, complete, coverage, evidence, snapshot_id } }) {
   const [searched, total] = [coverage.n_searched, coverage.n_total].map((n) => n.toLocaleString("en"));
-  const notices = [
+  const told = [
     moved(snapshot_id, asked.snapshot) && "The index has changed since: nothing is left out.",
     answer?.abstained && `Held back: it is less likely than the ${percent(asked.min_probability ?? 0)} that were asked for. This would have been said.`,
+    cut && "Cut off.",
     !complete && `Partial: ${searched} of ${total} passages were searched; shard ${coverage.missing_shards.join(", ")} did not take part.`,
-    evidence.length ? answer && !answer.abstained && !answer.answer.trim() && "The answer is empty: the model ended it before the first word." : "No passage was found.",
-  ].filter(Boolean);
-  $("notice").hidden = !notices.length;
-  $("notice").textContent = notices.join(" ");
+    evidence.length ? answer && !text.trim() && "The answer is empty: the model ended it before the first word." : "No passage was found.",
+  ].filter(Boolean).join(" ");
+  $("notice").hidden = !told;
+  $("notice").textContent = told;
 }
 
 const MOST = 8;
@@ -159,7 +161,7 @@ function drawBefore(before, view, changed, onback) {
   $("before").hidden = !before;
   if (!before) return;
   const words = el("div.words.small", { dir: "auto" });
-  drawWords(words, before, false);
+  drawWords(words, before);
   const [p, q] = [pOf(before.log), pOf(view.log)];
   const now = view.log !== undefined && [
     `, now ${percent(q)}: `,
