@@ -20,7 +20,9 @@ FLOAT32 = np.dtype("<f4")
 INT64 = np.dtype("<i8")
 LENGTH_DELIMITED = 2  # protobuf's wire type
 ERROR_HEADER = "openbook-error"
-"""Trailing metadata: the name of the error that a call ended with."""
+"""Trailing metadata of a call that we let fail: the name of the error; its gRPC code, where an index server answers.
+Where there is none, gRPC or a proxy says so.
+"""
 OTHERS = re.compile("Method not found|http2 header with status: 40[01345]|Failed parsing HTTP/2")
 """gRPC's own words where none of our services answers, but HTTP or another one; or one that is older or newer."""
 

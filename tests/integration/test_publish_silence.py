@@ -26,11 +26,13 @@ N_REFUSED = 2 * publishing.N_SILENT
 
 
 class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
-    """Never ends what it is to prepare, to let go of or to fetch, unless it `refuses`, after it was `n_late` times."""
+    """Never ends what it is to prepare, to let go of or to fetch, unless it `refuses`, after it was `n_late` times; one
+    that `hangs` does not even say how far it is.
+    """
 
     def __init__(self, shard: int, port: int = 0) -> None:
-        self.shard, self.refuses, self.n_late = shard, False, 0
-        self.preparing, self.discarding, self.over = Event(), Event(), Event()
+        self.shard, self.refuses, self.n_late, self.hangs = shard, False, 0, False
+        self.preparing, self.discarding, self.fetching, self.over = Event(), Event(), Event(), Event()
         self.n_looks = 0
         self._server = grpc.server(ThreadPoolExecutor(8))
         pb_grpc.add_IndexServiceServicer_to_server(self, self._server)
@@ -42,8 +44,9 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
         return self
 
     def __exit__(self, *args: object) -> None:
+        stopped = self._server.stop(None)  # of calls under way nothing more is said
         self.over.set()
-        self._server.stop(0).wait()
+        stopped.wait()
 
     def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:  # noqa: N802
         self.n_looks += self.preparing.is_set()
@@ -59,6 +62,9 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
         return pb.InfoResponse()
 
     def Download(self, request: pb.DownloadRequest, context: grpc.ServicerContext) -> pb.DownloadResponse:  # noqa: N802
+        self.fetching.set()
+        if self.hangs:
+            self.over.wait()
         if self.n_late:
             self.n_late -= 1
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was heard of it in time")
@@ -130,11 +136,14 @@ def test_a_server_that_is_silent_for_a_while_does_not_end_what_it_fetches(
             asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))
 
 
-def test_a_server_that_begins_anew_goes_on_with_what_it_fetches() -> None:
+def test_a_server_that_ends_while_it_is_asked_and_begins_anew_goes_on_with_what_it_fetches() -> None:
     async def scenario() -> None:
         port = free_port()
         server = publishing._Server(f"127.0.0.1:{port}", None, IndexClientSettings())
-        looks = asyncio.create_task(server.download("file:///new", "new"))
+        with Scripted(0, port) as former:
+            former.hangs = True
+            looks = asyncio.create_task(server.download("file:///new", "new"))
+            assert await asyncio.to_thread(former.fetching.wait, 30)
         while (state := server.channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             await server.channel.wait_for_state_change(state)
         with Scripted(0, port):

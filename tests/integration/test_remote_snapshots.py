@@ -658,6 +658,14 @@ def test_what_cannot_be_fetched_is_published_nowhere(
     assert asyncio.run(held_by_servers(settings)) == before
 
 
+def test_a_server_that_says_what_is_not_available_is_not_silent(
+    servers: list[IndexServer], web: WebFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_FETCH", f"import sys; sys.exit({f'{fetching.FAILED}UNAVAILABLE no room'!r})")
+    with pytest.raises(ShardUnavailable, match="no room"):
+        asyncio.run(publish(f"{web.url}/new", settings_of(servers)))
+
+
 def test_off_unless_it_is_allowed(web: WebFiles, built: Path, tmp_path: Path) -> None:
     Root.create(tmp_path / "root", built / "old")
     root, alone = tmp_path / "root", built / "old"

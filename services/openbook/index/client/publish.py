@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from openbook import wire
 from openbook.config import IndexClientSettings
 from openbook.errors import DeadlineExceeded, InvalidSnapshot, OpenbookError, ShardUnavailable, SnapshotMismatch
 from openbook.files import beside, is_locked
@@ -318,15 +319,18 @@ class _Server:
             return await self._stub.Info(InfoRequest(), timeout=TIMEOUT_S)
 
     async def download(self, url: str, snapshot_id: str) -> DownloadResponse:
-        """One that begins anew meanwhile is waited for. Raises ShardUnavailable once it has been silent for minutes, or
-        says so itself of the URL.
+        """One that begins anew meanwhile is waited for. Raises ShardUnavailable once it has been silent for N_SILENT
+        looks, or says so itself of the URL.
         """
         request = DownloadRequest(url=url, snapshot_id=snapshot_id)
         for _ in range(N_SILENT):
-            with suppress(DeadlineExceeded), from_grpc(self.address):
-                return await self._admin.Download(
-                    request, timeout=TIMEOUT_S, metadata=self._metadata, wait_for_ready=True
-                )
+            call = self._admin.Download(request, timeout=TIMEOUT_S, metadata=self._metadata, wait_for_ready=True)
+            try:
+                with suppress(DeadlineExceeded), from_grpc(self.address):
+                    return await call
+            except ShardUnavailable:
+                if wire.ERROR_HEADER in dict(await call.trailing_metadata()):
+                    raise  # else the connection broke
         raise self._silent("fetch")
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:

@@ -296,5 +296,5 @@ def respond(method: str, context: grpc.ServicerContext, work: Callable[[Context]
 
 def abort(method: str, context: grpc.ServicerContext, code: str, message: str) -> NoReturn:
     requests(method, code).inc()
+    context.set_trailing_metadata(((wire.ERROR_HEADER, code),))
     context.abort(grpc.StatusCode[code], message)
-    raise AssertionError("abort raises")
