@@ -29,6 +29,7 @@ from openbook.errors import (
     InvalidRequest,
     InvalidSnapshot,
     OpenbookError,
+    Overloaded,
     PermissionDenied,
     ShardUnavailable,
     SnapshotMismatch,
@@ -755,12 +756,19 @@ def test_a_download_that_warns_a_lot_goes_on(
     assert (told.n_bytes_done, told.n_bytes) == (7, 7)
 
 
-def test_a_download_that_has_ended_keeps_no_other_from_beginning(
-    downloads: download.Downloads, web: WebFiles, monkeypatch: pytest.MonkeyPatch
+def test_a_download_that_has_ended_is_its_own_until_nobody_waits_for_it(
+    downloads: download.Downloads, clock: ManualClock, web: WebFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_FETCH", "print(7, 7)")
-    end_unheard(downloads, f"{web.url}/new")
-    assert awaited(downloads, f"{web.url}/old").n_bytes == 7
+    new, old = f"{web.url}/new", f"{web.url}/old"
+    end_unheard(downloads, new)
+    clock.advance(download.LATELY_S)
+    with pytest.raises(Overloaded, match="fetches snapshot"):
+        downloads.ask(old, "0" * 32)
+    assert downloads.ask(new, "0" * 32).folder is not None
+    end_unheard(downloads, new)
+    clock.advance(download.LATELY_S + 1)
+    assert awaited(downloads, old).n_bytes == 7
 
 
 def test_what_a_download_failed_for_is_told_once_and_not_to_who_comes_later(

@@ -113,10 +113,10 @@ class Downloads:
             end(process)
 
     def _is_past(self, process: subprocess.Popen[Any], wanted: tuple[str, str]) -> bool:
-        """Whether it has ended, and is nothing to who asks now: of another snapshot, or failed when nobody waited."""
+        """Whether it has ended when nobody waited, and is nothing to who asks now: of another snapshot, or failed."""
         code = process.poll()
-        is_stale = bool(code) and self._clock() - self._asked_at > LATELY_S
-        return code is not None and (self._wanted != wanted or is_stale)
+        is_unheard = code is not None and self._clock() - self._asked_at > LATELY_S
+        return is_unheard and (self._wanted != wanted or code != 0)
 
     def _look(self, process: subprocess.Popen[Any], folder: Path) -> Progress:
         code = process.poll()
