@@ -769,6 +769,9 @@ def test_a_download_that_has_ended_is_its_own_until_nobody_waits_for_it(
     end_unheard(downloads, new)
     clock.advance(download.LATELY_S + 1)
     assert awaited(downloads, old).n_bytes == 7
+    end_unheard(downloads, new)
+    clock.advance(download.LATELY_S + 1)
+    assert downloads.ask(new, "0" * 32).folder is not None, "what is there is not fetched again"
 
 
 def test_what_a_download_failed_for_is_told_once_and_not_to_who_comes_later(
