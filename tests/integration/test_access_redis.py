@@ -1,6 +1,7 @@
 """Keys and quotas in a real Redis: shared by all replicas, bounded when it is gone; and nobody is let in unknown."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -151,6 +152,23 @@ def test_a_redis_that_stays_away_is_told_once_and_that_it_is_back(caplog: pytest
         "keys can be looked up again",
         "quotas are counted by all replicas together again",
     ]
+
+
+def test_a_redis_that_says_nothing_costs_who_asks_no_more_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+            store, shared = KeyRedis(AccessSettings(keys="redis", url=url)), counters(url)
+            for module in ("counters", "key_redis"):
+                monkeypatch.setattr(f"openbook.serving.access.{module}.TIMEOUT_S", 0.1)
+            async with asyncio.timeout(20):  # their connections have more patience
+                with pytest.raises(KeysUnavailable):
+                    await store.find(record().digest)
+                assert await shared.take("web", [(Policy("questions", "day", 5), 1)]) is None
+            await store.aclose()
+            await shared.aclose()
+
+    run(scenario)
 
 
 def test_what_is_no_key_lets_nobody_in(settings: AccessSettings) -> None:
