@@ -10,7 +10,7 @@ import pytest
 import tiny_training as tiny
 import torch
 
-from openbook.core.types import Formulation
+from openbook.core.types import NO_HIT, Formulation
 from openbook.corpus.questions import Question
 from openbook.models import decoding, marginal
 from openbook.models.checkpoint import GeneratorCheckpoint
@@ -86,9 +86,17 @@ def test_agreement_falls_when_the_retriever_changes(folder: Path, retriever: Mem
     assert sum(shares) < 8
 
 
-def test_slots_without_a_passage_agree_with_nothing(folder: Path, retriever: MemoryIndex) -> None:
+def test_slots_without_a_passage_agree_with_nothing(
+    folder: Path, retriever: MemoryIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective, asked = parts(folder, retriever, task={"max_target_tokens": 12}, retrieval={"k": 20})
-    assert validation(objective, asked, tiny.examples(2))()["agreement"] == 1.0
+    examples = tiny.examples(2)
+    check = validation(objective, asked, examples)
+    assert check()["agreement"] == 1.0
+    then = objective.retrieve(examples)
+    others = replace(then, ids=np.where(then.ids == NO_HIT, NO_HIT, then.ids + 100))
+    monkeypatch.setattr(check, "_found", lambda _: others)
+    assert check()["agreement"] == 0.0
 
 
 def test_answers_count_if_one_of_them_is_met(folder: Path, retriever: MemoryIndex) -> None:
