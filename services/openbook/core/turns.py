@@ -57,7 +57,8 @@ class Turns(Generic[Item]):
         be this very item. Where nothing waits there is place for any size.
         """
         account = self._accounts.get(caller)
-        if account is None:
+        if account is None or self._is_settled(account):
+            self._accounts.pop(caller, None)  # behind those who have had as much, as if he were forgotten already
             account = self._accounts[caller] = _Account(self._share)
         else:  # who waits keeps the turn of his oldest, and has no claim to more
             claim = max(0.0, self._share - next(iter(account.waiting.values()), 0) - account.given)
@@ -129,9 +130,12 @@ class Turns(Generic[Item]):
         self._forget()
 
     def _forget(self) -> None:
-        """Those who have had no more than their share."""
-        for caller in [c for c, each in self._accounts.items() if each.given <= self._share and not each.waiting]:
+        for caller in [caller for caller, each in self._accounts.items() if self._is_settled(each)]:
             del self._accounts[caller]
+
+    def _is_settled(self, account: _Account[Item]) -> bool:
+        """Whether nothing waits, and nothing was had above the share: whoever comes back begins as a newcomer does."""
+        return account.given <= self._share and not account.waiting
 
     def _excess(self, newcomer: Item) -> list[Item]:
         accounts = [account for account in self._accounts.values() if account.waiting]

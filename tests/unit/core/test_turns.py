@@ -179,6 +179,23 @@ def test_who_asks_and_goes_again_changes_nothing_by_doing_so_once_more() -> None
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_nor_does_he_whom_the_share_has_reached_since_he_was_here() -> None:
+    def order(asks_before: bool) -> list[str]:
+        turns: Turns[str] = Turns()
+        turns.put("b", "b1", 1)
+        turns.put("a", "a1", 1)
+        turns.give("b1")  # above the share, which with the next one is as much
+        turns.put("a", "a2", 1)
+        turns.give("a1")
+        if asks_before:
+            turns.put("b", "b2", 1)
+            turns.remove("b2")
+        turns.put("b", "b2", 1)
+        return list(turns.in_order())
+
+    assert order(asks_before=True) == order(asks_before=False) == ["a2", "b2"]
+
+
 def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns: Turns[str] = Turns(1000)
     turns.put("much", "much", 100)
