@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from openbook import telemetry
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.errors import Overloaded, ShardUnavailable
@@ -45,8 +46,11 @@ def test_an_answer_that_would_be_late_at_the_rate_of_late_is_refused_at_once() -
     house = House()
     house.answers(per_s=2)
     house.fill(7)
+    want_of_time = telemetry.refused("endpoint", "time")._value
+    before = want_of_time.get()
     with pytest.raises(Overloaded, match=r"ready in 4.9 s, as things go, and is due in 4.0 s") as refused:
         house.enter(timeout_s=4)
+    assert want_of_time.get() == before + 1
     assert refused.value.retry_after_s == pytest.approx(0.9, abs=0.05)
     house.enter(timeout_s=5.1)
     house.stays[-1].close()
@@ -174,6 +178,14 @@ def test_a_flood_of_one_keeps_nobody_else_out() -> None:
         house.enter(timeout_s=5, caller=caller)
 
 
+def test_nobody_waits_for_more_than_is_in_flight() -> None:
+    house = House()
+    house.answers(per_s=2)
+    house.fill(6, caller="much")
+    house.enter(caller="little")
+    house.enter(timeout_s=5.1, caller="much")  # for those seven, not for twice his six
+
+
 def test_the_last_places_are_for_those_who_hold_few() -> None:
     house = House(max_n=16)
     house.enter(caller="little", work=0)
@@ -235,8 +247,11 @@ def test_who_gives_up_all_that_he_asks_for_keeps_nobody_out() -> None:
         if len(house.stays) > 1:
             with suppress(TimeoutError), house.stays.pop(0):
                 raise TimeoutError
+        with house.admission.admitted(Context(caller="hangs")):  # retrieves, of which nothing comes either
+            pass
         house.clock.advance(10)
-    house.enter(timeout_s=30, caller="other")
+    for caller in ("other", "third"):  # who have nothing else here
+        house.enter(timeout_s=30, caller=caller)
     with pytest.raises(Overloaded):
         house.fill(2, timeout_s=30, caller="other")
     house.clock.advance(MEMORY_S)

@@ -1,6 +1,7 @@
 """Many questions in one call: each gets its own answer or its own error, over both protocols alike."""
 
 import asyncio
+import math
 import tracemalloc
 from typing import Any
 
@@ -13,6 +14,7 @@ from openbook.core.types import Generation, GenerationSettings, Retrieved
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.ingress import AnswerIngress
 from openbook.serving.endpoint.service import AnswerService
+from openbook.telemetry import requests
 from openbook.testing import EchoGenerator
 from openbook.v1 import answer_pb2
 
@@ -115,9 +117,10 @@ def test_of_too_many_passages_in_an_entry_none_is_looked_at() -> None:
     assert error.message == "passages must be at most 20, got 21"
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1.0])
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan])
 def test_a_batch_needs_time(timeout_s: float) -> None:
-    assert post(requests=[{"question": QUESTION}], timeout_s=timeout_s).status_code == 400
+    if not math.isnan(timeout_s):  # which JSON has not
+        assert post(requests=[{"question": QUESTION}], timeout_s=timeout_s).status_code == 400
     batch = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)], timeout_s=timeout_s)
     assert call(batch).startswith("timeout_s must be above 0")
 
@@ -147,6 +150,23 @@ def test_who_finds_no_place_is_refused_alone() -> None:
     assert results[1]["error"]["code"] == "RESOURCE_EXHAUSTED"
     wire = answer_pb2.AnswerBatchRequest(requests=[answer_pb2.AnswerRequest(question=QUESTION)] * 2)
     assert call(wire, service(one)).results[1].error.retry_after_s == 1
+
+
+def test_what_breaks_for_one_is_an_error_of_his_alone_and_counted_as_ours() -> None:
+    class Broken(EchoGenerator):
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            if question == "breaks":
+                raise RuntimeError
+            return await super().generate(question, retrieved, settings, context)
+
+    before = requests("Answer", "INTERNAL")._value.get()
+    asked = [{"question": "breaks"}, {"question": QUESTION}]
+    results = post(service(generator=Broken()), requests=asked).json()["results"]
+    assert results[0]["error"]["code"] == "INTERNAL"
+    assert results[1]["answer"]["answer"] == ANSWER
+    assert requests("Answer", "INTERNAL")._value.get() == before + 1
 
 
 def test_what_is_no_batch_is_refused() -> None:

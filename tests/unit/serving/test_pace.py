@@ -87,3 +87,5 @@ def test_callers_who_ask_for_ever_other_settings_neither_fill_the_memory_nor_hav
         pace.learn(key, 1, 1.0, 0.0)
     assert len(pace._of_key) == N_KEYS
     assert pace.is_sure("usual", 0.0)
+    assert not pace.is_sure(0, 0.0)
+    assert pace.is_sure(10 * N_KEYS - 1, 0.0)

@@ -59,6 +59,11 @@ class Desk:
         return batch, refused
 
 
+def want_of_time() -> float:
+    """How many the queues have refused for it."""
+    return telemetry.refused("model", "time")._value.get()
+
+
 def test_what_cannot_be_ready_in_time_is_refused_when_it_comes_and_told_when_to_come_again() -> None:
     desk = Desk(max_batch=1)
     for _ in range(3):
@@ -135,8 +140,10 @@ def test_who_was_let_in_is_ready_in_time_if_predictions_hold(
 
 
 def test_what_would_be_late_even_now_is_no_matter_of_load() -> None:
+    before = want_of_time()
     with pytest.raises(DeadlineExceeded, match=r"deadline would pass before model was done: it takes some 4.0 s"):
         Desk().enter(timeout_s=3, work=4)
+    assert want_of_time() == before + 1
 
 
 def test_what_was_not_tried_lately_is_tried() -> None:
@@ -162,6 +169,7 @@ def test_who_is_overtaken_and_late_by_it_is_told_so_without_being_computed() -> 
     much = [desk.enter(timeout_s=5.1, caller="much") for _ in range(4)]
     for caller in "abcd":
         desk.enter(timeout_s=100, caller=caller)
+    before = want_of_time()
     done, late = [], []
     while len(desk.queue):
         batch, refused = desk.compute()
@@ -170,7 +178,7 @@ def test_who_is_overtaken_and_late_by_it_is_told_so_without_being_computed() -> 
         late += refused
     assert {each for each, _ in late} == set(much) - set(done)
     assert len(done) + len(late) == 8
-    assert late
+    assert want_of_time() == before + len(late) > before
     assert all(isinstance(error, Overloaded | DeadlineExceeded) for _, error in late)
 
 
@@ -309,11 +317,8 @@ def test_who_asks_for_little_is_in_the_way_of_nobody_who_asks_for_more() -> None
 
 def test_a_batch_of_several_has_a_limit_of_work() -> None:
     desk = Desk(start_s=100, max_batch=8, max_work=6)
-    large = desk.enter(work=9)
-    for _ in range(4):
-        desk.enter(work=3)
-    assert desk.queue.take()[0] == [large]
-    assert len(desk.queue.take()[0]) == 2
+    large, first, other, behind = (desk.enter(work=work) for work in (9, 3, 4, 3))
+    assert [desk.queue.take()[0] for _ in range(3)] == [[large], [first, behind], [other]]
 
 
 def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:

@@ -399,7 +399,7 @@ def test_a_refused_stream_over_grpc_says_never_to_try_again(
     under_test = service()
     under_test._quotas = gate.quotas
     ingress = AnswerIngress(under_test, gate)
-    data = answer_pb2.AnswerRequest(question="who", max_new_tokens=32).SerializeToString()
+    data = answer_pb2.AnswerRequest(question="who", max_new_tokens=16, n_answers=2).SerializeToString()
 
     async def stream(context: Any) -> list[answer_pb2.AnswerEvent]:
         return [event async for event in ingress.AnswerStream(data, context)]

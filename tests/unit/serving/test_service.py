@@ -4,8 +4,8 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,13 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.serve._private.grpc_util import start_grpc_server
+from prometheus_client import REGISTRY
+from ray.serve._private.grpc_util import DEFAULT_GRPC_SERVER_OPTIONS, start_grpc_server
 from ray.serve.config import gRPCOptions
 from ray.serve.grpc_util import RayServegRPCContext
 from small_endpoint import FastGenerator
 
+from openbook import wire
 from openbook.cache.memory import MemoryCache
 from openbook.config import Limits, Settings, parse
 from openbook.core.context import NEVER, Context
@@ -34,9 +36,10 @@ from openbook.rag.pipeline import Pipeline
 from openbook.serving.access.gate import Gate
 from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.ingress import AnswerIngress
-from openbook.serving.endpoint.schemas import AnswerRequest, RetrieveRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
 from openbook.serving.endpoint.service import AnswerService
-from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
+from openbook.serving.endpoint.status import MAX_BYTES
+from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 from openbook.v1 import answer_pb2
 
 PASSAGES = [Passage(0, "a", "A", "Bell patented the telephone"), Passage(1, "b", "B", "Curie was born in Warsaw")]
@@ -70,13 +73,16 @@ async def ready() -> None:
 
 
 def service(
-    settings: Settings = SETTINGS, check_ready: Callable[[], Any] = ready, missing_shards: tuple[int, ...] = ()
+    settings: Settings = SETTINGS,
+    check_ready: Callable[[], Any] = ready,
+    missing_shards: tuple[int, ...] = (),
+    index_servers: Callable[[], Sequence[str]] | None = None,
 ) -> AnswerService:
     encoder = HashEncoder()
     index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=2)
     index.missing_shards.update(missing_shards)
     pipeline = Pipeline(encoder, index, index, FastGenerator(), MemoryCache(10), settings.answer)
-    return AnswerService(pipeline, settings, check_ready)
+    return AnswerService(pipeline, settings, check_ready, index_servers=index_servers)
 
 
 def request(method: str, path: str, under_test: AnswerService | None = None, **options: Any) -> httpx.Response:
@@ -213,7 +219,8 @@ def test_no_bytes_break_grpc() -> None:
     assert answered >= 10, answered
 
 
-def test_who_is_refused_for_want_of_time_hears_when_to_come_again() -> None:
+def test_who_is_refused_for_want_of_time_hears_when_to_come_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "openbook")
     under_test = service()
 
     async def overloaded(*anything: object) -> None:
@@ -228,6 +235,20 @@ def test_who_is_refused_for_want_of_time_hears_when_to_come_again() -> None:
         asyncio.run(AnswerIngress(under_test).Answer(asked.SerializeToString(), context))
         assert (context.code, context.trailing["retry-after"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "3")
         assert context.trailing["grpc-retry-pushback-ms"] == str(pushback_ms)
+    assert caplog.messages == []  # a flood would fill the log
+
+
+def test_over_grpc_an_error_has_its_name_and_is_no_longer_than_callers_take() -> None:
+    under_test = service()
+
+    async def gone(*anything: object) -> None:
+        raise ShardUnavailable("x" * 20_000)
+
+    under_test._pipeline.answer = gone  # type: ignore[method-assign,assignment]
+    context = GrpcContext()
+    asyncio.run(AnswerIngress(under_test).Answer(b"", context))
+    assert context.trailing[wire.ERROR_HEADER] == "ShardUnavailable"
+    assert len(context.details) == MAX_BYTES
 
 
 def test_a_probability_of_zero_is_null_in_json_and_minus_infinity_in_protobuf() -> None:
@@ -458,8 +479,7 @@ def test_nor_by_what_name(told: str, heard: str) -> None:
 
     addresses = ["index-0:7000", "index-0:70", "10.0.0.1:1", "0:7", "index:1", "shard:1"]
     index = ShardedIndex(addresses, 1.0, server_name="index.test")
-    under_test = service(check_ready=gone)
-    under_test._index_servers = lambda: index.named
+    under_test = service(check_ready=gone, index_servers=lambda: index.named)
     assert request("GET", "/readyz", under_test).json()["detail"] == heard
 
 
@@ -521,6 +541,42 @@ def test_metrics_count_what_was_asked() -> None:
     assert refused() == before + 1
 
 
+def test_metrics_tell_what_is_in_flight_and_how_fast_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr("openbook.serving.endpoint.service.monotonic", clock)
+    admission = service()._admission
+    for _ in range(8):
+        with admission.admitted(Context(), work=10):
+            clock.advance(0.5)
+    with admission.admitted(Context(), work=10):
+        told = [REGISTRY.get_sample_value(f"openbook_{name}") for name in ("in_flight", "work_in_flight")]
+        per_second = REGISTRY.get_sample_value("openbook_work_per_second")
+    assert told == [1, 10]
+    assert per_second == pytest.approx(20, rel=0.1)
+
+
+def test_who_embeds_or_reads_a_passage_needs_a_place() -> None:
+    under_test = service(parse({"serving": {"max_in_flight": 1}}))
+    with under_test._admission.admitted(Context()):
+        for asked in (
+            under_test.embed(["who"], None, Context()),
+            under_test.excerpt(PassageRequest(id="0"), Context()),
+        ):
+            with pytest.raises(Overloaded, match="1 questions are in flight"):
+                asyncio.run(asked)
+
+
+def test_a_streams_own_passages_are_work_too() -> None:
+    under_test = service()
+
+    async def held(**asked: Any) -> int:
+        async with aclosing(under_test.stream(AnswerRequest(question="who", k=1, **asked), Context())) as events:
+            await anext(events)
+            return under_test._admission.work_in_flight
+
+    assert asyncio.run(held(passages=[{"text": "Bell"}])) == 2 * asyncio.run(held())
+
+
 def test_an_answer_that_takes_too_much_work_is_refused_by_name() -> None:
     body = {"question": "who", "k": 100, "n_beams": 32, "max_new_tokens": 512}
     message = "must be at most max_work = 100000, got 100 x (300 + 32 x 512) = 1668400"
@@ -561,7 +617,7 @@ def test_no_more_work_is_admitted_than_the_limit() -> None:
 
     begun, go = asyncio.Event(), asyncio.Event()
     under_test._pipeline._generations._generator = Slow()
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))  # else for ever, where one does not begin
 
 
 @pytest.mark.parametrize("held", ["http.response.start", "http.response.body"])
@@ -591,6 +647,11 @@ def test_a_stream_whose_caller_goes_while_a_part_of_it_is_sent_has_no_place(path
         assert under_test._admission.n_in_flight == 0
 
     asyncio.run(main())
+
+
+def test_a_request_is_no_larger_than_grpc_itself_takes() -> None:
+    AnswerIngress(service())
+    assert dict(DEFAULT_GRPC_SERVER_OPTIONS)["grpc.max_receive_message_length"] == 4 << 20
 
 
 def test_two_replicas_never_have_one_port() -> None:

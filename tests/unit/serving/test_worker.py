@@ -56,7 +56,7 @@ def run(test: Callable[[Model, Batcher[int, int]], Awaitable[None]]) -> Model:
         long = asyncio.create_task(batcher.submit(LONG, NEVER))
         await asyncio.to_thread(model.begun.acquire)
         try:
-            await test(model, batcher)
+            await asyncio.wait_for(test(model, batcher), 60)  # else for ever, where something is let past no more
         finally:
             model.enough.set()
             assert await long == LONG
