@@ -8,7 +8,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic
 from typing import Any
@@ -22,11 +22,11 @@ from openbook.v1.answer_pb2 import AnswerEvent, AnswerRequest, AnswerResponse, R
 caller: ContextVar[str] = ContextVar("caller", default="")
 """Who asks, for the script that answers."""
 
-peer: ContextVar[tuple[str, int] | None] = ContextVar("peer", default=None)
-"""The other end of the connection, over HTTP."""
+peer: ContextVar[object] = ContextVar("peer", default=None)
+"""The other end of the connection."""
 
 Script = Callable[[str], Awaitable[AnswerResponse]]
-"""The answer to a question. Raises Refused."""
+"""The answer to a question. Raises Refused, and in a stream, of whose passages its caller knows by then, Ended."""
 
 
 class Refused(Exception):
@@ -36,6 +36,10 @@ class Refused(Exception):
         super().__init__(code.name)
         self.code = code
         self.status = status
+
+
+class Ended(Exception):
+    """The stream ends here, without an answer."""
 
 
 def answered(text: str, snapshot_id: str = "s", score: float = 1.0) -> AnswerResponse:
@@ -74,6 +78,7 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
 
     async def _run(self, question: str, context: Any) -> AnswerResponse:
         caller.set(dict(context.invocation_metadata() or ()).get("x-caller", ""))
+        peer.set(context.peer())
         if not question:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "question must not be empty")
         try:
@@ -91,7 +96,10 @@ class Servicer(answer_pb2_grpc.AnswerServiceServicer):
 
     async def AnswerStream(self, request: AnswerRequest, context: Any) -> AsyncIterator[AnswerEvent]:  # type: ignore[override]  # noqa: N802
         yield AnswerEvent(retrieved=RetrieveResponse(snapshot_id="s"))
-        answer = await self._run(request.question, context)
+        try:
+            answer = await self._run(request.question, context)
+        except Ended:
+            return
         for token in ("a", "b", "c"):
             yield AnswerEvent(token=answer_pb2.Token(text=token))
         yield AnswerEvent(answer=answer)
@@ -130,20 +138,28 @@ async def http_endpoint(script: Script, linger_s: float = 0.0) -> AsyncIterator[
         question = json.loads(body)["question"]
         caller.set(dict(scope["headers"]).get(b"x-caller", b"").decode())
         peer.set(scope["client"])
-        try:
-            answer = as_json(await script(question))
-            status, kind = 200, "application/json"
-            parts = [json.dumps(answer)]
-            if scope["path"] == "/v1/answer/stream":
-                kind = "text/event-stream"
-                told = [("retrieved", {}), ("token", {"text": "a"}), ("token", {"text": "b"}), ("answer", answer)]
-                parts = [f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told]
-        except Refused as refused:
-            status, kind = refused.status, "application/json"
-            parts = [json.dumps({"code": refused.code.name, "detail": "scripted", "request_id": "r"})]
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]})
-        for part in parts:
+
+        async def begin(status: int, kind: bytes) -> None:
+            await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+
+        async def tell(part: str) -> None:
             await send({"type": "http.response.body", "body": part.encode(), "more_body": True})
+
+        if scope["path"] == "/v1/answer/stream":
+            await begin(200, b"text/event-stream")
+            await tell(event("retrieved", {}))
+            with suppress(Ended):
+                answer = as_json(await script(question))
+                for told in (("token", {"text": "a"}), ("token", {"text": "b"}), ("answer", answer)):
+                    await tell(event(*told))
+        else:
+            try:
+                answer = as_json(await script(question))
+                await begin(200, b"application/json")
+                await tell(json.dumps(answer))
+            except Refused as refused:
+                await begin(refused.status, b"application/json")
+                await tell(json.dumps({"code": refused.code.name, "detail": "scripted", "request_id": "r"}))
         await asyncio.sleep(linger_s)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -160,12 +176,16 @@ async def http_endpoint(script: Script, linger_s: float = 0.0) -> AsyncIterator[
         await task
 
 
+def event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
 def as_json(answer: AnswerResponse) -> dict[str, Any]:
     evidence = [
-        {"passage": {"id": each.passage.id}, "score": each.score, "log_prior": 0.0, "log_posterior": 0.0}
+        {"passage": {"id": each.passage.id}, "score": each.score, "log_prior": each.log_prior}
         for each in answer.evidence
     ]
-    coverage: dict[str, Any] = {"missing_shards": []}
+    coverage: dict[str, Any] = {"missing_shards": list(answer.coverage.missing_shards)}
     return {
         "answer": answer.answer,
         "snapshot_id": answer.snapshot_id,

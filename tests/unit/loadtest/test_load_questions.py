@@ -70,6 +70,7 @@ def test_events_are_the_same_in_whatever_pieces_they_come(data: st.DataObject) -
     ("seen", "body", "status"),
     [
         ("429", b"no", "RESOURCE_EXHAUSTED"),
+        ("503", b"no", "UNAVAILABLE"),
         ("503", b'{"code": "FAILED_PRECONDITION", "detail": "m"}', "FAILED_PRECONDITION"),
         ("500", b'{"code": "OK", "detail": "m"}', "INTERNAL"),
         ("200, then error", b'{"code": "DEADLINE_EXCEEDED", "detail": "m"}', "DEADLINE_EXCEEDED"),

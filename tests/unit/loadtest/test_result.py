@@ -148,6 +148,14 @@ def test_what_is_not_on_time_is_counted_against_the_generator() -> None:
     assert found.send_delay.n == 3
 
 
+def test_a_first_token_counts_from_the_intended_start() -> None:
+    log = Log(100.0)
+    log.add(3.0, 103.2, 104.0, Reply(OK, OK, first=103.5))
+    found = Result(settings(), log.outcomes(), 0.0, 0.0).measured.first_token
+    assert found
+    assert found.p50_s == pytest.approx(0.5, rel=0.002)
+
+
 @pytest.mark.parametrize(
     ("digests", "expected"),
     [
