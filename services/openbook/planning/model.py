@@ -103,7 +103,12 @@ class Sizes:
     @property
     def snapshot(self) -> float:
         """On disk."""
-        return self.index + self.exact + self.texts + self.origins + self.words
+        return self.divided + self.words
+
+    @property
+    def divided(self) -> float:
+        """On disk, among the shards."""
+        return self.index + self.exact + self.texts + self.origins
 
 
 def sizes(shape: Shape, c: Constants) -> Sizes:

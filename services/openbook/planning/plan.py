@@ -113,8 +113,8 @@ def recall_of(index: str) -> tuple[float, str]:
 
 
 def everything_held(index: IndexTier) -> float:
-    """Bytes with which one server of each shard never reads the disk, whatever is asked."""
-    return index.memory.wanted + index.sizes.texts + index.sizes.words
+    """Bytes with which one server of each shard never reads the disk, whatever is asked; words for each machine."""
+    return index.memory.wanted + index.sizes.texts + index.sizes.words * (index.machines // index.replicas)
 
 
 def _chosen(demand: Demand, machines: Sequence[Machine], c: Constants) -> tuple[IndexTier, EndpointTier]:
@@ -170,9 +170,9 @@ def index_tier(demand: Demand, shape: Shape, machine: Machine, c: Constants) -> 
     """As many of a kind of machine as serve this; None if a shard does not fit on one."""
     usable, busy = c["usable"].value, c["busy"].value
     wanted, found = memory(shape, c), sizes(shape, c)
-    room, disk = machine.memory_gb * GB * usable, machine.disk_gb * GB * usable
-    on_disk = found.snapshot * c["snapshots_on_disk"].value
-    each = min(shape.n_shards, int(room * shape.n_shards / wanted.needed), int(disk * shape.n_shards / on_disk))
+    room = machine.memory_gb * GB * usable
+    disk = machine.disk_gb * GB * usable / c["snapshots_on_disk"].value - found.words  # for shards, of one snapshot
+    each = min(shape.n_shards, int(room * shape.n_shards / wanted.needed), int(disk * shape.n_shards / found.divided))
     if each < 1:
         return None
     groups = ceil(shape.n_shards / each)
@@ -226,13 +226,12 @@ def _breaks(demand: Demand, index: IndexTier, endpoint: EndpointTier, c: Constan
         return memory(tier(x), c).needed * share <= machine.memory_gb * GB * usable
 
     def all_in_memory(x: float) -> bool:
-        return (
-            memory(tier(x), c).wanted + sizes(tier(x), c).texts + sizes(tier(x), c).words
-        ) * share <= machine.memory_gb * GB * usable
+        found = sizes(tier(x), c)
+        return (memory(tier(x), c).wanted + found.texts) * share + found.words <= machine.memory_gb * GB * usable
 
     def disk_fits(x: float) -> bool:
-        on_disk = sizes(tier(x), c).snapshot * c["snapshots_on_disk"].value
-        return on_disk * share <= machine.disk_gb * GB * usable
+        on_disk = sizes(tier(x), c).divided * share + sizes(tier(x), c).words
+        return on_disk * c["snapshots_on_disk"].value <= machine.disk_gb * GB * usable
 
     def searches_keep_up(x: float) -> bool:
         cpu = times(tier(x), c).server_cpu * share

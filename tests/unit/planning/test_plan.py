@@ -25,7 +25,7 @@ from openbook.planning.constants import DEFAULTS, Calibration, calibrated, const
 from openbook.planning.demand import Demand, Machine, Machines, machines
 from openbook.planning.measure import WORDS, Served, _ask, build, generated, served
 from openbook.planning.model import Shape, memory, sizes, times
-from openbook.planning.plan import GB, INDICES, index_tier, plan, recall_of
+from openbook.planning.plan import GB, INDICES, everything_held, index_tier, plan, recall_of
 from openbook.planning.topology import text
 from openbook.planning.topology import topology as planned_topology
 from openbook.serving.access.exposure import check_exposure
@@ -97,6 +97,7 @@ def test_shards_cost_memory_and_save_time_of_a_scan(shape: Shape) -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(DEMANDS)
+@example(Demand(passages=500_000_000, dimension=768))  # spread over machines, each with all of the index of words
 def test_what_is_planned_is_enough(demand: Demand) -> None:
     found = plan(demand, HUGE, DEFAULTS)
     index, wanted = found.index, demand.questions_per_s * demand.grown
@@ -106,13 +107,37 @@ def test_what_is_planned_is_enough(demand: Demand) -> None:
     assert index.shape.n_passages >= demand.passages * demand.grown
     share = index.shards_each / index.shape.n_shards
     assert memory(index.shape, DEFAULTS).needed * share <= index.machine.memory_gb * GB
-    assert index.sizes.snapshot * share * 2 <= index.machine.disk_gb * GB
+    words = index.sizes.words  # which every machine has whole
+    assert ((index.sizes.snapshot - words) * share + words) * 2 <= index.machine.disk_gb * GB
     assert index.machines * index.shards_each >= index.replicas * index.shape.n_shards
     assert index.replicas > demand.failures
     assert found.endpoint.machines > demand.failures
     assert [each.times for each in found.breaks] == sorted(each.times for each in found.breaks)
     disk_and_memory = [each.times for each in found.breaks if "index" in each.what and "all" not in each.what]
     assert min(disk_and_memory) >= 0.98 * demand.grown  # nothing breaks before the end
+
+
+def test_every_machine_has_all_of_the_index_of_words() -> None:
+    """However shards are spread."""
+    demand = Demand(passages=500_000_000, dimension=768)
+    index = (found := plan(demand, OFFERED, DEFAULTS)).index
+    assert (index.shape.n_shards, index.shards_each) == (2, 1)
+    assert everything_held(index) == index.memory.wanted + index.sizes.texts + 2 * index.sizes.words
+
+    def taken(times_today: float) -> tuple[float, float]:
+        """Memory with which nothing is read, and disk, of a machine."""
+        shape = index.shape.of(ceil(demand.passages * times_today))
+        of = sizes(shape, DEFAULTS)
+        held = (memory(shape, DEFAULTS).wanted + of.texts) / 2 + of.words
+        return held / GB, 2 * ((of.index + of.exact + of.texts + of.origins) / 2 + of.words) / GB
+
+    machine = index.machine
+    of_all, of_disk = (next(x.times for x in found.breaks if what in x.what) for what in ("words too", "disk of"))
+    assert taken(of_all)[0] == pytest.approx(0.9 * machine.memory_gb, rel=0.01)
+    assert taken(of_disk)[1] == pytest.approx(0.9 * machine.disk_gb, rel=0.01)
+    for factor, suffices in ((1.001, True), (0.999, False)):
+        other = machine.model_copy(update={"disk_gb": factor * taken(1)[1] / 0.9})
+        assert (index_tier(demand, index.shape, other, DEFAULTS) is not None) == suffices
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
