@@ -40,6 +40,8 @@ def _question(path: Path, number: int, line: str) -> str:
         record = json.loads(line)
         question = record.get("question") or record.get("claim") or record.get("input")
         question.encode()  # JSON's escapes can spell half a character
+        if not question.strip():
+            raise ValueError
     except (ValueError, RecursionError, AttributeError):
         raise InvalidDocuments(f"{path}:{number}: must be an object with a text `question`, got {line[:80]}") from None
     assert isinstance(question, str)

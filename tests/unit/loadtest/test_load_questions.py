@@ -30,7 +30,13 @@ def test_json_lines_as_evaluation_reads_them_and_without_answers(tmp_path: Path)
     assert read(tmp_path / "q.jsonl.gz") == ["who?", "It is.", "where?"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"question": 3}', '{"question": "\\ud800"}', '{"question": ""}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", "{}", '{"question": 3}', '{"question": "\\ud800"}'),
+        *('{"question": ""}', '{"claim": ""}', '{"input": ""}', '{"question": " \\n"}'),
+    ],
+)
 def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "q.jsonl").write_text(f'{{"question": "who?"}}\n{line}\n')
     with pytest.raises(InvalidDocuments, match=r"q\.jsonl:2: must be an object with a text `question`"):
