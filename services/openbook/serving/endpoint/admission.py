@@ -138,7 +138,7 @@ class Admission:
             refused("endpoint", "work").inc()
             raise Overloaded(f"work of {in_flight} is in flight, and {work} more would exceed {limit}")
         if work and in_flight:  # alone it is let in however slow things were: else nobody would learn when they are not
-            n_working = len({each for each, its_work in self._work_of.items() if its_work} | {caller})
+            n_working = sum(its_work > 0 for its_work in self._work_of.values())
             ahead = min(in_flight, n_working * self._work_of[caller])
             needed_s = SPARE * self._rate.seconds(ahead + work)
             if needed_s > remaining_s and not self._is_tried(caller):
