@@ -40,6 +40,9 @@ HUGE = Machines(
         Machine(name="huge", cores=256, memory_gb=100_000, disk_gb=1e6, price=1000),
     )
 )
+KNOWN = Machine(name="m", cores=8, memory_gb=64, disk_gb=500, price=1)
+DOUBLED = Demand(passages=500_000, index="Flat", questions_per_s=10, growth=1, p99_s=400)
+"""At the end a million passages and 20 questions a second, which one index machine and two of the endpoint answer."""
 NUMBERS = st.integers(1000, 50_000_000)
 SHAPES = st.builds(
     Shape,
@@ -117,6 +120,42 @@ def test_what_is_planned_is_enough(demand: Demand) -> None:
     assert min(disk_and_memory) >= 0.98 * demand.grown  # nothing breaks before the end
 
 
+def test_a_plan_is_what_its_numbers_say() -> None:
+    """By hand, from the constants."""
+    found = plan(DOUBLED, Machines(machines=(KNOWN,)), DEFAULTS)
+    generate_s, other_s = 2 / 4.27, 1 / 172 + 0.013
+    of_one = 8 * 0.7 / (generate_s + other_s)
+    index, endpoint = found.index, found.endpoint
+    assert (index.machines, index.price, endpoint.machines, endpoint.price) == (1 + 1, 2, 2 + 1, 3)
+    assert found.price_a_month == 5 * 730
+    assert (endpoint.answer_s, endpoint.rate) == pytest.approx((generate_s / 2 + other_s, 2 * of_one))
+    index_bytes, texts, words, origins = 384 * 4, 6.29 * 100 + 39 + 24, 52 * 8, 32 + 48 / 2  # of a passage
+    room, vocabulary = 57.6e9 - 135e6, 1.3e6
+    assert [each.times for each in found.breaks] == pytest.approx(
+        [
+            2 * of_one / 10,
+            11.26,  # x, where 10 x searches a second of 500,000 x passages take 0.7 of 8 cores
+            (room - vocabulary) / (index_bytes + texts + words) / 500_000,
+            room / index_bytes / 500_000,
+            (225e9 - vocabulary) / (2 * index_bytes + texts + words + origins) / 500_000,
+        ],
+        rel=0.01,
+    )
+    server_s = 0.042e-3 + 500_000 * 11.26 * 384 * 0.023e-9
+    assert 10 * 11.26 * server_s == pytest.approx(0.7 * 8, rel=0.01)
+    large = sizes(Shape(1_000_000, 768, "IVF1024,SQ8", 2, exact_bytes=2), DEFAULTS)
+    assert (large.index, large.exact) == (1e6 * (768 + 8) + 2 * 1024 * 768 * 4, 1e6 * 768 * 2)
+    assert (large.texts, large.words, large.origins) == (1e6 * texts, 1e6 * words + vocabulary, 1e6 * origins)
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [(1, 50 * 4.27 / 2), (8, 8 / (1 / 172 + 0.013))])
+def test_gpus_generate_as_many_answers_as_their_cores_encode_questions(gpus: int, rate: float) -> None:
+    """Of one the generator is the slower, of eight the cores."""
+    offered = Machines(machines=(KNOWN.model_copy(update={"gpus": gpus}),))
+    found = plan(Demand(passages=1000), offered, DEFAULTS).endpoint
+    assert (found.answer_s, found.rate) == pytest.approx((2 / 4.27 / 50 + 1 / 172 + 0.013, 0.7 * rate))
+
+
 def test_every_machine_has_all_of_the_index_of_words() -> None:
     """However shards are spread."""
     demand = Demand(passages=500_000_000, dimension=768)
@@ -190,6 +229,30 @@ def test_a_server_gets_the_memory_that_it_needs(demand: Demand) -> None:
     assert given * found.index.shards_each <= 0.9 * found.index.machine.memory_gb * GB
 
 
+def test_a_topology_says_what_was_planned() -> None:
+    written = text(plan(DOUBLED, Machines(machines=(KNOWN,)), DEFAULTS))
+    assert written.splitlines()[:2] == [
+        "# What `openbook plan` found for 1000000 passages and 20 questions a second: 3,650 USD a month.",
+        "# Index: 2 x m (Flat). Endpoint: 3 x m.",
+    ]
+    assert yaml.safe_load(written) == {
+        "index": {"shards": 1, "threads": 8, "memory_gb": 57.6, "disk_gb": 500},
+        "endpoint": {
+            "settings": {
+                "serving": {"topology": "split", "n_replicas": 3, "num_cpus": 1.0},
+                "encoder": {"n_replicas": 3, "num_cpus": 1.0},
+                "generator": {"n_replicas": 3, "n_threads": 8, "num_cpus": 6.0},
+                "answer": {"timeout_s": 400.0, "max_timeout_s": 400.0},
+                "access": {"keys": "redis"},
+            },
+            "min_workers": 3,
+            "max_workers": 6,
+            "cpus": 8,
+            "memory_gb": 57,
+        },
+    }
+
+
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 32])
 def test_a_generator_that_takes_all_cores_has_a_machine_of_its_own(cores: int) -> None:
     """Where one is lost, Serve would put its generator beside another one, and both would be half as fast."""
@@ -242,6 +305,23 @@ def test_what_cannot_be_met_is_said() -> None:
     assert any("none of these machines generates fast enough" in each for each in slow.warnings)
 
 
+@pytest.mark.parametrize(
+    ("demand", "machine", "warnings"),
+    [
+        (DOUBLED, {}, []),
+        (DOUBLED.model_copy(update={"failures": 0}), {"gpus": 1}, ["no GPU was measured", "the loss of any machine"]),
+        (Demand(passages=21_000_000, dimension=768), {"memory_gb": 24}, ["92% of the exact vectors are read"]),
+        (Demand(passages=50_000_000, index="Flat", p99_s=400), {}, ["no machine holds every shard: only Kubernetes"]),
+    ],
+)
+def test_a_plan_warns_of_what_it_does_and_of_nothing_else(
+    demand: Demand, machine: dict[str, Any], warnings: list[str]
+) -> None:
+    found = plan(demand, Machines(machines=(KNOWN.model_copy(update=machine),)), DEFAULTS).warnings
+    assert len(found) == len(warnings)
+    assert [said.startswith(begin) for said, begin in zip(found, warnings, strict=True)] == [True] * len(warnings)
+
+
 def test_search_and_answer_together_are_in_time_where_machines_on_offer_are_fast_enough() -> None:
     """A tier of each kind that takes half of the time, or all of it, would be in time by itself."""
     for p99_s in (0.3, 0.5, 0.82, 0.9, 1.2):
@@ -267,6 +347,8 @@ def test_wikipedia_on_one_machine_of_24_gb() -> None:
     assert found is not None
     assert (found.machines, found.shape.factory) == (1, "IVF8192,SQ8")
     assert found.cached < 0.5  # the exact vectors are read from disk
+    read_s = 40 * (1 - found.cached) * 0.9e-3 / 40
+    assert found.times.alone == pytest.approx(times(shape, DEFAULTS).alone + read_s)
     for too_large in ("Flat", "HNSW32"):
         assert index_tier(demand, replace(shape, index=too_large), one, DEFAULTS) is None
 
@@ -279,9 +361,10 @@ def test_a_calibration_takes_the_place_of_what_it_measured(tmp_path: Path) -> No
     path.write_text("machine: m\ndate: d\nvalues: {speed: 1}\n")
     with pytest.raises(InvalidConfig, match=r"c.yaml: values: unknown: speed"):
         constants(path)
-    path.write_text("machine: m\ndate: d\nvalues: {call_s: -1}\n")
-    with pytest.raises(InvalidConfig, match=r"c.yaml: values.call_s = -1"):
-        constants(path)
+    for wrong, shown in (("-1", "-1"), (".inf", "inf"), (".nan", "nan")):
+        path.write_text(f"machine: m\ndate: d\nvalues: {{call_s: {wrong}}}\n")
+        with pytest.raises(InvalidConfig, match=rf"c.yaml: values.call_s = {shown}"):
+            constants(path)
     path.write_text("- a list")
     for read in (constants, machines):
         with pytest.raises(InvalidConfig, match=r"c.yaml: must map keys to values"):
@@ -307,6 +390,7 @@ def test_a_calibration_finds_the_costs_that_made_its_times(costs: dict[str, floa
         return Served(taken.alone, shape.n_shards / taken.server_cpu, taken.server_cpu, taken.client_cpu, 1, 10**8)
 
     found = calibrate._of_tiers({tier: measured(tier) for tier in calibrate.TIERS})
+    assert found["server_bytes"] == 10**8 - 1000 * 16 * 4  # without the vectors of the first
     assert {name: found[name] for name in costs} == pytest.approx(costs, rel=1e-6, abs=1e-15)
 
 
@@ -337,6 +421,44 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["assumptions"]["call_s"]["source"]
     assert found["index"]["machine"]["name"] in {machine.name for machine in OFFERED.machines}
     assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
+
+
+def test_every_option_of_the_command_is_planned_for() -> None:
+    wanted = {"passages": 1_000_000, "dimension": 768, "words": 50.0, "index": "Flat", "recall": 0.8}
+    wanted |= {"exact_dtype": "float16", "questions_per_s": 2.0, "p99_s": 400.0, "growth": 0.5, "years": 2.0}
+    wanted |= {"failures": 2, "generator_parameters": 1e6}
+    names = {"p99_s": "--p99"}
+    options = [
+        part for name, value in wanted.items() for part in (names.get(name, f"--{name.replace('_', '-')}"), str(value))
+    ]
+    found = json.loads(CliRunner().invoke(app, ["plan", *options, "--json"], catch_exceptions=False).output)
+    assert found["demand"] == wanted
+    shape = found["index"]["shape"]
+    assert (shape["n_passages"], shape["n_words"], shape["exact_bytes"]) == (2_250_000, 50.0, 2)
+    assert found["index"]["replicas"] > 2
+
+
+def test_the_screen_says_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "console", console := Console(width=200, file=StringIO(), record=True))
+    screen.show(plan(DOUBLED, Machines(currency="CHF", machines=(KNOWN,)), DEFAULTS), DEFAULTS)
+    shown = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert shown[:19] == [
+        "for machines kind CHF a month",
+        "index 2 m 1,460",
+        "endpoint 3 m 2,190",
+        "5 3,650",
+        "index Flat, recall at 10 1.000 (exact, by proof)",
+        "passages 1,000,000 of 384 numbers, after 1 years",
+        "shards 1, every machine has all; 2 replicas of each",
+        "memory 1.7 GB for one of each shard; 2.8 to read no disk",
+        "disk 4.2 GB a snapshot: index 1.5, exact vectors 1.5, texts 0.7, words 0.4, origins 0.1",
+        "search p50 52.1 ms, 631 questions a second",
+        "answer p50 0.31 s, p99 0.9 s",
+        "23.0 questions a second, 0 GPUs",
+        "",
+        "what breaks first, at so many times today's passages and questions",
+        *(f"{each.times:.2f} {each.what}" for each in plan(DOUBLED, Machines(machines=(KNOWN,)), DEFAULTS).breaks),
+    ]
 
 
 def test_a_narrow_terminal_shows_all_that_a_plan_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +511,12 @@ def test_a_calibration_reads_a_disk(named: bool, tmp_path: Path, monkeypatch: py
     assert not folders[0].parent.exists()
 
 
+def test_a_read_of_a_disk_is_its_part_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(bytes(10_000))
+    monkeypatch.setattr(calibrate, "monotonic", iter((1.0, 4.2)).__next__)  # 320 of them
+    assert calibrate._random_read_s(tmp_path / "f") == pytest.approx(0.01)
+
+
 def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBOOK_INDEX_SERVER__TLS", "{certificate: none, key: none}")  # of others: we ask without
     shape = Shape(6000, 64, "IVF32,SQ8", 2, WORDS, has_origins=False, has_words=False)
@@ -398,7 +526,9 @@ def test_a_real_tier_has_the_sizes_predicted(tmp_path: Path, monkeypatch: pytest
     found = served(snapshot, shape.dimension, 0.1)
     assert found.disk_bytes == pytest.approx(sizes(shape, own).snapshot, rel=0.05)
     assert found.memory_bytes == pytest.approx(memory(shape, own).wanted, rel=0.1)
-    assert found.p50_s > 0
+    assert 0 < found.p50_s < 1
+    assert 0 < found.server_cpu_s < 0.1
+    assert 0 < found.client_cpu_s < 0.1
     assert found.rate > 0
     (snapshot / "shard-0001" / "vectors.npy").unlink()
     with pytest.raises(StartupError, match=r"index server of shard 1 did not start: openbook: .*vectors\.npy"):
