@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import EncoderSettings, section
 from openbook.core.deadline import Deadline
+from openbook.core.fingerprint import file_digest
 from openbook.core.types import Formulation, Passage
 from openbook.corpus.build import build_corpus
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, SnapshotMismatch
@@ -22,6 +23,7 @@ from openbook.evaluation.settings import EvaluationSettings
 from openbook.experiments.asking import Variant, ask
 from openbook.index.building.build import build_snapshot
 from openbook.index.shard.shard import Shard
+from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.testing import served
 
@@ -125,11 +127,35 @@ def test_the_summary_is_that_of_the_records(data: Path, whole: Path) -> None:
         assert result["n"] == len(mine)
         assert result["em"]["value"] == pytest.approx(np.mean([record.em for record in mine]))
         assert result["has_answer"]["1"]["value"] == pytest.approx(np.mean([r.has_answer_at(1) for r in mine]))
-    assert summary["plan"]["n_searched"] == 20, "an exact index is searched once"
-    index = summary["plan"]["index"]
     manifest = json.loads((data / "snapshot" / "manifest.json").read_text())
-    assert (index["snapshot_id"], index["n_passages"], index["factory"]) == (manifest["snapshot_id"], 5, "Flat")
-    assert index["recall"]["5"] == 1.0
+    assert summary["plan"] == {
+        "questions": {name: file_digest(data / f"{name}.jsonl") for name in ("facts", "patterns")},
+        "limit": None,
+        "seed": 0,
+        "pages": "id",
+        "formulations": ["sequence", "token"],
+        "context": "retrieved",
+        "index": {
+            "snapshot_id": manifest["snapshot_id"],
+            "n_passages": 5,
+            "factory": "Flat",
+            "recall": {str(k): 1.0 for k in (1, 5, 10, 100)},
+        },
+        "encoder": "embedded",
+        "encoder_fingerprint": TextEncoder.load(EncoderSettings()).fingerprint,
+        "generator": "embedded",
+        "generator_fingerprint": load_generator("embedded").fingerprint,
+        "dtype": "float32",
+        "k": 2,
+        "n_searched": 20,  # an exact index is searched once
+        "retriever": "dense",
+        "bm25_weight": None,
+        "decoding": "thorough",
+        "n_beams": 1,
+        "max_new_tokens": 8,
+        "labels": [],
+        "batch": 2,
+    }
     assert "Flat, 5 passages, recall@5 1.000" in (whole / "summary.md").read_text()
 
 
@@ -322,6 +348,8 @@ def test_labels_are_recorded_by_their_names_whatever_the_generator_calls_them(da
     evaluate(settings(data, tmp_path / "out", questions=[claims], labels=labels, formulations=["sequence"]))
     (record,) = records(tmp_path / "out")
     assert (record.prediction, record.em, record.f1) == ("SUPPORTS", True, 1.0)
+    plan = json.loads((tmp_path / "out" / PLAN).read_text())
+    assert (plan["labels"], plan["right"]) == (labels, "letter for letter"), "records of former versions say otherwise"
     facts = [data / "facts.jsonl"]
     with pytest.raises(InvalidDocuments, match=r"facts\.jsonl: labels must hold .*, got 2: \['SUPPORTS', 'REFUTES'\]"):
         evaluate(settings(data, tmp_path / "none", questions=facts, labels=labels))

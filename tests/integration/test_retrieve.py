@@ -1,8 +1,10 @@
 """`openbook evaluate --retrieve` over a small snapshot: three kinds of judgments, interrupted, held to trec_eval."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,18 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import EncoderSettings, IndexServerSettings, section
+from openbook.core.fingerprint import file_digest
 from openbook.core.splitting import Splitting
-from openbook.core.types import RetrieverKind
+from openbook.core.types import RetrievalSettings, RetrieverKind
 from openbook.corpus.build import build_corpus
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
+from openbook.corpus.questions import Question
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, SnapshotMismatch
 from openbook.evaluation.rankings import RANKINGS, Ranking
 from openbook.evaluation.retrieve import evaluate_retrieval
 from openbook.evaluation.settings import RankingSettings
+from openbook.evaluation.system import opened_library
 from openbook.index.server.server import IndexServer
+from openbook.models.encoder import TextEncoder
 from openbook.testing import served
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -120,6 +126,46 @@ def test_the_run_is_worth_to_trec_eval_what_the_summary_says(whole: Path) -> Non
         assert beir["worth"][name]["low"] <= theirs[measure] <= beir["worth"][name]["high"]
     scores = [row.score for row in run if row.query_id == "q2"]
     assert scores == sorted(set(scores), reverse=True), "equal scores are parted, for trec_eval sorts by them alone"
+
+
+def test_the_plan_says_what_rankings_depend_on(data: Path, whole: Path) -> None:
+    manifest = json.loads((data / "snapshot" / "manifest.json").read_text())
+    plan = json.loads((whole / "summary.json").read_text())["plan"]
+    beir = {"queries": data / "beir" / "queries.jsonl", "qrels": data / "beir" / "qrels" / "test.tsv"}
+    assert plan == {
+        "questions": {
+            "beir": {"judged by": "documents", **{name: file_digest(path) for name, path in beir.items()}},
+            "kilt": {"judged by": "pages", "questions": file_digest(data / "kilt.jsonl")},
+            "answers": {"judged by": "answers", "questions": file_digest(data / "answers.jsonl")},
+        },
+        "limit": None,
+        "seed": 0,
+        "pages": "id",
+        "n_passages": 100,
+        "retriever": "dense",
+        "bm25_weight": None,
+        "index": {
+            "snapshot_id": manifest["snapshot_id"],
+            "n_passages": 8,
+            "factory": "Flat",
+            "recall": {str(k): 1.0 for k in (1, 5, 10, 100)},
+        },
+        "encoder": "embedded",
+        "encoder_fingerprint": TextEncoder.load(EncoderSettings()).fingerprint,
+        "dtype": "float32",
+    }
+
+
+def test_what_another_snapshot_finds_is_not_evaluated(data: Path, tmp_path: Path) -> None:
+    """Published while it asked."""
+
+    async def asked() -> None:
+        async with opened_library(settings(data, tmp_path)) as library:
+            former = replace(library, snapshot_id="former")
+            await former.find([Question("q", "What is the capital of France?")], RetrievalSettings(k=1))
+
+    with pytest.raises(SnapshotMismatch, match=r"evaluated is snapshot former, and now \w+ is published"):
+        asyncio.run(asked())
 
 
 def test_documents_are_ranked_by_their_best_passage_and_none_finds_itself(whole: Path) -> None:

@@ -66,14 +66,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     monkeypatch.setattr(fitting, "load_generator", lambda name: Loaded())
 
-    def write(name: str, seed: int, n: int = 300, fingerprint: str = FINGERPRINT, bare: bool = False) -> Path:
+    def write(
+        name: str, seed: int, n: int = 300, fingerprint: str = FINGERPRINT, bare: bool = False, n_kinds: int = 1
+    ) -> Path:
         folder = tmp_path / name
         folder.mkdir()
         (folder / PLAN).write_text(json.dumps({"generator_fingerprint": fingerprint}))
         records = [
             Record(
                 file=name, id=str(i), question=f"{name} {i}", answers=("a",), answer_regex=None,
-                formulation=Formulation.SEQUENCE, prediction="a", em=bool(right), f1=None, rouge_l=None,
+                formulation=tuple(Formulation)[i % n_kinds], prediction="a", em=bool(right), f1=None, rouge_l=None,
                 log_likelihood=-1.0, answer_rank=None, prior_entropy=0.0, passage_ids=(),
                 signals=() if bare else signals,
             )
@@ -102,6 +104,16 @@ def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path
     (tmp_path / CONFIDENCE).write_text('{"generator_fingerprint": "f", "curves": {"sequence": {"weights": [1]}}}')
     with pytest.raises(InvalidModel, match=r"confidence\.json: "):
         load_calibration(str(tmp_path), FINGERPRINT)
+
+
+def test_each_formulation_is_fitted_to_and_judged_by_its_own_answers(write: Write, tmp_path: Path) -> None:
+    both, others = write("both", 0, n_kinds=2), write("others", 2, n_kinds=2)
+    judged = calibrate(tmp_path, [both], [others])
+    assert [each.formulation for each in judged] == [*Formulation]
+    curves = load_calibration(str(tmp_path), FINGERPRINT)
+    for i, each in enumerate(judged):
+        assert curves[each.formulation] == fit(*(of[i::2] for of in answers(300, 0)))
+        assert (each.n_fitted, each.right.tolist()) == (150, answers(300, 2)[1][i::2].tolist())
 
 
 def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from openbook.cli import app
 from openbook.config import section
-from openbook.core.types import Formulation
+from openbook.core.types import Decoding, Formulation, GenerationSettings, RetrievalSettings, RetrieverKind
 from openbook.errors import InvalidConfig
 from openbook.evaluation.settings import EvaluationSettings
 
@@ -56,6 +56,16 @@ def test_what_cannot_be_run_is_named(values: dict[str, Any], problem: str) -> No
     with pytest.raises(InvalidConfig) as refused:
         settings(**values)
     assert problem in str(refused.value)
+
+
+def test_all_that_is_asked_for_is_searched_and_decoded_by() -> None:
+    asked = settings(
+        retriever="hybrid", bm25_weight=0.2, decoding="fast", n_beams=3, max_new_tokens=9, labels=["yes", "no"]
+    )
+    assert asked.retrieval(7) == RetrievalSettings(k=7, retriever=RetrieverKind.HYBRID, bm25_weight=0.2)
+    assert asked.generation(Formulation.TOKEN) == GenerationSettings(
+        Formulation.TOKEN, Decoding.FAST, n_beams=3, max_new_tokens=9, labels=("yes", "no")
+    )
 
 
 def test_a_label_may_have_a_word_of_its_own() -> None:

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from openbook.config import section
+from openbook.core.types import Passage, Retrieved
 from openbook.errors import InvalidConfig, InvalidDocuments
 from openbook.evaluation.judged import read_judged
 from openbook.evaluation.rankings import Ranking, as_trec
+from openbook.evaluation.retrieve import _ranking
 from openbook.evaluation.run import to_ask
 from openbook.evaluation.settings import EvaluationSettings, RankingSettings
 
@@ -74,6 +77,18 @@ def test_the_questions_drawn_are_those_of_evaluations_that_answer(tmp_path: Path
     assert [each.id for each in judged] == [each.id for each in asked if int(each.id) % 3]
     assert 0 < len(judged) < 9
     assert told["drawn of"] == "all questions", "or a former version's rankings would be gone on with, of others"
+
+
+def test_of_more_passages_than_are_ranked_the_first_hundred_count(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"question": "?", "answers": ["here"]}\n')
+    ((judged,), _) = reversed(read_judged(path, settings()))
+    texts = [*["nothing"] * 100, "here"]
+    passages = tuple(Passage(i, f"d{i}", "", text) for i, text in enumerate(texts))
+    assert set(judged.worth((), passages).values()) == {0.0}
+    assert judged.worth((), passages[1:])["mrr@100"] == 0.01
+    ranked = _ranking("f", judged, Retrieved(passages, np.arange(101, 0, -1, dtype=np.float32), "s"))
+    assert (ranked.found, ranked.scores) == (tuple(map(str, range(100))), tuple(range(101, 1, -1)))
 
 
 def test_what_is_asked_of_nothing_is_refused() -> None:

@@ -10,7 +10,7 @@ from openbook.evaluation.kilt import page_of, provenance_of, read
 
 KILT = """
 {"id": "a", "input": "Who?", "output": [{"answer": "Ann", "provenance": [
- {"wikipedia_id": 1, "title": "A"}, {"wikipedia_id": "2", "title": "B"}]},
+ {"wikipedia_id": 1, "title": "A"}, {"wikipedia_id": " 2", "title": "B "}]},
  {"provenance": [{"wikipedia_id": "3", "title": "C"}]}]}
 {"id": "b", "input": "Where?", "output": [{"answer": "Rome"}, {"answer": "Roma"}]}
 """

@@ -30,6 +30,7 @@ def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
     assert Log(tmp_path / "new" / "folder", PLAN).read() == records
 
 
+@pytest.mark.timeout(10)  # the other one is not waited for
 def test_only_one_process_writes_to_a_folder(tmp_path: Path) -> None:
     with (
         Log.alone(tmp_path),

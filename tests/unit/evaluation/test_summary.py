@@ -110,6 +110,44 @@ def test_tables_name_the_conditions_beside_the_numbers() -> None:
         assert len(n_cells) <= 1, "every row of a table has as many cells"
 
 
+def test_every_number_stands_under_its_title() -> None:
+    records = [
+        answered(0.9, True, 1, f1=0.75, page_rank=1, r_precision=1.0),
+        answered(0.8, True, 3, page_rank=7, r_precision=0.5),
+        answered(0.6, False, 7, f1=0.5, rouge_l=0.25, prediction="a b c d"),
+        answered(0.2, False, None),
+    ]
+    text = as_markdown({**PLAN, "labels": ["x", "y"]}, summarise(records, k=5))
+    for titles, row in (
+        (
+            "n | EM | F1 | answer in top 1 | answer in top 5 | answer in top 20 | index | k | decoding",
+            "4 | 50.0 (0.0–100.0) | 56.2 (18.8–87.5) | 25.0 (0.0–75.0) | 50.0 (0.0–100.0) | 75.0 (25.0–100.0) | "
+            "IVF256,SQ8, 9,342 passages, recall@5 0.987 | 5 | one of 2 labels",
+        ),
+        (
+            "ROUGE-L | BLEU-1 | distinct tri-grams | label accuracy",
+            "56.2 (12.5–100.0) | 0.667 | 1.000 | 50.0 (0.0–100.0)",
+        ),
+        (
+            "page in top 1 | page in top 10 | R-precision | KILT-EM | KILT-F1",
+            "50.0 (0.0–100.0) | 100.0 (100.0–100.0) | 75.0 (50.0–100.0) | 50.0 (0.0–100.0) | 37.5 (0.0–75.0)",
+        ),
+        (r"mean p(y\|x) | right | calibration error | AUROC", "0.625 | 0.500 | 0.275 | 1.000"),
+        (
+            r"answer | n | wrong | median p(y\|x) of the wrong | wrong, and at least half sure",
+            "read | 2 | 0.000 | – | 0.000 |\n| squad | sequence | found, not read | 1 | 1.000 | 0.600 | 1.000 |\n"
+            "| squad | sequence | not found | 1 | 1.000 | 0.200 | 0.000",
+        ),
+        (
+            r"log-likelihood at least | p(y\|x) at least | answered | right of those",
+            "-1.61 | 0.200 | 1.000 | 0.500 |\n| squad | sequence | -0.51 | 0.600 | 0.750 | 0.667",
+        ),
+    ):
+        dashes = " | ".join(["---"] * (titles.replace("\\|", "").count("|") + 3))
+        head = f"| questions | formulation | {titles} |\n| {dashes} |\n"
+        assert f"{head}| squad | sequence | {row} |" in text
+
+
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
