@@ -63,8 +63,8 @@ def _question(record: Any, number: int) -> Question:
     if not isinstance(record, dict):
         raise ValueError("must be an object with question and answers")
     text = _text(record, "question") or _text(record, "claim")
-    if not text:
-        raise ValueError("question must be a string that is not empty, got none")
+    if not text.strip():
+        raise ValueError(f"question must be a string that is not empty, got {text!r}")
     answers = record.get("answers", [record["label"]] if "label" in record else [])
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"answers must be a list of strings, got {answers!r}")
