@@ -1,3 +1,6 @@
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,19 +48,12 @@ def test_hits_come_back_to_the_bit(pair: tuple[np.ndarray, Float32]) -> None:
     assert [back.ids.dtype.name, back.scores.dtype.name, back.snapshot_id] == ["int64", "float32", "s1"]
 
 
-ORIGINS = st.builds(
-    Origin,
-    document_digest=TEXT,
-    start=st.integers(0, 2**32 - 1),
-    end=st.integers(0, 2**32 - 1),
-    path=TEXT,
-    url=TEXT,
-    section=TEXT,
-    page=st.none() | st.integers(1, 9),
-    language=TEXT,
-    date=TEXT,
-    fields=st.dictionaries(TEXT, TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)),
-)
+WHOLE = st.integers(0, 2**32 - 1)
+VALUE = TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+# With every field that there is: what one has that is not named here, its type says.
+OF_TYPE: dict[str, Any] = {each.name: ... for each in fields(Origin)}
+LIMITED = {"start": WHOLE, "end": WHOLE, "page": st.none() | st.integers(1, 9), "fields": st.dictionaries(TEXT, VALUE)}
+ORIGINS = st.builds(Origin, **OF_TYPE | LIMITED)
 
 
 @given(st.builds(Passage, st.integers(0, 2**63 - 1), TEXT, TEXT, TEXT, st.none() | ORIGINS))
