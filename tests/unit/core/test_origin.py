@@ -1,7 +1,9 @@
 """Fields that users declare, and the places of passages in their documents."""
 
 import datetime
+from dataclasses import fields
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
-from openbook.core.origin import Field, FieldType, check_fields
+from openbook.core.origin import Field, FieldType, Origin, check_fields
 from openbook.core.passages import joined, split
 from openbook.core.splitting import Splitting
 from openbook.errors import InvalidConfig
@@ -109,6 +111,16 @@ def test_every_span_is_its_text(text: str, n_words: int, is_passage: bool) -> No
     assert all(whole[origin.start : origin.end] == piece for piece, origin in pieces)
     assert {origin.document_digest for _, origin in pieces} <= {text_digest(whole)}
     assert " ".join(piece for piece, _ in pieces) == whole
+
+
+BOTH = sorted({each.name for each in fields(Document)} & {each.name for each in fields(Origin)})
+OF_TYPE: dict[str, Any] = dict.fromkeys(BOTH, ...)
+
+
+@given(st.builds(Document, **OF_TYPE, text=st.just("one two")))
+def test_a_passage_keeps_all_that_its_document_states(document: Document) -> None:
+    for _, origin in split(document, Splitting(1)):
+        assert [getattr(origin, name) for name in BOTH] == [getattr(document, name) for name in BOTH]
 
 
 LINES = st.lists(st.text("ab \t", max_size=8), min_size=1, max_size=8)
