@@ -44,7 +44,7 @@ OF_TYPE: dict[str, Any] = {each.name: ... for each in fields(Origin)}
 LIMITED: dict[str, Any] = {
     "document_digest": TEXTS.map(text_digest),
     "start": st.integers(0, 9),
-    "end": st.integers(9, 2**31 - 1),
+    "end": st.integers(100, 2**31 - 1),
     "page": st.none() | st.integers(1, 9),
     "fields": st.fixed_dictionaries({}, optional=VALUES),
 }
@@ -90,6 +90,18 @@ def test_what_is_true_comes_back_as_true_and_not_as_1(tmp_path: Path) -> None:
 def test_passages_of_one_document_share_its_row(tmp_path: Path) -> None:
     write_passages(tmp_path, [passage(i) for i in range(6)], fields=())
     assert len(np.load(tmp_path / "documents.npy")) == 3
+
+
+@given(ORIGINS, ORIGINS)
+def test_passages_that_differ_in_one_field_alone_come_back(
+    tmp_path_factory: pytest.TempPathFactory, one: Origin, other: Origin
+) -> None:
+    folder = tmp_path_factory.mktemp("origins")
+    differing = [each for name in OF_TYPE for each in (one, replace(one, **{name: getattr(other, name)}))]
+    # Each begins behind the one before, as those of one document do, which share a row.
+    passages = [Passage(i, "d", "t", "x", replace(origin, start=i)) for i, origin in enumerate(differing)]
+    write_passages(folder, passages, fields=FIELDS)
+    assert list(PassageReader(folder, 0, FIELDS)) == passages
 
 
 def test_a_reader_that_asks_for_no_origins_needs_none(tmp_path: Path) -> None:
@@ -152,6 +164,21 @@ def test_a_row_that_names_nothing_is_found(tmp_path: Path, name: str, column: st
     # Nor does it end the passages for who reads one after the other without having checked.
     with pytest.raises(InvalidSnapshot, match=rf"^{tmp_path}: the origin at \d names what is not there"):
         list(PassageReader(tmp_path, 0, ()))
+
+
+def test_what_no_row_can_be_is_found_in_every_column(tmp_path: Path) -> None:
+    fields = (Field("a string", FieldType.STRING),)
+    write_passages(tmp_path, [passage(i) for i in range(4)], fields=fields)
+    for name in set(origin_files(fields)) - {STRINGS}:
+        whole = np.load(tmp_path / name)
+        for column in set(whole.dtype.names or [...]) - {"digest"}:  # which may be any
+            rows = whole.copy()
+            rows[column][0] = np.array(-1).astype(rows[column].dtype)
+            np.save(tmp_path / name, rows)
+            with pytest.raises(InvalidSnapshot, match=name):
+                check_origins(tmp_path, fields, 4)
+        np.save(tmp_path / name, whole)
+    check_origins(tmp_path, fields, 4)
 
 
 @pytest.mark.parametrize(
