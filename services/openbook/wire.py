@@ -12,10 +12,25 @@ from numpy.typing import NDArray
 from openbook.core.context import NEVER, Context, is_harmless
 from openbook.core.deadline import Deadline
 from openbook.core.origin import FieldValue, Origin
-from openbook.core.types import Candidates, Float32, Hits, Passage, SearchParameters
+from openbook.core.types import (
+    Candidates,
+    Decoding,
+    Float32,
+    Formulation,
+    Hits,
+    Passage,
+    RetrieverKind,
+    SearchParameters,
+)
 from openbook.errors import InvalidRequest
-from openbook.v1 import common_pb2, index_pb2
+from openbook.v1 import answer_pb2, common_pb2, index_pb2
 
+ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
+    "formulation": (Formulation, answer_pb2.Formulation),
+    "decoding": (Decoding, answer_pb2.Decoding),
+    "retriever": (RetrieverKind, answer_pb2.Retriever),
+}
+"""Options with names for values, in Python and in protobuf."""
 FLOAT32 = np.dtype("<f4")
 INT64 = np.dtype("<i8")
 LENGTH_DELIMITED = 2  # protobuf's wire type

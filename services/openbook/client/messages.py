@@ -15,12 +15,6 @@ from openbook.rag.answer import Alternative, Answer, Event, Evidence, Excerpt, L
 from openbook.v1 import answer_pb2
 from openbook.v1.answer_pb2 import AnswerRequest, PassageRequest, RetrieveRequest
 
-ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
-    "formulation": (Formulation, answer_pb2.Formulation),
-    "decoding": (Decoding, answer_pb2.Decoding),
-    "retriever": (RetrieverKind, answer_pb2.Retriever),
-}
-"""Options with names for values, in Python and in protobuf."""
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 LISTS = ("without", "labels", "passages")
 LIMITS = {
@@ -80,7 +74,7 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     for name, value in {"question": question, "timeout_s": timeout_s, **options}.items():
         if name in LISTS and value is not None:
             _check_list(name, value)
-        if name in ENUMS and value is not None:
+        if name in wire.ENUMS and value is not None:
             value = _number(name, value)
         if name == "passages" and value is not None:
             value = _own_passages(value)
@@ -101,7 +95,7 @@ def _set(message: Any, name: str, value: Any) -> None:
 
 def _number(name: str, value: str) -> int:
     """Of an option's value, in protobuf."""
-    names, enum = ENUMS[name]
+    names, enum = wire.ENUMS[name]
     try:
         number: int = enum.Value(f"{name.upper()}_{names(value).name}")
     except ValueError:

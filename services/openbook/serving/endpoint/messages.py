@@ -13,11 +13,6 @@ from openbook.serving.endpoint.schemas import PassageRequest, RetrieveRequest
 from openbook.serving.endpoint.sent import parsed
 from openbook.v1 import answer_pb2
 
-ENUMS: dict[str, Any] = {
-    "formulation": answer_pb2.Formulation,
-    "decoding": answer_pb2.Decoding,
-    "retriever": answer_pb2.Retriever,
-}
 MAX_FIELDS = 1 << 14
 """Of a message, those inside its fields apart: two bytes of a batch are a request, which once read takes 200."""
 R = TypeVar("R", bound=RetrieveRequest)
@@ -46,7 +41,7 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
             passages to leave out than there may be.
     """
     values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
-    for name, enum in ENUMS.items():
+    for name, (_, enum) in wire.ENUMS.items():
         if (number := values.get(name)) is not None:
             known = enum.values()
             if number not in known:
