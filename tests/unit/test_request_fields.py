@@ -4,10 +4,11 @@ is told is another.
 
 import inspect
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from openbook import wire
 from openbook.cli import ask
 from openbook.client import AnswerOptions, RetrieveOptions
 from openbook.core.origin import Origin
@@ -59,6 +60,14 @@ ANSWER = RETRIEVE | {field.name for kind in (GenerationSettings, ReplySettings) 
 )
 def test_what_can_be_asked_for_is_the_same_everywhere(found: dict[str, object], expected: set[str]) -> None:
     assert set(found) == expected
+
+
+@pytest.mark.parametrize("option", wire.ENUMS)
+def test_an_option_with_names_for_values_has_the_same_everywhere(option: str) -> None:
+    of_python, of_protobuf = wire.ENUMS[option]
+    of_client = [name for kind in get_args(get_type_hints(AnswerOptions)[option]) for name in get_args(kind)]
+    assert of_client == list(of_python)
+    assert of_protobuf.keys() == [f"{option}_{name}".upper() for name in ("unspecified", *of_python)]
 
 
 def names(kind: type) -> set[str]:
