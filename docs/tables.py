@@ -8,10 +8,13 @@ What a key means is the comment behind its field, or the lines of comment above 
 import ast
 import inspect
 import io
+import sys
 import textwrap
 import tokenize
 from pathlib import Path
 from typing import Any, get_args
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "services"))  # another tree's may be installed
 
 from openbook import config
 from openbook.config import Section

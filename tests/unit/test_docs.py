@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,15 @@ def test_the_settings_page_is_up_to_date() -> None:
     script = load_script(ROOT / "docs/tables.py")
     assert TEXTS["docs/settings.md"] == script.page(), "run: python docs/tables.py"
     assert script.comments(config.EncoderSettings)["max_queue"] == "questions waiting; one more is refused"
+
+
+def test_the_settings_page_is_made_of_the_tree_it_lies_in(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "services/openbook").mkdir(parents=True)
+    (tmp_path / "services/openbook/__init__.py").write_text("raise SystemExit('of this tree')")
+    script = shutil.copy(ROOT / "docs/tables.py", tmp_path / "docs")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stderr == "of this tree\n"
 
 
 def test_the_settings_page_has_every_section() -> None:
