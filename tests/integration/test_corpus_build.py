@@ -29,6 +29,7 @@ from openbook.corpus import encode as corpus_encode
 from openbook.corpus.build import build_corpus
 from openbook.corpus.encode import Worker, encode
 from openbook.corpus.sources.limits import Failure
+from openbook.corpus.sources.recognise import Names
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.index.disk.arrays import new_array
@@ -424,7 +425,7 @@ def test_what_was_left_out_is_told_again_by_a_build_that_goes_on(documents: Path
         build_corpus(documents, tmp_path / "2", EncoderSettings(n_threads=1), 1, "Flat", on_failure=tell)
 
 
-def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path, tmp_path: Path) -> None:
+def test_work_in_progress_on_other_documents_or_columns_is_not_gone_on_with(documents: Path, tmp_path: Path) -> None:
     def interrupt(stage: str, done: int, total: int) -> None:
         if stage == "encode":
             raise KeyboardInterrupt
@@ -433,6 +434,10 @@ def test_work_in_progress_on_other_documents_is_not_gone_on_with(documents: Path
         build(documents, tmp_path / "out", interrupt)
     documents.write_text(json.dumps({"id": "x", "title": "X", "text": "something else"}) + "\n")
     assert build(documents, tmp_path / "out").n_passages == 1
+    with pytest.raises(KeyboardInterrupt):
+        build(documents, tmp_path / "named", interrupt)
+    build_corpus(documents, tmp_path / "named", EncoderSettings(n_threads=1), 1, "Flat", names=Names.of(title="id"))
+    assert [passage.title for passage in PassageReader(tmp_path / "named" / "shard-0000")] == ["x"]
 
 
 def test_one_build_of_a_target_at_a_time_and_no_work_in_progress_beside_what_is_done(

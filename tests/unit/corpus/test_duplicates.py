@@ -43,11 +43,16 @@ def test_equal_passages_repeat_the_first_and_others_do_not() -> None:
 def test_what_has_many_words_in_common_is_no_duplicate() -> None:
     backwards = " ".join(reversed(TEXTS[0].split()))
     assert repeated(TEXTS[0], backwards, changed(TEXTS[0], 12)) == [False] * 3
+    others = [" ".join("another" if i % 17 == 9 else word for i, word in enumerate(text.split())) for text in TEXTS]
+    assert not any(repeated(*TEXTS, *others))  # 6 words of 100, for which the index of hashes takes some for alike
 
 
 def test_what_is_left_out_hides_nothing_behind_it() -> None:
     near = changed(TEXTS[0], 1)
-    assert repeated(TEXTS[0], near, near, TEXTS[1], TEXTS[1]) == [False, True, True, False, True]
+    under_test = Duplicates()
+    marked = under_test.marked(passages(TEXTS[0], near, near, TEXTS[1], TEXTS[1], near))
+    assert [is_repeated for _, is_repeated in marked] == [False, True, True, False, True, True]
+    assert [pair.of for pair in under_test.found.first] == ["d0", "d0", "d3", "d0"]
 
 
 def test_what_stays_is_numbered_anew_and_only_the_first_are_shown() -> None:

@@ -1,6 +1,7 @@
 """Files that are damaged, lie or attack: each costs a line that says why, and all good ones are read."""
 
 import bz2
+import gzip
 import json
 import lzma
 import os
@@ -185,11 +186,13 @@ def test_a_parser_that_cannot_even_start_is_a_failure_of_its_file(tmp_path: Path
     assert all(" 1 MB" in each.reason for each in failures), failures
 
 
-def test_an_archive_of_too_many_members_is_left_out(tmp_path: Path) -> None:
+def test_an_archive_of_too_many_members_or_that_is_too_large_to_copy_is_left_out(tmp_path: Path) -> None:
     members = {f"{i}.txt": b"x" for i in range(9)}
     formats.write(tmp_path, {"a.zip": formats.zipped(members), "b.tar": formats.tarred(members)})
-    documents, failures = read(tmp_path, Limits(n_members=5))
-    assert [each.reason for each in failures] == ["an archive of more than 5 members"] * 2
+    (tmp_path / "c.zip.gz").write_bytes(gzip.compress(formats.zipped({"a.txt": os.urandom(2000)})))
+    documents, failures = read(tmp_path, Limits(n_members=5, spooled_bytes=1000))
+    too_many = "an archive of more than 5 members"
+    assert [each.reason for each in failures] == [too_many, too_many, "has more than 1000 bytes"]
     assert {each.path.split("/")[0] for each in documents} <= {"b.tar"}
 
 

@@ -12,11 +12,11 @@ from openbook.errors import InvalidConfig
 
 @pytest.mark.parametrize("language", ["de", "de-AT", "de_CH", "DE"])
 def test_sentences_end_where_the_language_says_in_characters(language: str) -> None:
-    text = "😀 Herr Dr. Müller kam z.B. aus Köln. Grüße!\n\nNeue Zeile"
+    text = "😀 Herr Dr. Müller kam z.B. am 3. Mai aus Köln. Grüße!\n\nNeue Zeile"
     ends = sentence_finder()(text, language)
     starts = [0, *ends]
     assert [text[a:b].strip() for a, b in zip(starts, ends, strict=False) if text[a:b].strip()] == [
-        "😀 Herr Dr. Müller kam z.B. aus Köln.",
+        "😀 Herr Dr. Müller kam z.B. am 3. Mai aus Köln.",
         "Grüße!",
         "Neue Zeile",
     ]

@@ -19,13 +19,13 @@ def written(path: Path, *rows: Any) -> Path:
 def test_every_kind_of_answer(tmp_path: Path) -> None:
     path = written(
         tmp_path / "questions.jsonl",
-        {"id": 7, "question": "Who?", "answers": ["I", "", "me"], "title": "T", "context": "C", "more": [1]},
+        {"id": 0, "question": "Who?", "answers": ["I", "", "me"], "title": "T", "context": "C", "more": [1]},
         {"question": "How tall?", "answer_regex": "1,?454", "id": None},
         {"claim": "Rome is in Italy.", "label": "SUPPORTS", "id": "c"},
     )
     questions = list(read_questions(path))
     assert questions == [
-        Question("7", "Who?", ("I", "me"), title="T", context="C"),
+        Question("0", "Who?", ("I", "me"), title="T", context="C"),
         Question("2", "How tall?", answer_regex="1,?454"),
         Question("c", "Rome is in Italy.", ("SUPPORTS",)),
     ]

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from openbook.core.documents import Document, canonical
 from openbook.corpus.read import read_documents, read_passages
 from openbook.corpus.sources import parse as parse_module
-from openbook.corpus.sources.limits import MB, Budget, Failure, Limits
+from openbook.corpus.sources.columns import ROWS_AT_ONCE
+from openbook.corpus.sources.limits import MB, Budget, Failure, Limits, Spent
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.parse import Event, Parse
 from openbook.corpus.sources.recognise import Names, recognise
@@ -517,6 +518,22 @@ def test_a_line_end_within_a_value_that_is_not_quoted_costs_its_row() -> None:
     assert [each for each in found if isinstance(each, Failure)] == [Failure(f"a.csv:{n}", why) for n in (3, 7)]
 
 
+def test_lines_of_a_row_that_are_no_text_cost_that_row_alone() -> None:
+    failure, document = parse(b'id,text\n1,"x\n\xff\n\xff\n"\n2,two\n', "a.csv")
+    assert failure == Failure("a.csv:2", "not UTF-8: invalid start byte at byte 0")
+    assert isinstance(document, Document)
+    assert document.text == "two"
+
+
+def test_a_batch_of_rows_is_read_to_its_end_however_many_are_taken_at_once() -> None:
+    import pyarrow as pa
+    import pyarrow.feather
+
+    texts, out = [f"word{i}" for i in range(ROWS_AT_ONCE + 1)], io.BytesIO()
+    pa.feather.write_feather(pa.table({"text": texts}), out)
+    assert [each.text for each in parse(out.getvalue(), "a") if isinstance(each, Document)] == texts
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 def test_the_user_says_what_text_title_and_id_are_called(kind: str, tmp_path: Path) -> None:
     row = {"Key": "k1", "Headline": "a title", "text": "no words", "Full text": "some words", "id": "no id"}
@@ -590,7 +607,11 @@ def test_a_date_that_python_does_not_have_costs_its_row(kind: str, tmp_path: Pat
 def test_a_table_of_texts_alone_is_read_and_one_that_names_no_text_is_none() -> None:
     found = parse(b'Text\none\n"two, three"\n', "a.csv")
     assert [each.text for each in found if isinstance(each, Document)] == ["one", "two, three"]
-    for table in (b"query-id\tcorpus-id\tscore\nq1\td1\t1\n", b"q1\td1\t1\nq2\td2\t1\n"):  # three columns, as DPR's
+    for table in (
+        b"query-id\tcorpus-id\tscore\nq1\td1\t1\n",  # three columns, as DPR's
+        b"q1\td1\t1\nq2\td2\t1\n",
+        b"1\tone\n2\ttwo\n",  # numbered, as DPR's
+    ):
         (failure,) = parse(table, "a.tsv")
         assert isinstance(failure, Failure)
         assert failure.reason.startswith("the first line must name columns")
@@ -638,6 +659,11 @@ def test_what_is_left_of_a_large_member_and_a_copy_of_one_are_made_in_steps(monk
     assert list(copied()) == [None] * 3
     with copies[0] as copy:
         assert copy.read() == bytes(3 * MB)
+
+
+def test_no_file_unpacks_to_more_than_any_may_however_large_it_is() -> None:
+    with pytest.raises(Spent, match="unpacks to more than 9 bytes"):
+        Budget(Limits(unpacked_bytes=9), MB).spend(10)
 
 
 # --- size

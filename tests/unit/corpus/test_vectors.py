@@ -1,5 +1,6 @@
 """Embeddings that exist already, in every format: gathered into one array, or refused with what is wrong."""
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_an_array_that_can_be_mapped_is_not_copied(dtype: Any, tmp_path: Path) -
     assert not (tmp_path / "copy.npy").exists()
     before = described(tmp_path / "vectors.npy")
     assert before == described(tmp_path / "vectors.npy")
+    os.utime(tmp_path / "vectors.npy", (1, 1))
+    assert described(tmp_path / "vectors.npy") != before
     np.save(tmp_path / "vectors.npy", VECTORS[1:].astype(dtype))
     assert described(tmp_path / "vectors.npy") != before
 
@@ -106,6 +109,8 @@ def test_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
     refused(path, r"found \['a', 'b'\]")
     pq.write_table(pa.table({"a": [[1.0] * D, [1.0] * (D - 1)]}), path)
     refused(path, "every row must hold a vector, all of one dimension")
+    pq.write_table(pa.table({"a": [[1.0] * D, [1.0] * (D - 1) + [None]]}), path)
+    refused(path, "every row must hold a vector")
     pq.write_table(pa.table({"a": [[1.0] * D, None]}), path)
     refused(path, "every row must hold a vector")
     path.write_bytes(b"PAR1 and nothing more")
