@@ -36,9 +36,11 @@ from openbook.core.types import (
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded, ShardUnavailable
 from openbook.rag.answer import Answer, Retrieval
 from openbook.rag.cached import size_bytes
+from openbook.rag.finding import Finder
 from openbook.rag.pipeline import Pipeline
-from openbook.rag.ports import Generator
+from openbook.rag.ports import Generator, Maker
 from openbook.rag.retrieving import find
+from openbook.rag.stopwatch import Stopwatch
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 
 PASSAGES = [
@@ -196,9 +198,13 @@ def test_the_generator_is_asked_before_about_no_more_passages_than_there_will_be
             await rag.answer("telephone", retrieval, GREEDY_TOKEN, Context())
         for k in (0, 2):
             await rag.answer("telephone", RetrievalSettings(k=k), GREEDY_TOKEN, Context(), own=OWN)
+        vectors = encoder.encode_passages(PASSAGES[:1])
+        vars(index).update(vars(ExactIndex(PASSAGES[:1], vectors, snapshot_id="published")))
+        for _ in range(2):
+            await rag.answer("telephone", asked(100), GREEDY_TOKEN, Context())
 
     asyncio.run(scenario())
-    assert told == [1, 2, 3, 1, 1, 2, 1, 2, 4]
+    assert told == [1, 2, 3, 1, 1, 2, 1, 2, 4, 3, 1]
 
 
 def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
@@ -246,6 +252,9 @@ def test_an_answer_is_generated_once_for_all_that_it_depends_on() -> None:
         index.missing_shards.add(0)
         assert not (await ask()).complete
         assert generator.asked == seen + 2
+        for title in ("one", "ONE"):  # of one embedding
+            await rag.answer("who", RetrievalSettings(k=0), GREEDY_TOKEN, Context(), own=[OwnPassage("it", title)])
+        assert generator.asked == seen + 4
 
     asyncio.run(scenario())
 
@@ -324,7 +333,13 @@ def test_an_entry_of_another_shape_is_not_an_embedding() -> None:
 
 
 def test_passages_whose_shard_went_between_search_and_fetch_are_done_without() -> None:
+    searches: list[float] = []
+
     class Failing(ExactIndex):
+        async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+            searches.append(settings.min_coverage)
+            return await super().search(queries, settings, context)
+
         async def fetch(self, ids: Sequence[int], snapshot_id: str, context: Context) -> list[Passage]:
             self.missing_shards.add(0)
             return await super().fetch(ids, snapshot_id, context)
@@ -341,6 +356,7 @@ def test_passages_whose_shard_went_between_search_and_fetch_are_done_without() -
     for min_coverage in (0.7, 1.0):
         with pytest.raises(ShardUnavailable):
             asyncio.run(scenario(min_coverage))
+    assert searches == [0.6, 0.6, 0.7, 0.7, 1.0], "where all must be there it is in vain to search again"
 
 
 def test_a_stream_is_the_passages_then_tokens_then_the_answer() -> None:
@@ -405,6 +421,11 @@ def test_timings_are_read_off_the_clock() -> None:
     )
     assert found.timings["encode"] == 0.25
     assert found.timings["total"] == 0.25
+    watch = Stopwatch(clock, Context())
+    for seconds in (0.25, 0.5):
+        with watch.stage("search"):
+            clock.advance(seconds)
+    assert watch.read() == {"search": 0.75, "total": 0.75}
 
 
 # --- what if: other evidence
@@ -497,6 +518,20 @@ def test_a_title_of_white_space_is_none() -> None:
     assert sorted(told) == [("", ""), ("Y", "y")]
 
 
+def test_as_many_own_passages_as_may_be_given_are_read() -> None:
+    assert len(of_index(PASSAGES, RetrievalSettings(k=3), [OwnPassage(f"x {i}") for i in range(20)]).evidence) == 23
+
+
+def test_own_passages_are_work_too_and_who_only_looks_for_passages_has_the_same_limits() -> None:
+    encoder = HashEncoder()
+    index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+    rag = Pipeline(encoder, index, index, EchoGenerator(), MemoryCache(9), AnswerDefaults(max_k=10, max_work=6_000))
+    with pytest.raises(InvalidRequest, match=r"max_work = .*got 21 x"):
+        rag.work(asked(1), GREEDY_TOKEN, n_own=20)
+    with pytest.raises(InvalidRequest, match=r"k must be 1\.\.10, got 11"):
+        asyncio.run(rag.retrieve("telephone", asked(11), Context()))
+
+
 @pytest.mark.parametrize(
     ("retrieval", "own", "message"),
     [
@@ -572,11 +607,13 @@ def test_an_answer_less_surely_right_than_asked_for_is_held_back_where_that_is_k
 
     def told(generator: Generator, formulation: Formulation, **values: Any) -> Answer:
         rag = Pipeline(encoder, index, index, generator, MemoryCache(9), AnswerDefaults(), ManualClock())
-        how = GenerationSettings(formulation, labels=tuple(values.pop("labels", ())))
+        how = GenerationSettings(formulation, labels=tuple(values.pop("labels", ())), max_new_tokens=1)
         return asyncio.run(rag.answer("telephone", asked(2), how, Context(), ReplySettings(**values)))
 
-    assert told(Judged(), Formulation.SEQUENCE, min_confidence=0.6).confidence == 0.6
+    as_sure = told(Judged(), Formulation.SEQUENCE, min_confidence=0.6)
+    assert (as_sure.confidence, as_sure.abstained, as_sure.cut) == (0.6, False, True)
     held = told(Judged(), Formulation.SEQUENCE, min_confidence=0.61)
+    assert (held.cut, held.answers[0].cut) == (False, True)
     assert (held.text, held.abstained, held.confidence, len(held.answers)) == ("", True, 0.6, 1)
     assert told(Judged(), Formulation.TOKEN).confidence is None
     for generator, formulation, labels, known in [
@@ -818,5 +855,55 @@ def test_what_a_generator_that_came_meanwhile_made_is_named_as_its_own_and_not_k
         found = await rag.answer("telephone", asked(2), GenerationSettings(), Context())
         await rag.aclose()
         assert (found.generator_fingerprint, len(kept._entries)) == ("later", 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_made_a_stream_is_what_it_says_of_itself() -> None:
+    class Replaced(EchoGenerator):
+        async def stream(self, *asked_for: Any) -> AsyncIterator[Any]:
+            yield Maker("later", "later", {})
+            async for item in super().stream(*asked_for):
+                yield item
+
+    async def scenario() -> None:
+        encoder = HashEncoder()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Replaced(), MemoryCache(9), AnswerDefaults())
+        *_, last = [item async for item in rag.stream("telephone", asked(1), GREEDY_TOKEN, Context())]
+        assert isinstance(last, Answer)
+        assert last.generator_fingerprint == "later"
+
+    asyncio.run(scenario())
+
+
+def test_passages_that_were_looked_for_name_the_encoder_of_their_query_whichever_comes_meanwhile() -> None:
+    encoder = HashEncoder()
+
+    class Published(ExactIndex):
+        async def search(self, queries: Float32, settings: RetrievalSettings, context: Context) -> Hits:
+            encoder.fingerprint = "later"
+            return await super().search(queries, settings, context)
+
+    index = Published(PASSAGES, encoder.encode_passages(PASSAGES))
+    finder = Finder(encoder, index, index, MemoryCache(9), AnswerDefaults(), ManualClock())
+    found = asyncio.run(finder.look("telephone", asked(1), Stopwatch(ManualClock(), Context())))
+    assert found.encoder_fingerprint == "hash-64"
+
+
+def test_a_pipeline_that_is_closed_has_written_both_caches() -> None:
+    class Slow(MemoryCache[Any]):
+        async def put_many(self, entries: Sequence[tuple[str, Any]]) -> None:
+            for _ in range(9):
+                await asyncio.sleep(0)
+            await super().put_many(entries)
+
+    async def scenario() -> None:
+        encoder, queries, answers = HashEncoder(), Slow(9), Slow(9)
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, EchoGenerator(), queries, AnswerDefaults(), answers=answers)
+        await rag.answer("telephone", asked(2), GREEDY_TOKEN, Context())
+        await rag.aclose()
+        assert len(queries._entries) == len(answers._entries) == 1
 
     asyncio.run(scenario())
