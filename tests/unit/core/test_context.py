@@ -15,7 +15,7 @@ from openbook.v1 import index_pb2
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.mark.parametrize("field", ["request_id", "caller", "trace"])
+@pytest.mark.parametrize("field", ["request_id", "caller", "trace", "tenant"])
 @pytest.mark.parametrize("text", ["x" * 129, "two\nlines", "\x1b[2J", "é"])
 def test_a_text_that_would_do_harm_is_refused_by_name(field: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{field} must have at most 128 printable ASCII characters, got '"):

@@ -111,6 +111,11 @@ def test_the_depth_is_that_of_the_fusion_or_as_many_as_are_asked_for() -> None:
     assert depth(RetrievalSettings(k=5, retriever=HYBRID), 50) == 50  # the servers name no more
 
 
+def test_of_as_many_as_are_named_the_last_counts_too() -> None:
+    two = replace(candidates(dict(enumerate([(2.0, 2.0), (1.0, 1.0)]))), n_named=2)
+    assert fuse(two, RetrievalSettings(k=2, retriever=HYBRID)).ids.tolist() == [[0, 1]]
+
+
 def test_what_is_fused_covers_what_its_candidates_do() -> None:
     half = replace(candidates(ROWS), coverage=Coverage(1, 2, (1,)))
     assert fuse(half, RetrievalSettings(retriever=HYBRID)).coverage == half.coverage

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from openbook.core.documents import Document
 from openbook.core.fingerprint import text_digest
-from openbook.core.origin import Field, FieldType, Origin, check_fields
+from openbook.core.origin import Field, FieldType, Origin, check_fields, lasting_id, position_of
 from openbook.core.passages import joined, split
 from openbook.core.splitting import Splitting
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, UnknownPassage
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,7 @@ def test_values_of_tables_and_records_become_those_of_the_field(type: str, given
         ("date", "2023-02-29"),
         ("date", "0000-00-00"),
         ("date", "2024-02-29T08:61"),
+        ("date", "2024-02-29T25:00"),
         ("date", "2024-02T08:30"),
     ],
 )
@@ -136,3 +137,13 @@ def test_a_passage_has_the_section_and_the_page_in_which_it_begins(lines: list[s
     expected = [line_of[i] for i in range(0, len(line_of), n_words)]
     found = [(int(origin.section), (origin.page or 0) - 1) for _, origin in split(document, Splitting(n_words))]
     assert found == [(i, i) for i in expected]
+
+
+def test_a_lasting_id_is_what_it_was() -> None:
+    assert lasting_id("d", Origin(document_digest="", start=1, end=4), "one") == "e81f504f49520de2016ff3aabd25b35c"
+
+
+def test_a_position_has_64_bits() -> None:
+    assert position_of(str(2**63 - 1)) == 2**63 - 1
+    with pytest.raises(UnknownPassage):
+        position_of(str(2**63))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from openbook.config import AnswerDefaults
-from openbook.core.types import GenerationSettings, RetrievalSettings
+from openbook.core.types import Formulation, GenerationSettings, RetrievalSettings
 from openbook.errors import InvalidRequest
 
 
@@ -52,6 +52,11 @@ def test_too_much_work_is_refused_by_all_that_it_is_made_of(
     message = f"k x (context tokens + {name} x max_new_tokens) must be at most max_work = 100000, got {got}"
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
         settings.work(k, AnswerDefaults().max_work)
+
+
+def test_the_last_look_may_be_for_less_than_the_tokens_between_two() -> None:
+    looks = [GenerationSettings(Formulation.TOKEN, n_beams=1, max_new_tokens=n, follow=2).n_looks for n in (4, 5)]
+    assert looks == [2, 3]
 
 
 def test_a_label_longer_than_an_answer_can_be_of_use_is_refused_by_its_length() -> None:

@@ -128,6 +128,25 @@ def test_sentences_and_their_overlap_by_example() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "size", "overlap", "expected"),
+    [
+        # with its overlap the last sentence would not fit
+        ("a b c 1. a b c d 2. a b c d e 3.", 9, 5, ["a b c 1. a b c d 2.", "a b c d e 3."]),
+        # nor does it without one
+        ("a 1. 2. a b c d 3.", 4, 2, ["a 1. 2.", "2. a b c", "b c d 3."]),
+        # headings have no full stop
+        ("One two. A heading\nThree four five six.", 4, 0, ["One two. A heading", "Three four five six."]),
+    ],
+)
+def test_sentences_that_do_not_fit_behind_an_overlap_and_headings(
+    text: str, size: int, overlap: int, expected: list[str]
+) -> None:
+    sections = ((0, ""), (text.index("\n") + 1, "A heading")) if "\n" in text else ()
+    whole = Document("id", "title", text, language="de", sections=sections)
+    assert [text for text, _ in passages(whole, Splitting(size, at="sentences", overlap=overlap))] == expected
+
+
 def test_a_text_without_spaces_is_cut_where_it_has_too_many_tokens_and_at_sentences_if_it_may() -> None:
     text = "一二三四五六七八九十." * 2 + "一二三四五."
     found = passages(Document("id", "title", text, language="de"), Splitting(9, "tokens", "sentences"))
@@ -136,6 +155,12 @@ def test_a_text_without_spaces_is_cut_where_it_has_too_many_tokens_and_at_senten
     assert [len(text) for text, _ in found] == [8, 8, 8, 4]
     found = passages(Document("id", "title", text), Splitting(8, "tokens", overlap=4))
     assert [(origin.start, origin.end) for _, origin in found] == [(0, 16), (8, 24), (16, 28)]
+
+
+def test_what_has_just_as_many_tokens_as_fit_is_not_cut() -> None:
+    for text, size, expected in (("aa " + "b" * 18, 9, ["aa", "b" * 18]), ("a" * 40, 4, ["a" * 8] * 5)):
+        found = passages(Document("id", "title", text), Splitting(size, "tokens"))
+        assert [text for text, _ in found] == expected
 
 
 def test_passages_around_another_are_found_with_an_overlap() -> None:

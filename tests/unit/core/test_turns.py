@@ -47,6 +47,17 @@ def test_what_costs_several_times_its_size_counts_so() -> None:
     assert given == {"narrow": 18, "wide": 2}
 
 
+def test_who_comes_late_begins_where_the_costs_of_others_have_got_to() -> None:
+    turns: Turns[str] = Turns(1000)
+    for i in range(20):
+        turns.put("wide", f"wide {i}", 1)
+        turns.put("waits", f"waits {i}", 1)
+    for i in range(2):
+        turns.give(f"wide {i}", 1, 10.0)
+    turns.put("late", "late", 1)
+    assert [give_next(turns) for _ in range(9)] == [f"waits {i}" for i in range(9)]
+
+
 def test_who_comes_late_neither_waits_for_all_others_nor_has_saved_up_turns() -> None:
     turns: Turns[str] = Turns(10_000)
     for caller in range(10):
@@ -204,6 +215,9 @@ def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns.put("little", "little", 1)
     assert list(turns.in_order(AT_ONCE)) == ["little", "much"]
     assert turns.size == 100 - AT_ONCE + 1
+    for i in range(2):
+        turns.put("little", f"little {i}", AT_ONCE)
+    assert list(turns.in_order(AT_ONCE)) == ["little", "much", "little 0", "little 1"]
 
 
 def test_where_there_is_no_place_the_newest_of_who_has_most_must_go() -> None:
