@@ -152,6 +152,8 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         "<table><tr><td><div><a href=a>w1</a></div><td>One<td><ul><li><a href=b>w2</a></ul><tr><th>Two<td>w3</table>",
         "<p>w1<aside class='footnote-list'><aside class=footnote role=doc-footnote>w2 <p>w3</p></aside></aside>",
         "<p>w1<aside role=doc-footnote><p>w2</p></aside><aside role=doc-endnotes><ol><li>w3</ol></aside>",
+        "<p>w1<aside role=doc-tip><p>w2</p></aside><aside role=note><p>w3</p></aside>",
+        "<div><a href=''>w1</a></div>Yes.<ul><li><a name=x>w2 is an entry</a></li><li><a name=y>w3</a></li></ul>",
         "<p>w1<aside class='starlight-aside starlight-aside--tip'>w2</aside><aside class='quote no-group'>w3</aside>",
         *(f"<{tag}><li>w1</li><li><a href=a>w2</a></li><li><a href=b>w3</a></li></{tag}>" for tag in ("ol", "ul")),
         "<dl><dt>w1<dd><figure><a href=a><img src=a.png></a><figcaption>w2</figcaption></figure>w3</dl>",

@@ -6,7 +6,8 @@ from typing import Any
 _FRAME = ".//*[self::nav or self::footer or @role='navigation']"
 _FOLDED = """.//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6 or self::dt or self::summary]
     [.//button]"""
-_NOTE = """.//aside[contains(@class, 'footnote') or contains(@role, 'note') or starts-with(@class, 'quote')
+_NOTE = """.//aside[contains(@class, 'footnote') or @role = 'note' or starts-with(@class, 'quote')
+    or starts-with(@role, 'doc-') and not(@role = 'doc-pullquote' or @role = 'doc-toc')
     or starts-with(@class, 'starlight-aside')]"""
 """Footnotes of Sphinx and pandoc, quotations of Discourse, notes of Starlight."""
 _LEFT_OUT = (
@@ -28,7 +29,7 @@ _STRAY = """.//*[self::caption or self::tbody or self::thead or self::tfoot or s
     | .//table//*[self::ul or self::ol or self::dl or self::li or self::dt or self::dd] | .//fieldset"""
 """Of a list in a cell trafilatura would read nothing."""
 _NAMED = "ancestor-or-self::*[contains(' td th li dt dd h1 h2 h3 h4 h5 h6 ', concat(' ', name(), ' '))]"
-_NOWHERE = """self::*[not(ancestor::li)][not(@href) or @*[. = 'collapse']
+_NOWHERE = """self::*[@name and not(@href) or not(ancestor::li)][not(@href != '') or @*[. = 'collapse']
     or (starts-with(@href, '#') or starts-with(@href, 'javascript:'))
     and ancestor::*[contains('h1 h2 h3 h4 h5 h6', name())]]"""
 """As links do which unfold the text below; those of a list are of a menu or a table of contents."""
