@@ -32,6 +32,7 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
 
     def __init__(self, shard: int, port: int = 0) -> None:
         self.shard, self.refuses, self.n_late, self.hangs = shard, False, 0, False
+        self.late_code = grpc.StatusCode.DEADLINE_EXCEEDED
         self.preparing, self.discarding, self.fetching, self.over = Event(), Event(), Event(), Event()
         self.n_looks = 0
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -67,7 +68,7 @@ class Scripted(pb_grpc.IndexServiceServicer, pb_grpc.IndexAdminServiceServicer):
             self.over.wait()
         if self.n_late:
             self.n_late -= 1
-            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was heard of it in time")
+            context.abort(self.late_code, "nothing was heard of it in time")
         if self.refuses:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a file was altered")
         return pb.DownloadResponse(n_bytes=2, n_bytes_done=1)
@@ -136,7 +137,11 @@ def test_a_server_that_is_silent_for_a_while_does_not_end_what_it_fetches(
             asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))
 
 
-def test_a_server_that_ends_while_it_is_asked_and_begins_anew_goes_on_with_what_it_fetches() -> None:
+def test_a_server_that_ends_while_it_is_asked_and_begins_anew_goes_on_with_what_it_fetches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_S", 0.01)
+
     async def scenario() -> None:
         port = free_port()
         server = publishing._Server(f"127.0.0.1:{port}", None, IndexClientSettings())
@@ -151,3 +156,13 @@ def test_a_server_that_ends_while_it_is_asked_and_begins_anew_goes_on_with_what_
         await server.channel.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_where_a_proxy_has_no_server_for_long_its_own_words_are_told(
+    servers: list[Scripted], snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_S", 0.01)
+    for server in servers:
+        server.n_late, server.late_code = N_REFUSED, grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(ShardUnavailable, match="nothing was heard of it in time"):
+        asyncio.run(publish(snapshot.as_uri(), settings_of(servers)))

@@ -693,7 +693,7 @@ def test_a_download_that_nobody_asks_for_ends_and_goes_on_later(
     process = downloads._process
     assert process is not None
     clock.advance(download.FORGOTTEN_S + 1)
-    with pytest.raises(OpenbookError, match=f"fetches snapshot {new}: wait"):  # who asks for another, not for this
+    with pytest.raises(OpenbookError, match=f"fetches snapshot {new}, or has"):  # who asks for another, not for this
         downloads.ask(f"{web.url}/old", Snapshot.open(built / "old").manifest.snapshot_id)
     downloads.end_forgotten()
     assert process.poll() is not None

@@ -323,15 +323,18 @@ class _Server:
         looks, or says so itself of the URL.
         """
         request = DownloadRequest(url=url, snapshot_id=snapshot_id)
+        broken = None
         for _ in range(N_SILENT):
             call = self._admin.Download(request, timeout=TIMEOUT_S, metadata=self._metadata, wait_for_ready=True)
             try:
                 with suppress(DeadlineExceeded), from_grpc(self.address):
                     return await call
-            except ShardUnavailable:
+            except ShardUnavailable as error:
                 if wire.ERROR_HEADER in dict(await call.trailing_metadata()):
-                    raise  # else the connection broke
-        raise self._silent("fetch")
+                    raise
+                broken = error  # the connection, or a proxy has no server
+                await asyncio.sleep(LOOK_S)
+        raise broken or self._silent("fetch")
 
     async def prepare(self, folder: str, snapshot_id: str) -> InfoResponse:
         """Also raises ShardUnavailable as soon as it has been silent for minutes, which takes an hour otherwise: of a

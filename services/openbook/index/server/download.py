@@ -92,7 +92,8 @@ class Downloads:
                     os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
                 self._wanted, self._told, self._problem = wanted, b"", b""
             elif self._wanted != wanted:
-                raise Overloaded(f"this server fetches snapshot {self._wanted[1]}: wait until that has ended")
+                other = f"this server fetches snapshot {self._wanted[1]}, or has just done so"
+                raise Overloaded(f"{other}: try again {LATELY_S:.0f} s after that has ended")
             self._asked_at = self._clock()
             return self._look(self._process, folder)
 
