@@ -663,3 +663,9 @@ def test_the_clients_stand_at_the_top() -> None:
     assert (openbook.Client, openbook.AsyncClient) == (Client, AsyncClient)
     with pytest.raises(AttributeError, match="no attribute 'Servant'"):
         openbook.Servant  # noqa: B018
+
+
+def test_an_option_that_there_is_not_is_refused_by_its_name() -> None:
+    for kind, name in ((answer_pb2.AnswerRequest, "kk"), (answer_pb2.RetrieveRequest, "n_beams")):
+        with pytest.raises(InvalidRequest, match=f"^there is no option '{name}' here$"):
+            messages.request(kind, "who", 1.0, {name: 2})

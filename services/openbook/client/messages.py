@@ -87,7 +87,9 @@ def _set(message: Any, name: str, value: Any) -> None:
     try:
         message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
     except (ValueError, OverflowError):
-        limits = LIMITS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
+        if (field := message.DESCRIPTOR.fields_by_name.get(name)) is None:
+            raise InvalidRequest(f"there is no option {name!r} here") from None
+        limits = LIMITS.get(field.cpp_type)
         in_utf_8 = "text in UTF-8, not bytes of another encoding or half a character"
         what = f"{limits[0]}..{limits[1]}" if limits else in_utf_8
         raise InvalidRequest(f"{name} must be {what}, got {value!r:.100}") from None
