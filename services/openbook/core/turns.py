@@ -60,10 +60,10 @@ class Turns(Generic[Item]):
         if account is None or self._is_settled(account):
             self._accounts.pop(caller, None)  # behind those who have had as much, as if he were forgotten already
             account = self._accounts[caller] = _Account(self._share)
-        else:  # who waits keeps the turn of his oldest, and has no claim to more
-            claim = max(0.0, self._share - next(iter(account.waiting.values()), 0) - account.given)
+        elif account.waiting:  # he keeps the turn of his oldest, and has no claim to more
+            claim = max(0.0, self._share - next(iter(account.waiting.values())) - account.given)
             # The share is what they have had on average, and rises with his part of it, and that by which it rises.
-            rises = claim / (self.n_callers - 1) if account.waiting and self.n_callers > 1 else 0.0
+            rises = claim / (self.n_callers - 1) if self.n_callers > 1 else 0.0
             account.given += claim + rises
             self._share += rises
         self.n_callers += not account.waiting

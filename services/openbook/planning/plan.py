@@ -230,8 +230,8 @@ def _breaks(demand: Demand, index: IndexTier, endpoint: EndpointTier, c: Constan
         return (memory(tier(x), c).wanted + found.texts) * share + found.words <= machine.memory_gb * GB * usable
 
     def disk_fits(x: float) -> bool:
-        on_disk = sizes(tier(x), c).divided * share + sizes(tier(x), c).words
-        return on_disk * c["snapshots_on_disk"].value <= machine.disk_gb * GB * usable
+        found = sizes(tier(x), c)
+        return (found.divided * share + found.words) * c["snapshots_on_disk"].value <= machine.disk_gb * GB * usable
 
     def searches_keep_up(x: float) -> bool:
         cpu = times(tier(x), c).server_cpu * share

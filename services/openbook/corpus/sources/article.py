@@ -110,7 +110,11 @@ def _marked_by_class(body: Any) -> list[Any]:
     """The element that blogs and wikis mark, which others may be in; none if others are beside it: posts, columns."""
     from trafilatura.xpaths import BODY_XPATH
 
-    mark, found = next(((mark, each) for mark in BODY_XPATH if (each := mark(body))), (BODY_XPATH[0], []))
+    for mark in BODY_XPATH:
+        if found := mark(body):
+            break
+    else:
+        return []
     first, kinds = set(found), set[str]()  # the first of each parent, or of all
     for tag, kind in {(each.tag, each.get("class", "")) for each in found}:
         alone = body.makeelement("body")
