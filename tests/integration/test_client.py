@@ -298,13 +298,13 @@ def test_every_call_gives_its_result(kind: Any) -> None:
         assert asked.retrieve("who", k=9).evidence[0].passage.id == 9
         excerpt = asked.passage(7, 2)
         assert (excerpt.passage.document_id, len(excerpt.after), excerpt.snapshot_id) == ("7", 2, "s")
-        with pytest.raises(InvalidRequest, match=r"^around must be 0\.\.4294967295, got -1$"):
+        with pytest.raises(InvalidRequest, match=r"^around must be an int of 0\.\.4294967295, got -1$"):
             asked.passage(7, -1)
         one, failed, other, spent = asked.batch(["one", "bad", "other", "used up"])
         assert (one.text, other.text) == ("ONE", "OTHER")
         assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)
         assert (type(spent), spent.retry_after_s) == (QuotaExceeded, 9.0)
-        with pytest.raises(InvalidRequest, match=r"^k must be 0\.\.4294967295, got -1$"):
+        with pytest.raises(InvalidRequest, match=r"^k must be an int of 0\.\.4294967295, got -1$"):
             asked.answer("who", k=-1)
 
 
@@ -358,23 +358,35 @@ def test_names_may_be_given_as_texts(option: str, names: Any) -> None:
         messages.request(answer_pb2.AnswerRequest, "who", 1, {option: "other"})
 
 
-def test_a_number_that_its_field_does_not_hold_is_refused_by_name() -> None:
-    for option, value, limits in (
-        ("seed", -1, "0..18446744073709551615"),
-        ("without", [1 << 63], "-9223372036854775808..9223372036854775807"),
-        ("temperature", 10**400, "-1.7976931348623157e+308..1.7976931348623157e+308"),
-        ("timeout_s", -(10**400), "-1.7976931348623157e+308..1.7976931348623157e+308"),
+def test_what_its_field_does_not_hold_is_refused_by_name() -> None:
+    floats = "a float of -1.7976931348623157e+308..1.7976931348623157e+308"
+    for option, value, wanted in (
+        ("seed", -1, "seed must be an int of 0..18446744073709551615"),
+        ("without", [1 << 63], "each of without must be an int of -9223372036854775808..9223372036854775807"),
+        ("without", ["a"], "each of without must be an int of -9223372036854775808..9223372036854775807"),
+        ("temperature", 10**400, f"temperature must be {floats}"),
+        ("timeout_s", -(10**400), f"timeout_s must be {floats}"),
+        ("min_coverage", "x", f"min_coverage must be {floats}"),
+        ("k", "3", "k must be an int of 0..4294967295"),
+        ("k", 3.5, "k must be an int of 0..4294967295"),
+        ("tokens", "yes", "tokens must be True or False"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             messages.request(answer_pb2.AnswerRequest, "who", 1, {option: value})
-        assert str(refused.value) == f"{option} must be {limits}, got {value!r:.100}"
+        assert str(refused.value) == f"{wanted}, got {value!r:.100}"
+
+
+def test_what_is_no_text_is_refused_by_name() -> None:
+    for option, value, name in (("labels", [1], "each of labels"), ("request_id", 4, "request_id")):
+        with pytest.raises(InvalidRequest, match=rf"^{name} must be text in UTF-8, .*, got \[?{value}"):
+            messages.request(answer_pb2.AnswerRequest, "who", 1, {option: value})
 
 
 @pytest.mark.parametrize(
     ("field", "of"),
     [
         ("question", lambda text: messages.request(answer_pb2.AnswerRequest, text, 1, {})),
-        ("labels", lambda text: messages.request(answer_pb2.AnswerRequest, "who", 1, {"labels": [text]})),
+        ("each of labels", lambda text: messages.request(answer_pb2.AnswerRequest, "who", 1, {"labels": [text]})),
         ("question", lambda text: messages.batch(["who", text], 1, {})),
         ("request_id", lambda text: messages.batch(["who"], 1, {"request_id": text})),
         ("id", lambda text: messages.passage_request(text, 0, "", 1)),

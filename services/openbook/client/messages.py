@@ -17,13 +17,15 @@ from openbook.v1.answer_pb2 import AnswerRequest, PassageRequest, RetrieveReques
 
 R = TypeVar("R", AnswerRequest, RetrieveRequest)
 LISTS = ("without", "labels", "passages")
-LIMITS = {
-    FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
-    FieldDescriptor.CPPTYPE_DOUBLE: (-sys.float_info.max, sys.float_info.max),
+HOLDS = {
+    FieldDescriptor.CPPTYPE_INT64: f"an int of {-(1 << 63)}..{(1 << 63) - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"an int of 0..{(1 << 32) - 1}",
+    FieldDescriptor.CPPTYPE_UINT64: f"an int of 0..{(1 << 64) - 1}",
+    FieldDescriptor.CPPTYPE_DOUBLE: f"a float of {-sys.float_info.max}..{sys.float_info.max}",
+    FieldDescriptor.CPPTYPE_BOOL: "True or False",
+    FieldDescriptor.CPPTYPE_STRING: "text in UTF-8, not bytes of another encoding or half a character",
 }
-"""Of the numbers that a field holds."""
+"""What a field is for, in Python's words."""
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -67,8 +69,8 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
     """The request with the options that have a value.
 
     Raises:
-        InvalidRequest: a number does not fit in its field, a text is none in UTF-8, a name is none of its option's, a
-            list is none, or passages are none.
+        InvalidRequest: there is no such option, a value does not fit in its field, a text is none in UTF-8, a name is
+            none of its option's, a list is none, or passages are none.
     """
     message = kind()
     for name, value in {"question": question, "timeout_s": timeout_s, **options}.items():
@@ -86,13 +88,11 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
 def _set(message: Any, name: str, value: Any) -> None:
     try:
         message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         if (field := message.DESCRIPTOR.fields_by_name.get(name)) is None:
             raise InvalidRequest(f"there is no option {name!r} here") from None
-        limits = LIMITS.get(field.cpp_type)
-        in_utf_8 = "text in UTF-8, not bytes of another encoding or half a character"
-        what = f"{limits[0]}..{limits[1]}" if limits else in_utf_8
-        raise InvalidRequest(f"{name} must be {what}, got {value!r:.100}") from None
+        which = f"each of {name}" if name in LISTS else name
+        raise InvalidRequest(f"{which} must be {HOLDS[field.cpp_type]}, got {value!r:.100}") from None
 
 
 def _number(name: str, value: str) -> int:
