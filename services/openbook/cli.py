@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from openbook import __version__, files
+from openbook.core.address import EXPECTED, is_address
 from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.deployment.command import deploy_app
 from openbook.doctor.command import doctor
@@ -223,7 +224,7 @@ def index_check(
     """Exit with 0 if it answers questions. For health checks of containers."""
     from openbook.index.client.health import check
 
-    check(_index_settings(config, [address]), address)
+    check(_index_settings(config, [address], "ADDRESS"), address)
 
 
 @index_app.command("root")
@@ -320,7 +321,7 @@ def snapshots(
 
     folders = [Path(each) for each in where or () if Path(each).is_dir()]
     addresses = [each for each in where or () if not Path(each).is_dir()]
-    if strange := [each for each in addresses if ":" not in each]:
+    if strange := [each for each in addresses if not is_address(each)]:
         raise InvalidRequest(f"{strange[0]}: no such folder, and no host:port of a server")
     rows = []
     for folder in folders:
@@ -332,9 +333,12 @@ def snapshots(
     print_snapshots(rows)
 
 
-def _index_settings(config: Path | None, addresses: list[str] | None) -> "IndexClientSettings":
+def _index_settings(config: Path | None, addresses: list[str] | None, option: str = "--index") -> "IndexClientSettings":
+    """Those of the file, with these servers if any are named. Raises InvalidConfig: one of them is no address."""
     from openbook.config import load
 
+    if strange := [each for each in addresses or () if not is_address(each)]:
+        raise InvalidConfig(f"{option} {EXPECTED}, got {strange[0]!r}")
     settings = load(config).index
     return settings.at(tuple(addresses)) if addresses else settings
 

@@ -54,8 +54,19 @@ def test_a_folder_without_snapshots_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_a_folder_nor_an_address_holds_no_snapshots(tmp_path: Path) -> None:
-    refused = run("snapshots", tmp_path, "nosuch")
-    assert str(refused.exception) == "nosuch: no such folder, and no host:port of a server"
+    for name in ("nosuch", "nosuch:0"):
+        refused = run("snapshots", tmp_path, name)
+        assert str(refused.exception) == f"{name}: no such folder, and no host:port of a server"
+
+
+def test_a_server_that_is_no_address_is_refused_by_the_name_of_its_option(tmp_path: Path) -> None:
+    for option, words in (
+        ("--index", ("publish", tmp_path, "--index", "a:1", "--index", "nosuch")),
+        ("--index", ("evaluate", tmp_path, "--out", tmp_path / "new", "--index", "nosuch")),
+        ("ADDRESS", ("index", "check", "nosuch")),
+    ):
+        refused = run(*words)
+        assert str(refused.exception) == f"{option} must be host:port with a port of 1..65535, got 'nosuch'"
 
 
 def test_passages_are_found_in_folders_alone() -> None:
