@@ -120,6 +120,12 @@ def build(
 
     What cannot be read is left out, and listed at the end.
     """
+    from openbook.index.building.build import check_new
+
+    beside = files.beside(out, "{}.*")
+    if not any(beside.parent.glob(beside.name)):  # else a killed build may have left what this one removes first
+        check_new(out)  # before what takes seconds to be imported
+
     from openbook.config import EncoderSettings, section
     from openbook.core.origin import Field
     from openbook.core.splitting import Splitting

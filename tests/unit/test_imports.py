@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,14 @@ def test_importing_it_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_build_whose_folder_is_there_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    command = f"['build', 'embedded', '--out', {str(tmp_path)!r}]"
+    code = "import sys; from typer.testing import CliRunner; from openbook.cli import app; "
+    code += f"print(CliRunner().invoke(app, {command}).exception, *({HEAVY!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}: exists; a snapshot is never changed, build another one\n"
 
 
 def test_no_package_of_ours_brings_what_makes_ray_slow_to_start() -> None:
