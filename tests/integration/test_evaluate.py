@@ -185,12 +185,12 @@ def test_interrupted_it_goes_on_to_the_same_predictions(data: Path, whole: Path,
 
 def test_another_evaluation_does_not_go_on_with_it(data: Path, whole: Path, tmp_path: Path) -> None:
     before = (whole / PREDICTIONS).read_bytes()
-    with pytest.raises(InvalidConfig, match="holds another evaluation, whose k was 2, not 3"):
+    with pytest.raises(InvalidConfig, match="holds another evaluation: k is 2 there and 3 here"):
         evaluate(settings(data, whole, k=3))
     altered = lines(tmp_path / "facts.jsonl", [{"question": "Who?", "answers": ["I"]}])
-    with pytest.raises(InvalidConfig, match="whose batch was 2, not 3"):
+    with pytest.raises(InvalidConfig, match="batch is 2 there and 3 here"):
         evaluate(settings(data, whole, generator={"max_batch": 3}))
-    with pytest.raises(InvalidConfig, match="whose facts was"):
+    with pytest.raises(InvalidConfig, match="facts is"):
         evaluate(settings(data, whole, questions=[altered, data / "patterns.jsonl"]))
     assert (whole / PREDICTIONS).read_bytes() == before
 

@@ -171,7 +171,7 @@ def test_a_page_is_held_to_a_former_one(tmp_path: Path) -> None:
     again = report(0.9).against(tmp_path / "former.html")
     assert [each.is_met for each in again.expected] == [True, False]
     assert again.expected[1].what == "right, as in former.html"
-    with pytest.raises(InvalidConfig, match=r"former\.html: was made of something else, whose seed was 0, not 1"):
+    with pytest.raises(InvalidConfig, match=r"former\.html: was made of something else: seed is 0 there and 1 here"):
         replace(report(0.8), plan={"seed": 1}).against(tmp_path / "former.html")
     of_nothing = replace(report(0.8), numbers={"right": 0.8, "right of none": nan})
     of_nothing.write(tmp_path / "nothing.html")
@@ -190,7 +190,7 @@ def test_a_page_is_held_to_one_of_another_processor(tmp_path: Path) -> None:
         of_former.write(tmp_path / "former.html")
         assert of_now.against(tmp_path / "former.html").is_as_expected
     other = replace(report(0.8), plan={"file": {**asked, "encoder_fingerprint": "ab13"}})
-    with pytest.raises(InvalidConfig, match='encoder_fingerprint was "ab12", not "ab13"'):
+    with pytest.raises(InvalidConfig, match='encoder_fingerprint is "ab12" there and "ab13" here'):
         other.against(tmp_path / "former.html")
 
 

@@ -214,7 +214,7 @@ def test_interrupted_it_goes_on_to_the_same_rankings(data: Path, whole: Path, tm
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     for path in whole.iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes(), path.name
-    with pytest.raises(InvalidConfig, match="holds another evaluation, whose pages was"):
+    with pytest.raises(InvalidConfig, match="holds another evaluation: pages is"):
         evaluate_retrieval(settings(data, out, pages="title"))
 
 

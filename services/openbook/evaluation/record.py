@@ -67,7 +67,7 @@ class RecordLog(Generic[R]):
             write_json(folder / PLAN, plan)
         elif (folder / PLAN).exists():
             if difference := next(differences(read_plan(folder), json.loads(json.dumps(plan))), None):
-                raise InvalidConfig(f"{folder}: holds another evaluation, whose {difference}: name another folder")
+                raise InvalidConfig(f"{folder}: holds another evaluation: {difference}: name another folder")
         elif self._path.exists():
             raise InvalidConfig(f"{folder}: holds {name} without a {PLAN}: name another folder")
         else:
@@ -146,9 +146,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def differences(then: Any, now: Any, name: str = "plan") -> Iterator[str]:
-    """What differs between two values of JSON, in words, and where."""
+    """What differs between two values of JSON, in words, and where. Of a model its fingerprint counts, not its name."""
     if isinstance(then, dict) and isinstance(now, dict):
         for key in then | now:
+            digest = f"{key}_fingerprint"
+            if digest in then and then[digest] == now.get(digest):
+                continue
             yield from differences(then.get(key), now.get(key), key)
     elif then != now:
-        yield f"{name} was {json.dumps(then)}, not {json.dumps(now)}"
+        there, here = ("none" if value is None else json.dumps(value) for value in (then, now))
+        yield f"{name} is {there} there and {here} here"

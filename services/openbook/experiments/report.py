@@ -83,7 +83,7 @@ class Report:
         """
         former = numbers_of(page)
         if difference := next(differences(_lasting(former["plan"]), _lasting(self.plan)), None):
-            raise InvalidConfig(f"{page}: was made of something else, whose {difference}")
+            raise InvalidConfig(f"{page}: was made of something else: {difference}")
         again = [
             Expected(f"{name}, as in {page.name}", self.numbers.get(name, nan), then - TOLERANCE, then + TOLERANCE)
             for name, then in former["numbers"].items()

@@ -62,11 +62,11 @@ def test_half_a_batch_of_whole_lines_is_cut_off_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({**PLAN, "k": 6}, "k was 5, not 6"),
-        ({**PLAN, "index": {"snapshot_id": "abd"}}, 'snapshot_id was "abc", not "abd"'),
-        ({**PLAN, "index": None}, 'index was {"snapshot_id": "abc"}, not null'),
-        ({**PLAN, "formulations": ["token", "sequence"]}, "formulations was"),
-        ({**PLAN, "limit": 3}, "limit was null, not 3"),
+        ({**PLAN, "k": 6}, "k is 5 there and 6 here"),
+        ({**PLAN, "index": {"snapshot_id": "abd"}}, 'snapshot_id is "abc" there and "abd" here'),
+        ({**PLAN, "index": None}, 'index is {"snapshot_id": "abc"} there and none here'),
+        ({**PLAN, "formulations": ["token", "sequence"]}, "formulations is"),
+        ({**PLAN, "limit": 3}, "limit is none there and 3 here"),
     ],
 )
 def test_another_plan_is_refused(tmp_path: Path, other: dict[str, Any], difference: str) -> None:
@@ -75,6 +75,16 @@ def test_another_plan_is_refused(tmp_path: Path, other: dict[str, Any], differen
         Log(tmp_path, other)
     assert difference in str(refused.value)
     assert len(Log(tmp_path, PLAN).read()) == 1, "and nothing is lost"
+
+
+def test_a_model_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    plan = {**PLAN, "encoder": "/old", "encoder_fingerprint": "abc"}
+    Log(tmp_path, plan).append([record(0)])
+    assert len(Log(tmp_path, {**plan, "encoder": "/new"}).read()) == 1
+    with pytest.raises(InvalidConfig, match='encoder is "/old" there and "/new" here'):
+        Log(tmp_path, {**plan, "encoder": "/new", "encoder_fingerprint": "abd"})
+    with pytest.raises(InvalidConfig, match='encoder_fingerprint is "abc" there and "abd" here'):
+        Log(tmp_path, {**plan, "encoder_fingerprint": "abd"})
 
 
 def test_an_evaluation_that_answered_nothing_keeps_nobody_to_its_plan(tmp_path: Path) -> None:
@@ -88,7 +98,7 @@ def test_an_evaluation_that_answered_nothing_keeps_nobody_to_its_plan(tmp_path: 
 
 def test_a_folder_of_the_other_kind_is_refused_also_where_nothing_is_answered(tmp_path: Path) -> None:
     Log(tmp_path, PLAN)
-    with pytest.raises(InvalidConfig, match="holds another evaluation, whose k was 5, not null"):
+    with pytest.raises(InvalidConfig, match="holds another evaluation: k is 5 there and none here: "):
         RecordLog(tmp_path, {"n_passages": 100}, Record, "rankings.jsonl")
     assert read_plan(tmp_path) == PLAN
 
