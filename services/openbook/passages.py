@@ -1,7 +1,8 @@
 """The commands `openbook passages get`, `around` and `find`: passages in their documents."""
 
 import os
-from itertools import islice
+import sys
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,8 +78,12 @@ def find(
     if not snapshot.is_dir():
         raise InvalidRequest(f"{snapshot}: no such folder; find reads a snapshot's folder, and asks no endpoint")
     passages = SnapshotPassages(snapshot)
-    found = (each for each in passages if document in (None, each.document_id) and _fits(each, wanted))
-    print_passages(islice(found, limit), json)
+    fits = (each for each in passages if document in (None, each.document_id) and _fits(each, wanted))
+    found = islice(fits, limit)
+    first = list(islice(found, 1))
+    if not first:
+        print(f"{snapshot}: no passage found", file=sys.stderr)
+    print_passages(chain(first, found), json)  # each as it is found
 
 
 def _fits(passage: "Passage", wanted: dict[str, str | None]) -> bool:

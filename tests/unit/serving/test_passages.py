@@ -242,6 +242,8 @@ def test_passages_are_got_and_found_from_the_command_line(snapshot: Path) -> Non
     assert [each["id"] for each in run("find", where, "--document", "curie")] == [3]
     with pytest.raises(InvalidRequest, match="one of --document, --title, --path, --text"):
         run("find", where)
+    nothing = CliRunner().invoke(app, ["passages", "find", where, "--text", "nosuch", "--json"])
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", f"{where}: no passage found\n")
     refused = CliRunner().invoke(app, ["passages", "find", where, "--text", "born", "--limit", "-1"])
     assert (refused.exit_code, "--limit" in refused.stderr) == (2, True)
 
