@@ -1,6 +1,7 @@
 """What the generator's queue knows of how long questions take."""
 
 import asyncio
+import re
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import cast
@@ -14,6 +15,7 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.types import Formulation, GenerationSettings, PartSettings, Passage, Retrieved
 from openbook.errors import DeadlineExceeded
+from openbook.serving.workers import generator as workers
 from openbook.serving.workers.generator import GeneratorModel, LocalGenerator, _Task
 from openbook.serving.workers.pace import N_KEYS
 from openbook.testing import ManualClock
@@ -36,6 +38,20 @@ def task(settings: GenerationSettings) -> _Task:
 def test_a_part_of_an_answer_is_the_work_of_its_tokens() -> None:
     for n_begun, n_tokens in ((0, 4), (60, 64), (126, 128)):
         assert task(part(n_begun)).work == task(replace(USUAL, max_new_tokens=n_tokens)).work
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, r"; questions at once: 1 in .* s, .*"), (60.0, "")])
+def test_a_warm_up_tells_what_it_has_measured(
+    seconds: float, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(workers, "monotonic", clock)
+    monkeypatch.setattr(LocalGenerator, "_generate", lambda *_: clock.advance(seconds))
+    caplog.set_level("INFO")
+    generator = LocalGenerator(UNASKED, GeneratorSettings())
+    generator.warm_up()
+    asyncio.run(generator.aclose())
+    assert re.fullmatch(rf"generator: warmed up in {seconds} s{told}", caplog.messages[-1])
 
 
 @pytest.mark.parametrize("others", ["parts", "seeds", "labels"])

@@ -152,7 +152,8 @@ class LocalGenerator:
                 seconds = apart(partial(self._seconds, [task] * n))
                 self._batcher.learn([task] * n, seconds)
                 took.append(f"{n} in {seconds:.2f} s")
-        log.info("generator: warmed up in %.1f s; questions at once: %s", monotonic() - begun, ", ".join(took) or "-")
+        measured = f"; questions at once: {', '.join(took)}" if took else ""
+        log.info("generator: warmed up in %.1f s%s", monotonic() - begun, measured)
 
     async def aclose(self) -> None:
         """End the worker thread."""
