@@ -635,6 +635,9 @@ def test_published_from_elsewhere(servers: list[IndexServer], web: WebFiles, bui
     assert asyncio.run(publish(f"{web.url}/new", settings, on_progress=lambda *step: steps.append(step))) == 2
     assert {row.snapshot_id for row in asyncio.run(held_by_servers(settings)) if row.state == "current"} == {new}
     assert {step for step, _, _ in steps} == {"fetch MB", "prepare", "publish"}
+    fetched = [(done, total) for step, done, total in steps if step == "fetch MB"]
+    assert all(total for _, total in fetched), "of a few bytes too"
+    assert fetched[-1][0] == fetched[-1][1]
     for machine in "ab":
         assert contents(tmp_path / machine / new) == contents(built / "new")
         assert Root(tmp_path / machine).read().current == new

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -224,8 +225,9 @@ async def _download(servers: "Sequence[_Server]", url: str, snapshot_id: str, on
         while True:
             told = await servers[i].download(url, snapshot_id)
             bytes_of[i] = told.n_bytes_done, told.n_bytes
-            done, total = (sum(each) for each in zip(*bytes_of.values(), strict=True))
-            on_progress("fetch MB", done // 10**6, total // 10**6)
+            done, total = (ceil(sum(each) / 10**6) for each in zip(*bytes_of.values(), strict=True))
+            if total:  # known, and there is something to fetch; of less than a megabyte too
+                on_progress("fetch MB", done, total)
             if told.folder:
                 return told.folder
             await asyncio.sleep(POLL_S)
