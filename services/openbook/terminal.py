@@ -112,12 +112,14 @@ def _document_place(passage: Passage) -> str:
 
 
 def _place(origin: Origin) -> str:
-    """All that is known."""
-    page = f"page {origin.page}" if origin.page else ""
-    span = f"characters {origin.start} to {origin.end}"
-    fields = (f"{name} {value}" for name, value in origin.fields.items())
-    parts = (origin.path, origin.url, origin.section, page, span, origin.language, origin.date, *fields)
-    return " · ".join(part for part in parts if part)
+    """All that is known, but for the digest."""
+    page = f"page {origin.page} · " if origin.page else ""
+    in_words = {
+        "page": f"{page}characters {origin.start} to {origin.end}",
+        "fields": " · ".join(f"{name} {value}" for name, value in origin.fields.items()),
+    }
+    known = {**asdict(origin), **in_words, **dict.fromkeys(("document_digest", "start", "end"))}
+    return " · ".join(str(value) for value in known.values() if value)
 
 
 def _alternatives(response: Answer) -> Iterator[Text]:

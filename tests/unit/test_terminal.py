@@ -1,7 +1,7 @@
 """What people see fits into a terminal of 80 columns."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, make_dataclass, replace
 from io import StringIO
 
 import pytest
@@ -35,6 +35,16 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     console = Console(width=80, record=True, file=StringIO())
     monkeypatch.setattr(terminal, "console", console)
     return console
+
+
+def test_all_that_is_known_of_where_a_passage_comes_from_is_shown(screen: Console) -> None:
+    """Also what an origin does not have yet."""
+    further = make_dataclass("Further", [("author", str, "Bell"), ("line", int, 8)], bases=(Origin,), frozen=True)
+    known = {**asdict(ORIGIN), "url": "https://a", "language": "en", "date": "1876", "fields": {"open": True}}
+    terminal.print_passages([Passage(1, "d", "Title", "text", further(**known))])
+    shown = " ".join(screen.export_text().split())
+    where = "handbook.pdf · https://a · Life · page 3 · characters 0 to 499 · en · 1876 · open True · Bell · 8"
+    assert shown == f"Title 1 {Passage(1, 'd', 'Title', 'text', further(**known)).lasting_id} {where} text"
 
 
 def answered(text: str, passage: Passage) -> Answer:
