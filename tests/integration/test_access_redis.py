@@ -13,12 +13,13 @@ from redis import Redis
 
 from openbook.cache.redis import connect
 from openbook.cache.server import RedisServer
+from openbook.cache.trips import PAUSE_S
 from openbook.config import AccessSettings, Limits
 from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable, QuotaExceeded
 from openbook.processes import end, free_port
 from openbook.secret import RedisUrl
 from openbook.serving.access.counters import PREFIX, Counters
-from openbook.serving.access.key_redis import HASH, PAUSE_S, KeyRedis, KeyRedisBook
+from openbook.serving.access.key_redis import HASH, KeyRedis, KeyRedisBook
 from openbook.serving.access.keys import Identity, KeyRecord, may_join, mint, revoked
 from openbook.serving.access.ports import LOOK_S
 from openbook.serving.access.quota import Policy, policies_of, priced, take

@@ -21,8 +21,9 @@ from openbook import processes
 from openbook.cache import redis as redis_cache
 from openbook.cache import server as cache_server
 from openbook.cache.codec import EmbeddingCodec, GenerationCodec
-from openbook.cache.redis import PAUSE_S, RedisCache, connect, open_answers, open_embeddings, warn_if_useless
+from openbook.cache.redis import RedisCache, connect, open_answers, open_embeddings, warn_if_useless
 from openbook.cache.server import RedisServer
+from openbook.cache.trips import PAUSE_S
 from openbook.config import CacheSettings, ClientTls, ServerTls
 from openbook.core.types import Generation, Token
 from openbook.errors import InvalidConfig, StartupError

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from openbook import certificates
 from openbook.cache.codec import Codec, EmbeddingCodec, GenerationCodec, Seal
 from openbook.cache.memory import MemoryCache
-from openbook.cache.trips import Breaker, Lane
+from openbook.cache.trips import PAUSE_S, Breaker, Lane
 from openbook.config import CacheSettings, ClientTls
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Generation
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 R = TypeVar("R", redis.Redis, Redis)
 
-PAUSE_S = 1.0
-"""How long Redis is left alone after a failure. Then one round trip tries."""
 N_CONNECTIONS = 2
 """One reads, one writes: what comes meanwhile shares the next round trip."""
 
@@ -64,7 +62,7 @@ class RedisCache(Generic[V]):
         self._codec = codec
         self._seal = Seal(settings.secret.get_secret_value() if settings.secret else "")
         self._clock = clock
-        self._breaker = Breaker(PAUSE_S, clock)
+        self._breaker = Breaker(clock)
         self._refuses_writes_until = -float("inf")
         self._failing = {each: Lasting(log, f"cache {each} works again") for each in ("read", "write")}
         self._up = CACHE_UP.labels(codec.tier)

@@ -16,11 +16,14 @@ MAX_ITEMS = 512
 """Of one round trip."""
 
 
-class Breaker:
-    """Open for `pause_s` after a failure; then one call may try, and what becomes of it decides for the others."""
+PAUSE_S = 1.0
+"""How long Redis is left alone after a failure."""
 
-    def __init__(self, pause_s: float, clock: Clock) -> None:
-        self._pause_s = pause_s
+
+class Breaker:
+    """Open for PAUSE_S after a failure; then one call may try, and what becomes of it decides for the others."""
+
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._has_failed = False
         self._is_trying = False
@@ -42,7 +45,7 @@ class Breaker:
     def failed(self) -> None:
         """It does not."""
         self._has_failed, self._is_trying = True, False
-        self._open_until = self._clock() + self._pause_s
+        self._open_until = self._clock() + PAUSE_S
 
 
 class Lane(Generic[Item, Result]):

@@ -21,9 +21,9 @@ from openbook.core.types import (
     Retrieved,
     RetrieverKind,
 )
-from openbook.errors import InvalidRequest, ShardUnavailable
+from openbook.errors import ShardUnavailable
 from openbook.rag.cached import Queries, Query
-from openbook.rag.following import Found
+from openbook.rag.following import Found, no_passage
 from openbook.rag.own import as_passage, check_retriever, check_text, joined
 from openbook.rag.ports import EmbeddingCache, Encoder, PassageStore, Retriever
 from openbook.rag.retrieving import find, needs_queries
@@ -91,7 +91,7 @@ class Finder:
             vectors = await self.encode_own(own, watch)
             retrieved = joined(retrieved, own, canonical_scores(query.embedding, vectors))
         if not retrieved.passages:
-            raise InvalidRequest(f"there must be a passage to answer from: {_why_none(settings)}")
+            raise no_passage(_why_none(settings))
         return retrieved
 
     def n_expected(self, settings: RetrievalSettings, n_own: int) -> int:

@@ -50,6 +50,11 @@ Look = Callable[[str], Awaitable[Found]]
 Generate = Callable[[Retrieved, PartSettings], Awaitable[Generation]]
 
 
+def no_passage(why: str) -> InvalidRequest:
+    """The error where there is nothing to answer from."""
+    return InvalidRequest(f"there must be a passage to answer from: {why}")
+
+
 async def followed(
     question: str, settings: GenerationSettings, look: Look, generate: Generate
 ) -> tuple[Retrieved, Generation]:
@@ -62,7 +67,7 @@ async def followed(
     """
     found = await look(question)
     if not found.passages:
-        raise InvalidRequest("there must be a passage to answer from: none is found but those that without leaves out")
+        raise no_passage("none is found but those that without leaves out")
     union = found
     decided: list[tuple[Token, dict[int, float]]] = []
     whole: tuple[Retrieved, Generation] | None = None

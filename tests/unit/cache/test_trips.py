@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from openbook.cache.trips import MAX_ITEMS, Breaker, Lane
+from openbook.cache.trips import MAX_ITEMS, PAUSE_S, Breaker, Lane
 from openbook.testing import ManualClock
 
 
@@ -97,18 +97,18 @@ def test_closing_cancels_who_waits() -> None:
 
 def test_a_breaker_lets_one_try_after_its_pause() -> None:
     clock = ManualClock()
-    breaker = Breaker(1.0, clock)
+    breaker = Breaker(clock)
     assert breaker.lets_through()
     assert breaker.lets_through()
     breaker.failed()
     assert not breaker.lets_through()
-    clock.advance(1.0)
+    clock.advance(PAUSE_S)
     assert breaker.lets_through()
     assert not breaker.lets_through(), "one tries"
     breaker.failed()
-    clock.advance(0.9)
+    clock.advance(0.9 * PAUSE_S)
     assert not breaker.lets_through()
-    clock.advance(0.1)
+    clock.advance(0.1 * PAUSE_S)
     assert breaker.lets_through()
     breaker.succeeded()
     assert breaker.lets_through()

@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 PREFIX = "openbook:quota:"
 TIMEOUT_S = 0.1
-PAUSE_S = 1.0
-"""How long Redis is left alone after a failure. Meanwhile each replica counts for itself."""
 
 # One hash a caller, gone a day after it was last counted in. For each policy its name, the length of its window, its
 # limit and what is asked for; what is below 0 is given back.
@@ -48,7 +46,7 @@ class Counters:
 
     def __init__(self, redis: Redis, clock: Clock = time.monotonic) -> None:
         self._redis = redis
-        self._breaker = Breaker(PAUSE_S, clock)
+        self._breaker = Breaker(clock)
         self._failing = Lasting(log, "quotas are counted by all replicas together again")
         self._lane: Lane[tuple[str, Asked], Taken] = Lane(self._trip)
 

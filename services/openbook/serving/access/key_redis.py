@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 HASH = "openbook:keys"
 TIMEOUT_S = 0.25
 """Of one look-up: half of what a revocation may take."""
-PAUSE_S = 1.0
-"""How long Redis is left alone after a failure."""
 N_KNOWN = 10_000
 COMMAND_TIMEOUT_S = 5.0
 
@@ -68,7 +66,7 @@ class KeyRedis:
     def __init__(self, settings: AccessSettings, clock: Clock = time.monotonic) -> None:
         self._known_for_s = settings.known_for_s
         self._clock = clock
-        self._breaker = Breaker(PAUSE_S, clock)
+        self._breaker = Breaker(clock)
         self._failing = Lasting(log, "keys can be looked up again")
         self._lane: Lane[str, bytes | None] = Lane(self._read)
         self._redis = connect("access", settings.url, settings.tls, TIMEOUT_S)
