@@ -38,7 +38,7 @@ def test_every_kind_of_answer(tmp_path: Path) -> None:
     ("row", "problem"),
     [
         (["Who?"], "must be an object"),
-        ({"answers": ["I"]}, "question must be a string that is not empty, got ''"),
+        ({"answers": ["I"]}, "question must be a string that is not empty, got none$"),
         ({"question": " ", "answers": ["I"]}, "question must be a string that is not empty, got ' '"),
         ({"question": 1, "answers": ["I"]}, "question must be a string, got 1"),
         ({"question": "Who?"}, "one of answers, answer_regex and label is needed"),
