@@ -26,9 +26,10 @@ from openbook.core.deadline import Deadline
 from openbook.core.types import AS_BUILT, Generation, GenerationSettings, Passage, Retrieved, Token
 from openbook.errors import DeadlineExceeded, ModelUnavailable, OpenbookError, Overloaded
 from openbook.index.server.exchange import Peer
+from openbook.index.server.pending import PendingSearch
 from openbook.index.server.streams import OpenStreams
 from openbook.index.server.threads import CallThreads, Fetches
-from openbook.index.server.waiting import PendingSearch, SearchQueue
+from openbook.index.server.waiting import SearchQueue
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.serving.endpoint.service import AnswerService

@@ -34,9 +34,9 @@ from openbook.index.disk import bm25
 from openbook.index.disk.snapshot import Snapshot
 from openbook.index.server.failed import Failed
 from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.pending import Outcome, Ticket
 from openbook.index.server.server import IndexServer
 from openbook.index.server.threads import PART_IDS
-from openbook.index.server.waiting import Outcome, Ticket
 from openbook.index.server.words import MOST_BEGUN, PART_WORDS, WordSearches
 from openbook.rag.retrieving import find
 from openbook.testing import ExactIndex, served

@@ -1,7 +1,7 @@
 """Whose turn it is among those who wait, so that whoever asks for much takes no time from whoever asks for little."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
@@ -109,12 +109,16 @@ class Turns(Generic[Item]):
         for each in waiting if behind > 0 else ():
             each.given += behind
 
-    def pass_by(self, caller: Hashable, size: float) -> None:
-        """What comes while nothing waits is given at once: as if it had been put, and given whole."""
+    def pass_by(self, caller: Hashable, sizes: Sequence[int], times: float = 1.0) -> None:
+        """What comes while nobody else waits is given at once: as if it had been put, and then given one by one."""
         account = self._accounts.get(caller)
-        self._share += size
+        if account is not None and len(sizes) > 1:
+            self._share = max(self._share, account.given)  # as long as something of his waits: see `give`
+        for size in sizes:
+            self._share += size * times
+            if account is not None:
+                account.given += size * times
         if account is not None:
-            account.given += size
             self._forget()
 
     def remove(self, item: Item) -> None:

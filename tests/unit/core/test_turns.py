@@ -1,4 +1,5 @@
 from collections import Counter, defaultdict
+from copy import deepcopy
 
 import pytest
 from hypothesis import given
@@ -303,3 +304,32 @@ def test_shares_of_those_who_always_wait_differ_by_no_more_than_a_turn_each(size
         turns.give((caller, i))
         given_to[caller] += sizes[caller]
     assert max(given_to.values()) - min(given_to.values()) <= 2 * AT_ONCE
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([1.0, 4.0]))
+)
+
+
+@given(STEPS)
+def test_what_passes_by_counts_as_if_it_had_been_put_and_given(steps: list[tuple[str, list[int], float]]) -> None:
+    passing, waiting = Turns[str](), Turns[str]()
+    for caller, sizes, times in steps:
+        for turns in (passing, waiting):  # so he has had more than his share
+            turns.put("ab".replace(caller, ""), "other", 1)
+            turns.put(caller, "before", 5)
+            turns.give("before")
+            turns.remove("other")
+        passing.pass_by(caller, sizes, times)
+        items = [f"{i}" for i in range(len(sizes))]
+        for item, size in zip(items, sizes, strict=True):
+            waiting.put(caller, item, size)
+        for item in items:
+            waiting.give(item, times=times)
+        told = []
+        for turns in (passing, waiting):
+            after = deepcopy(turns)  # what he has had shows in whose turn it is next
+            for i in range(40):
+                after.put("ab"[i % 2], f"{i}", 1)
+            told.append([give_next(after) for _ in range(40)])
+        assert told[0] == told[1]

@@ -15,7 +15,8 @@ from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import DeadlineExceeded, Overloaded
 from openbook.index.server.coalesce import Coalescer
 from openbook.index.server.failed import Failed
-from openbook.index.server.waiting import SHARED_S, SHORT, Later, Outcome, PendingSearch, SearchQueue, Ticket, UnderWay
+from openbook.index.server.pending import SHORT, Later, Outcome, PendingSearch, Ticket, UnderWay
+from openbook.index.server.waiting import SHARED_S, SearchQueue
 from openbook.index.shard import engine
 
 S = 60

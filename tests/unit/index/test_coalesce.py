@@ -13,18 +13,8 @@ from openbook.core.types import AS_BUILT, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded, ShardUnavailable
 from openbook.index.server.coalesce import Coalescer, search_together
 from openbook.index.server.failed import Failed
-from openbook.index.server.waiting import (
-    MOST_PASSED,
-    PART_HITS,
-    PART_ROWS,
-    SHARED_S,
-    Later,
-    Outcome,
-    PendingSearch,
-    SearchQueue,
-    Ticket,
-    part_rows,
-)
+from openbook.index.server.pending import PART_HITS, PART_ROWS, Later, Outcome, PendingSearch, Ticket
+from openbook.index.server.waiting import MOST_PASSED, SHARED_S, SearchQueue, part_rows
 
 HERE, THERE = object(), object()
 
@@ -150,14 +140,21 @@ CALLERS = st.sampled_from("ab")  # whose turns are exact in floating point, as t
 SIZES = st.sampled_from([1, 3, 8, 70])
 
 
-@given(st.lists(st.tuples(CALLERS, SIZES, st.sampled_from([1.0, 4.0]), st.integers(0, 9), st.integers(0, 3))))
-def test_who_waits_alone_is_given_what_he_would_be_in_turn(asked: list[tuple[str, int, float, int, int]]) -> None:
+KINDS = st.sampled_from(
+    [(1.0, 5), (4.0, 5), (1.0, 1000)]
+)  # one costs about what is usual, one is wide, one has many hits
+
+
+@given(st.lists(st.tuples(CALLERS, SIZES, KINDS, st.integers(0, 9), st.integers(0, 3))))
+def test_who_waits_alone_is_given_what_he_would_be_in_turn(
+    asked: list[tuple[str, int, tuple[float, int], int, int]],
+) -> None:
     queues, now = [kind(100, 64, lambda _: PART_ROWS) for kind in (SearchQueue, AllInTurn)], 0.0
     names: dict[PendingSearch, int] = {}
-    for i, (caller, n, width, due, n_batches) in enumerate((*asked, ("a", 1, 1.0, 9, 3))):
+    for i, (caller, n, (width, k), due, n_batches) in enumerate((*asked, ("a", 1, (1.0, 5), 9, 3))):
         told = []
         for waiting in queues:
-            each = search(n, due=now + due, caller=caller, width=width)
+            each = search(n, k, due=now + due, caller=caller, width=width)
             names[each] = i
             try:
                 seen: list[Any] = [[names[lost] for lost in waiting.put(each)]]

@@ -11,7 +11,8 @@ import numpy as np
 from openbook.core.deadline import Clock
 from openbook.core.types import Float32, Hits
 from openbook.errors import DeadlineExceeded, ShardUnavailable
-from openbook.index.server.waiting import Later, PendingSearch, SearchQueue, UnderWay, part_rows
+from openbook.index.server.pending import Later, PendingSearch, UnderWay
+from openbook.index.server.waiting import SearchQueue, part_rows
 from openbook.index.shard import engine
 from openbook.telemetry import SEARCH_ROWS, SEARCH_SECONDS, refused
 from openbook.tracing.spans import together

@@ -18,9 +18,9 @@ from openbook.core.context import Context
 from openbook.errors import Overloaded
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import explain
+from openbook.index.server.pending import Later, Ticket
 from openbook.index.server.reply import Reply
 from openbook.index.server.room import Room
-from openbook.index.server.waiting import Later, Ticket
 from openbook.telemetry import requests
 from openbook.tracing.ports import Recording, Value
 from openbook.tracing.spans import is_traced, span_of_call

@@ -19,10 +19,10 @@ from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, A
 from openbook.index.server.failed import CANCELLED, Failed, explain
 from openbook.index.server.held import HeldSnapshots
 from openbook.index.server.info import info
+from openbook.index.server.pending import Later, Outcome, PendingSearch, Ticket
 from openbook.index.server.reply import Fetched, Reply
 from openbook.index.server.streams import OpenStreams
 from openbook.index.server.threads import PART_IDS, CallThreads, Fetches
-from openbook.index.server.waiting import Later, Outcome, PendingSearch, Ticket
 from openbook.index.server.words import WordSearches
 from openbook.index.shard.shard import Shard
 from openbook.telemetry import requests

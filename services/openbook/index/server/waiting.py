@@ -1,129 +1,16 @@
 """What waits to be searched for at an index server: whose turn it is, and who is searched for together. Pure."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Hashable
 from itertools import islice
 
-import numpy as np
-
-from openbook.core.context import Context
 from openbook.core.turns import Turns
-from openbook.core.types import Candidates, Float32, Hits, SearchParameters
 from openbook.errors import Overloaded
-from openbook.index.server.failed import CANCELLED, Failed, explain
-from openbook.index.shard.shard import Shard
+from openbook.index.server.pending import PART_HITS, PART_ROWS, PendingSearch, UnderWay
 from openbook.telemetry import refused
 
-Outcome = Hits | Candidates | Failed
-Later = Callable[[], None] | None
-"""What is still to be done once all of a batch have heard; the same of several of them only once."""
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """By which the caller of something under way can let go of it."""
-
-    caller: Hashable = None
-    """Whose turns it takes: a stream, or a connection of gRPC's."""
-    cancelled: bool = False
-    size_bytes: int = 0
-    """Of the reply, once it is known; before, about."""
-
-
-@dataclass(eq=False, slots=True)
-class PendingSearch:
-    """A search that waits for its turn. `queries` are those that `Shard.check` gave back."""
-
-    shard: Shard
-    queries: Float32  # (n, d)
-    k: int
-    parameters: SearchParameters
-    context: Context
-    done: Callable[[Outcome], Later] = field(repr=False)
-    """Told once what came of it, mostly in the searching thread: must be quick and must not raise."""
-    ticket: Ticket = field(default_factory=Ticket)
-    width: float = 1.0
-    """How many times as much it looks at as one that is as its index was built."""
-    begin: int = 0
-    end: int | None = None
-    """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
-    found: list[Hits] = field(default_factory=list)
-    """Of the rows before `begin`."""
-    is_over: bool = False
-
-    @property
-    def weight(self) -> float:
-        """How many rows one of it counts for: of a search as its index was built for, and of few hits."""
-        return max(self.width, self.k * PART_ROWS / PART_HITS)
-
-    @property
-    def work(self) -> float:
-        """Of the rows that are searched next."""
-        return ((len(self.queries) if self.end is None else self.end) - self.begin) * self.weight
-
-    def goes_with(self, other: "PendingSearch") -> bool:
-        """Whether one FAISS call can answer both as it would answer each."""
-        return self.shard is other.shard and self.k == other.k and self.parameters == other.parameters
-
-    def is_late(self, now: float) -> bool:
-        """Whether nobody wants to know any more, or knows already."""
-        return self.is_over or self.ticket.cancelled or self.context.deadline.due <= now
-
-    def hear(self, hits: Hits) -> Later:
-        """Take the hits of the rows that were searched, and tell of all once there are no more."""
-        self.found.append(hits)
-        self.begin += len(hits.ids)
-        return self._tell(_joined(self.found)) if self.begin == len(self.queries) else None
-
-    def fail(self, error: Exception) -> Later:
-        """Tell of it, unless nobody wants to know."""
-        return self._tell(CANCELLED if self.ticket.cancelled else explain("Search", self.context.request_id, error))
-
-    def _tell(self, outcome: Outcome) -> Later:
-        self.is_over = True
-        return self.done(outcome)
-
-
-@dataclass
-class UnderWay:
-    """A batch while it is searched for."""
-
-    searches: Sequence[PendingSearch]
-
-    def lets_past(self, search: PendingSearch) -> bool:
-        """Whether a search is so short that it does not wait for the end of this, in which its caller has no part."""
-        return (
-            search.work * SHORT <= self._work
-            and search.shard is self.searches[0].shard
-            and search.shard.goes_on_beside(len(search.queries))
-            and search.shard.goes_on_beside(self._n_rows)
-            and search.ticket.caller not in self._callers
-        )
-
-    @cached_property
-    def _n_rows(self) -> int:
-        return sum((search.end or 0) - search.begin for search in self.searches)
-
-    @cached_property
-    def _work(self) -> float:
-        return sum(search.work for search in self.searches)
-
-    @cached_property
-    def _callers(self) -> set[Hashable]:
-        return {search.ticket.caller for search in self.searches}
-
-
 FLAT_PART_ROWS = 16
-PART_ROWS = 4
-"""Searched at once where callers share a server, for everyone waits for the FAISS call that is under way: so few that
-one more costs about what it costs by itself. A Flat index reads all its vectors for one row, and hardly longer for 16.
-"""
-PART_HITS = 2000
-"""Of these rows together, as exact scores cost too."""
-SHORT = 4
-"""What takes at most this part of a batch under way, of other callers, does not wait for its end."""
+"""In place of PART_ROWS: a Flat index reads all its vectors for one row, and hardly longer for 16."""
 MOST_PASSED = 64
 """Who waits and does not go with a batch: no more of them are looked at, however many there are."""
 SHARED_S = 3.0
@@ -140,7 +27,9 @@ class SearchQueue:
         self._max_batch = max_batch
         self._part_rows = part_rows
         self._turns: Turns[PendingSearch] = Turns(max_rows)
-        self._lone: PendingSearch | None = None  # who waits while nobody else does: in no turn yet
+        self._alone: list[PendingSearch] = []  # of one caller, while nobody else waits: in no turn yet
+        self._n_alone = 0  # their rows
+        self._n_asked = 0  # and those when he asked for the last of them
         self._latest: Hashable = None  # whose turn it was
         self._former: Hashable = None  # and before him
         self._shared_until = -math.inf
@@ -148,15 +37,15 @@ class SearchQueue:
         self._now = 0.0  # of the last batch
 
     def __len__(self) -> int:
-        return len(self._turns) + (self._lone is not None)
+        return len(self._turns) + len(self._alone)
 
     def __bool__(self) -> bool:
-        return self._lone is not None or self._turns.n_callers > 0
+        return bool(self._alone) or self._turns.n_callers > 0
 
     @property
     def n_rows(self) -> int:
         """That wait."""
-        return self._turns.size + (len(self._lone.queries) if self._lone is not None else 0)
+        return self._turns.size + self._n_alone
 
     def put(self, search: PendingSearch) -> list[PendingSearch]:
         """Join the queue; whoever finds it empty may, whatever their size. Returns those who lost their places to it,
@@ -165,8 +54,11 @@ class SearchQueue:
         Raises:
             Overloaded: there is no place.
         """
-        if not self:
-            self._lone = search
+        n_alone = self._n_alone + len(search.queries)
+        is_alone = self._alone and self._alone[0].ticket.caller == search.ticket.caller and n_alone <= self._max_rows
+        if is_alone or not self:
+            self._alone.append(search)
+            self._n_alone = self._n_asked = n_alone
             return []
         self._line_up()
         lost = self._turns.put(search.ticket.caller, search, len(search.queries))
@@ -189,16 +81,11 @@ class SearchQueue:
         together, and a larger search goes in parts: so nobody waits long for what others ask for beyond that. A row of
         a wide search counts as several, also for who is alone: others may be behind him.
         """
-        if (lone := self._lone) is not None and not lone.is_late(now):
-            caller, n_rows = lone.ticket.caller, len(lone.queries)
-            is_shared = self._is_shared(caller, now, n_rows)
-            if n_rows == 1 or not (is_shared or lone.width > 1):  # the common case: the rest says the same, and is slow
-                self._lone, lone.end, self._now = None, n_rows, now
-                self._turns.pass_by(caller, n_rows * lone.weight)
-                return [lone], []
+        if (batch := self._take_alone(now)) is not None:
+            return batch, []
         self._line_up()
         self._now = now
-        batch: list[PendingSearch] = []
+        batch = []
         dropped: list[PendingSearch] = []
         n_rows = n_heavy = n_passed = 0
         most = self._max_batch
@@ -248,13 +135,34 @@ class SearchQueue:
                 return search
         return None
 
+    def _take_alone(self, now: float) -> list[PendingSearch] | None:
+        """All that wait, if they are of one caller and go together: the common case, of which the rest of `take` says
+        the same, and is slow.
+        """
+        batch, n_rows = self._alone, self._n_alone
+        if not batch or (n_rows > self._max_batch and len(batch) > 1):
+            return None
+        first, sizes = batch[0], []
+        for search in batch:
+            if search.is_late(now) or not (search is first or first.goes_with(search)):
+                return None
+            search.end = len(search.queries)
+            sizes.append(search.end)
+        is_shared = self._is_shared(first.ticket.caller, now, self._n_asked)
+        if n_rows > 1 and (is_shared or first.width > 1):
+            return None
+        self._turns.pass_by(first.ticket.caller, sizes, first.weight)
+        self._alone, self._n_alone, self._now = [], 0, now
+        return batch
+
     def _line_up(self) -> None:
         """Who waited alone takes turns with others from now on."""
-        if self._lone is not None:
-            caller, n_rows = self._lone.ticket.caller, len(self._lone.queries)
-            self._note(caller, self._now, n_rows)
-            self._turns.put(caller, self._lone, n_rows)
-            self._lone = None
+        if self._alone:
+            caller = self._alone[0].ticket.caller
+            self._note(caller, self._now, self._n_asked)
+            for search in self._alone:
+                self._turns.put(caller, search, len(search.queries))
+            self._alone, self._n_alone = [], 0
 
     def _is_shared(self, caller: Hashable, now: float, n_asked: int = 0) -> bool:
         if caller != self._latest:
@@ -286,10 +194,3 @@ class SearchQueue:
 def part_rows(search: PendingSearch) -> int:
     """See PART_ROWS and PART_HITS."""
     return max(1, min(FLAT_PART_ROWS if search.shard.reads_all else PART_ROWS, PART_HITS // search.k))
-
-
-def _joined(parts: Sequence[Hits]) -> Hits:
-    if len(parts) == 1:
-        return parts[0]
-    ids, scores = np.concatenate([hits.ids for hits in parts]), np.concatenate([hits.scores for hits in parts])
-    return Hits(ids, scores, parts[0].snapshot_id)

@@ -14,8 +14,8 @@ from openbook.errors import InvalidRequest, InvalidSnapshot, OpenbookError, Over
 from openbook.index.server.coalesce import finish
 from openbook.index.server.failed import CANCELLED, explain
 from openbook.index.server.held import HeldSnapshots
+from openbook.index.server.pending import Later, Outcome, Ticket
 from openbook.index.server.threads import PART_IDS, Fetches
-from openbook.index.server.waiting import Later, Outcome, Ticket
 from openbook.index.shard.shard import Shard
 from openbook.v1 import index_pb2
 
