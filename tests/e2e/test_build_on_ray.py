@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 import tiny_encoders as tiny
 import torch
 from typer.testing import CliRunner
@@ -104,6 +105,20 @@ def test_processes_and_the_driver_may_end_and_the_bytes_are_those_of_a_build_her
     assert content(folder / "there") == content(folder / "here")
 
 
+def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = []
+    monkeypatch.setattr(local_ray, "joined", lambda address: addresses.append(address) or nullcontext())
+    command = ["build", str(folder / "documents.jsonl"), "--out", str(folder / "by-command"), "--threads", "1"]
+    command += ["--encoder", str(folder / "encoder"), "--words", "10", "--shards", "2"]
+    done = CliRunner().invoke(app, [*command, "--ray", "head:6379"])
+    assert done.exit_code == 0, done.output
+    assert addresses == ["head:6379"]
+    assert content(folder / "by-command")["manifest"]["n_passages"] >= N_DOCUMENTS
+    refused = CliRunner().invoke(app, [*command, "--ray-gpus", "0.5"])
+    assert isinstance(refused.exception, InvalidConfig)
+    assert "got 0.5 without --ray" in str(refused.exception)
+
+
 def test_what_is_not_the_same_on_the_nodes_ends_the_build(folder: Path) -> None:
     settings = EncoderSettings(model=str(folder / "encoder"), n_threads=1)
     with pytest.raises(InvalidModel, match="the encoder must be another, as here, found"):
@@ -143,14 +158,11 @@ def test_tasks_with_a_share_of_a_gpu_compute_there() -> None:
 def test_processes_with_a_share_of_a_gpu_keep_their_model_from_task_to_task(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def encode_nothing(settings: str, passages: Sequence[Passage]) -> ray_encoding.Encoded:
-        return ray_encoding.Encoded("space", str(os.getpid()), "", np.empty((0, 1), np.float32))
-
-    monkeypatch.setattr(ray_encoding, "encode", encode_nothing)
+    """Their processes, that is: these import no model, which takes seconds."""
+    monkeypatch.setattr(ray_encoding, "encode", lambda settings, passages: os.getpid())
     settings, n_tasks = EncoderSettings(num_gpus=0.25), 6
     encoders = ray_encoding.RayEncoders(settings)
-    processes = [encoders._encode.remote("", []) for _ in range(n_tasks)]
-    assert len({encoders._result(each).embedded_by for each in processes}) < n_tasks
+    assert len(set(ray.get([encoders._encode.remote("", []) for _ in range(n_tasks)]))) < n_tasks
 
 
 def test_a_gpu_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +174,3 @@ def test_a_gpu_without_room_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -
     told = ray_encoding.encode(EncoderSettings(device="cpu").model_dump_json(), [])
     assert isinstance(told, StartupError)
     assert str(told).startswith("a GPU's memory is full: reserve more of it with --ray-gpus: CUDA out of memory")
-
-
-def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = []
-    monkeypatch.setattr(local_ray, "joined", lambda address: addresses.append(address) or nullcontext())
-    command = ["build", str(folder / "documents.jsonl"), "--out", str(folder / "by-command"), "--threads", "1"]
-    command += ["--encoder", str(folder / "encoder"), "--words", "10", "--shards", "2"]
-    done = CliRunner().invoke(app, [*command, "--ray", "head:6379"])
-    assert done.exit_code == 0, done.output
-    assert addresses == ["head:6379"]
-    assert content(folder / "by-command")["manifest"]["n_passages"] >= N_DOCUMENTS
-    refused = CliRunner().invoke(app, [*command, "--ray-gpus", "0.5"])
-    assert isinstance(refused.exception, InvalidConfig)
-    assert "got 0.5 without --ray" in str(refused.exception)
