@@ -47,6 +47,24 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("built") / "old")
 
 
+@pytest.fixture(scope="module")
+def running_still(old: Path) -> Iterator[list[ServerProcess]]:
+    with running(old, n_replicas=2) as found:
+        yield found
+
+
+@pytest.fixture
+def servers(running_still: list[ServerProcess]) -> list[ServerProcess]:
+    """Two replicas of each shard, for one test after the other: what a test froze goes on, what it killed is there
+    again.
+    """
+    for i, server in enumerate(running_still):
+        server.popen.send_signal(signal.SIGCONT)
+        if server.popen.poll() is not None:
+            running_still[i] = server.again()
+    return running_still
+
+
 async def rejoins(
     load: Load, alive: Callable[[], bool], hurt: Callable[[], None], heal: Callable[[], Awaitable[None]]
 ) -> None:
@@ -65,9 +83,11 @@ async def rejoins(
     raise AssertionError(f"it took more than {REJOIN_S} s three times until it served again")
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_of_two_replicas_is_killed_or_frozen_under_load(old: Path, fault: signal.Signals) -> None:
-    async def scenario(servers: list[ServerProcess]) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+def test_one_of_two_replicas_is_killed_or_frozen_under_load(
+    old: Path, servers: list[ServerProcess], fault: signal.Signals
+) -> None:
+    async def scenario() -> None:
         tier = tier_of(servers)
 
         async def heal() -> None:
@@ -84,12 +104,11 @@ def test_one_of_two_replicas_is_killed_or_frozen_under_load(old: Path, fault: si
         assert load.failures == []
         await tier.close()
 
-    with running(old, n_replicas=2) as servers:
-        asyncio.run(scenario(servers))
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+def test_all_replicas_of_a_shard_are_gone(servers: list[ServerProcess], fault: signal.Signals) -> None:
     async def check(tier: ShardedIndex) -> None:
         for _ in range(3):
             begun = monotonic()
@@ -107,7 +126,7 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
                 )
             assert monotonic() - begun < 4 * SOON_S + 10  # four calls, on a machine that may be busy
 
-    async def scenario(servers: list[ServerProcess]) -> None:
+    async def scenario() -> None:
         tier = tier_of(servers)
         whole = await tier.search(VECTORS[:1], RetrievalSettings(k=N), Context(Deadline.after(60)))
         assert whole.coverage == Coverage(N, N)
@@ -132,8 +151,7 @@ def test_all_replicas_of_a_shard_are_gone(old: Path, fault: signal.Signals) -> N
         await tier.close()
         await newcomer.close()
 
-    with running(old, n_replicas=2) as servers:
-        asyncio.run(scenario(servers))
+    asyncio.run(scenario())
 
 
 def run(command: str) -> None:
@@ -238,17 +256,17 @@ def test_the_disk_is_full_while_building_and_while_publishing(tmp_path: Path) ->
 
 def test_a_corrupted_byte_is_never_served(tmp_path: Path) -> None:
     root = make_root(tmp_path / "root", n_shards=1)
-    for name in ("index.faiss", "vectors.npy", "passages.bin", "offsets.npy"):
-        path = root / "new" / "shard-0000" / name
-        content = path.read_bytes()
-        middle = len(content) // 2
-        with running(root, n_replicas=1, n_shards=1) as servers:
+    with running(root, n_replicas=1, n_shards=1) as servers:
+        settings = IndexClientSettings(addresses=(servers[0].address,))
+        for name in ("index.faiss", "vectors.npy", "passages.bin", "offsets.npy"):
+            path = root / "new" / "shard-0000" / name
+            content = path.read_bytes()
+            middle = len(content) // 2
             path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-            settings = IndexClientSettings(addresses=(servers[0].address,))
             with pytest.raises(OpenbookError, match=rf"{name}: was altered"):
                 asyncio.run(publish(root / "new", settings))
             assert Root(root).read().current == "old"
-        path.write_bytes(content)
+            path.write_bytes(content)
 
 
 if __name__ == "__main__":
