@@ -441,7 +441,7 @@ def test_a_citation_is_the_part_of_the_answer_that_its_indices_say_streamed_or_n
 @pytest.mark.parametrize("what", ["answer", "stream", "retrieve"])
 def test_load_gets_the_same_answers_over_both_protocols(system: System, what: str) -> None:
     """Texts, passages, and to the bit their scores, whatever is asked beside them."""
-    settings = {"what": what, "rate": 5, "duration_s": 2, "warm_up_s": 0, "timeout_s": 120, "check": "bits"}
+    settings = {"what": what, "rate": 6, "duration_s": 1, "warm_up_s": 0, "timeout_s": 120, "check": "bits"}
     for address in (system.grpc, f"http://{system.http}"):
         found = run(LoadSettings.model_validate({"address": address, "zipf": 3, "n_beams": 1, **settings})).measured
         assert {each.status for each in found.statuses} == {"OK"}, found.statuses
@@ -490,7 +490,7 @@ def test_a_signal_to_its_group_stops_everything_that_was_started(system: System)
     assert len(family) > 3
     long = {
         "question": "who invented the telephone, and when?",
-        "n_beams": 8,
+        "n_beams": 4,
         "min_new_tokens": 120,
         "max_new_tokens": 128,
     }
