@@ -1,5 +1,6 @@
 """A whole serving tier with models that need no time: real Ray Serve, real index servers, real Redis."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import pytest
 
 from openbook.config import EncoderSettings, GeneratorSettings, Settings, parse
 from openbook.core.confidence import SIGNALS, Calibration, Curve
@@ -145,6 +148,12 @@ def serving_tier(
         "serving": {**ports, **serving},
         **more,
     }
-    with local_tiers(snapshot, parse(values)) as settings, run.local_serve(settings.serving, num_cpus=2):
-        run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
-        yield System(settings)
+    # Of Ray's processes each would import it, where there is one, for nothing: what serves is installed without.
+    hidden = snapshot.parent / "hidden"
+    hidden.mkdir()
+    (hidden / "pandas.py").write_text("raise ImportError\n")
+    with pytest.MonkeyPatch.context() as patch, local_tiers(snapshot, parse(values)) as settings:
+        patch.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+        with run.local_serve(settings.serving, num_cpus=2):
+            run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+            yield System(settings)

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any
 
 import grpc
@@ -43,7 +43,7 @@ from small_system import (
 
 from openbook.cache.server import RedisServer
 from openbook.client import Answer, Client, Retrieval, Token, messages
-from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings, Limits
+from openbook.config import AccessSettings, EncoderSettings, GeneratorSettings, IndexClientSettings, Limits, Settings
 from openbook.core.context import Context
 from openbook.core.types import Formulation, OwnPassage, RetrievalSettings, RetrieverKind
 from openbook.errors import (
@@ -62,7 +62,8 @@ from openbook.errors import (
 from openbook.processes import free_ports, is_loopback
 from openbook.serving.access.key_file import KeyFileBook
 from openbook.serving.access.key_redis import KeyRedisBook
-from openbook.serving.access.keys import mint, revoked
+from openbook.serving.access.keys import KeyRecord, mint, revoked
+from openbook.serving.access.ports import KeyBook
 from openbook.serving.access.scopes import Scope
 from openbook.serving.app import assemble
 from openbook.serving.endpoint.page import FOLDER
@@ -627,36 +628,6 @@ def test_an_update_for_which_there_is_no_room_is_given_up_and_undone(system: Sys
     assert client.answer(f"{QUESTION} afterwards").text
 
 
-@pytest.mark.parametrize(
-    ("address", "encoder", "generator", "error", "message"),
-    [
-        (None, load_other_space, load_echo, SnapshotMismatch, "dimension 128 .*hash-128.* dimension 64 .*hash-64"),
-        ("127.0.0.1:1", load_hash, load_echo, ShardUnavailable, "127.0.0.1:1"),
-        (None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
-    ],
-)
-def test_a_replica_that_cannot_start_says_why(
-    address: str | None,
-    encoder: EncoderLoader,
-    generator: GeneratorLoader,
-    error: type[OpenbookError],
-    message: str,
-    system: System,
-) -> None:
-    """From here on nothing is served."""
-    if not is_split(system) and error is not InvalidModel:
-        pytest.skip("one process has all, and whatever keeps it from starting comes out one way")
-    settings = system.settings
-    index = IndexClientSettings(addresses=(address,), timeout_s=1) if address else settings.index
-    with pytest.raises(error, match=message):
-        run.deploy(assemble(settings.model_copy(update={"index": index}), encoder, generator), settings.serving)
-
-
-def test_the_next_one_put_right_starts(system: System, client: Client) -> None:
-    run.deploy(assemble(system.settings, load_hash, load_echo), system.settings.serving)
-    assert client.answer(QUESTION).text
-
-
 def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, http: httpx.Client) -> None:
     """The only one there is. Serve's own proxy has other words for what was under way, and lets the others wait."""
     [replica] = running("ingress")
@@ -686,22 +657,93 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
             ask_over_grpc()
             ask_over_http()
             assert monotonic() < give_up, heard[-1:]
+            sleep(0.05)
     if system.settings.serving.proxy == "haproxy":
         assert {code for code, _ in heard} <= {"UNAVAILABLE"}
         reasons = "no replica of the endpoint answers|the replica broke off its answer"
         assert any(re.search(reasons, message) for _, message in heard)  # or that the stream was reset
 
 
-def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -> None:
-    if not is_split(system):
-        pytest.skip("the models are in the endpoint's own process, and nobody else knows what that holds")
-    generator = system.settings.generator.model_copy(update={"n_replicas": 2})
-    serving = system.settings.serving.model_copy(update={"n_replicas": 2})
-    settings = system.settings.model_copy(update={"generator": generator, "serving": serving})
-    run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
+@pytest.mark.parametrize(
+    ("topology", "address", "encoder", "generator", "error", "message"),
+    [
+        (
+            *("split", None, load_other_space, load_echo),
+            *(SnapshotMismatch, "dimension 128 .*hash-128.* dimension 64 .*hash-64"),
+        ),
+        ("split", None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
+        ("fused", "127.0.0.1:1", load_hash, load_echo, ShardUnavailable, "127.0.0.1:1"),
+    ],
+)
+def test_a_replica_that_cannot_start_says_why(
+    topology: str,
+    address: str | None,
+    encoder: EncoderLoader,
+    generator: GeneratorLoader,
+    error: type[OpenbookError],
+    message: str,
+    system: System,
+) -> None:
+    """The endpoint's or a model's. From here on nothing is served."""
+    settings = system.settings
+    if settings.serving.topology != topology:
+        pytest.skip("whatever keeps a replica from starting comes out one way: each once")
+    index = IndexClientSettings(addresses=(address,), timeout_s=1) if address else settings.index
+    with pytest.raises(error, match=message):
+        run.deploy(assemble(settings.model_copy(update={"index": index}), encoder, generator), settings.serving)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A deployment with keys."""
+
+    settings: Settings
+    book: KeyBook
+    records: dict[str, KeyRecord]
+    keys: dict[str, str]
+    keeper: RedisServer
+    """Which has them, where they are in a Redis."""
+
+    def client(self, timeout_s: float = PATIENCE_S, name: str = "any") -> Client:
+        return Client(self.settings.serving.grpc_address, timeout_s, self.keys[name], retries=False)
+
+
+@pytest.fixture(scope="module")
+def guarded(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """What is there from its first test on. Two replicas of the endpoint; behind HAProxy the models in processes of
+    their own and keys in a Redis, as on a cluster, else two of the generator and keys in a file.
+    """
+    folder, by_haproxy = tmp_path_factory.mktemp("keys"), system.settings.serving.proxy == "haproxy"
+    with RedisServer(keeps_in=folder / "redis") as keeper:
+        named: dict[str, Any] = {"keys": "redis", "url": keeper.url}
+        if not by_haproxy:
+            named = {"keys": "file", "path": folder / "keys.jsonl"}
+        access = AccessSettings.model_validate(named)
+        book: KeyBook = KeyRedisBook(access) if by_haproxy else KeyFileBook(folder / "keys.jsonl")
+        limits = {"any": Limits(), "web": Limits(questions_per_day=1000), "once": Limits(questions_per_day=1)}
+        made = {name: mint(name, 0.0, [Scope.ASK], limits=each) for name, each in limits.items()}
+        for _, record in made.values():
+            book.put(lambda _, record=record: record)  # type: ignore[misc]
+        serving = system.settings.serving.model_copy(update={"topology": "split", "n_replicas": 2})
+        generator = system.settings.generator.model_copy(update={"n_replicas": 1 if by_haproxy else 2})
+        changed = {"access": access, "serving": serving, "generator": generator}
+        settings = system.settings.model_copy(update=changed)
+        run.deploy(assemble(settings, load_hash, load_echo), serving)
+        records = {name: record for name, (_, record) in made.items()}
+        yield Guarded(settings, book, records, {name: key for name, (key, _) in made.items()}, keeper)
+
+
+def test_the_next_one_put_right_starts(guarded: Guarded) -> None:
+    with guarded.client() as client:
+        assert client.answer(QUESTION).text
+
+
+def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(guarded: Guarded) -> None:
+    if guarded.settings.serving.proxy == "haproxy":
+        pytest.skip("which proxy there is makes no difference behind the endpoint")
     replicas = running("generator")
     assert len(replicas) == 2
-    with Client(system.grpc, FROZEN_TIMEOUT_S, retries=False) as client:
+    with guarded.client(FROZEN_TIMEOUT_S) as client:
         for n in range(N_PAY):
             client.answer(f"{QUESTION} {n}")
         replicas[0].suspend()
@@ -712,13 +754,13 @@ def test_what_a_frozen_replica_holds_is_asked_of_the_other_one(system: System) -
             replicas[0].resume()
 
 
-def test_a_frozen_ingress_keeps_none_waiting_but_its_own(system: System, held_up: Path) -> None:
-    """Both of the deployment before; the models have something for it that it does not take."""
-    if not is_split(system):
-        pytest.skip("each has the models in its own process")
+def test_a_frozen_ingress_keeps_none_waiting_but_its_own(guarded: Guarded, held_up: Path) -> None:
+    """The models have something for it that it does not take."""
+    if guarded.settings.serving.proxy == "haproxy":
+        pytest.skip("which proxy there is makes no difference behind the endpoint")
     question = f"ponder {held_up}"
     frozen, _ = running("ingress")
-    with Client(system.grpc, FROZEN_TIMEOUT_S, retries=False) as client, ThreadPoolExecutor(2 * MAX_IN_FLIGHT) as pool:
+    with guarded.client(FROZEN_TIMEOUT_S) as client, ThreadPoolExecutor(2 * MAX_IN_FLIGHT) as pool:
 
         def is_answered(question: str) -> bool:
             with suppress(OpenbookError):
@@ -737,19 +779,33 @@ def test_a_frozen_ingress_keeps_none_waiting_but_its_own(system: System, held_up
             frozen.resume()
 
 
-def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client, tmp_path: Path) -> None:
-    """At both of two replicas. From here on one is needed."""
-    key, record = mint("web", 0.0, [Scope.ASK], limits=Limits(questions_per_day=1000))
-    once, of_once = mint("once", 0.0, [Scope.ASK], limits=Limits(questions_per_day=1))
-    book = KeyFileBook(tmp_path / "keys.jsonl")
-    book.put(lambda _: record)
-    book.put(lambda _: of_once)
-    access = AccessSettings(keys="file", path=tmp_path / "keys.jsonl")
-    serving = system.settings.serving.model_copy(update={"n_replicas": 2})
-    settings = system.settings.model_copy(update={"access": access, "serving": serving})
+def test_who_connects_to_whom_is_who_may(system: System, guarded: Guarded, redis_server: RedisServer) -> None:
+    serving = guarded.settings.serving
+    if serving.proxy == "python":
+        pytest.skip("which proxy there is makes no difference to who connects, and HAProxy is the usual one")
+    with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=system.http, timeout=PATIENCE_S, trust_env=False))
+        client = stack.enter_context(guarded.client())
+        assert client.answer(QUESTION).text
+        key = guarded.keys["any"]
+        http.post("/v1/answer", json={"question": QUESTION}, headers={"x-api-key": key}).raise_for_status()
+        assert serving.metrics_port
+        readers = list(scraped(serving.metrics_port, stack))
+        named = {
+            **{int(each.rpartition(":")[2]): ("index", PORTS.index) for each in guarded.settings.index.addresses},
+            redis_server.port: ("cache", PORTS.redis),
+            guarded.keeper.port: ("keys", PORTS.keys),
+            serving.http_port: ("endpoint", PORTS.http),
+            serving.grpc_port: ("endpoint", PORTS.grpc),
+        }
+        assert connections(named, {each.getsockname()[1] for each in readers}) == allowed() - OF_OPERATOR
+
+
+def test_with_keys_only_who_has_one_is_let_in(system: System, guarded: Guarded, http: httpx.Client) -> None:
+    """At both of two replicas."""
+    key, once = guarded.keys["web"], guarded.keys["once"]
     with Redis.from_url(str(system.settings.cache.url)) as redis:
         redis.delete("openbook:quota:web", "openbook:quota:once")  # the Redis is that of all tests
-    run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
     if time() % A_DAY_S > A_DAY_S - MIDNIGHT_S:
         pytest.skip("at midnight, UTC, questions of a day are counted from none again")
     with Client(system.grpc, PATIENCE_S) as nobody, Client(system.grpc, PATIENCE_S, key) as holder:
@@ -785,37 +841,9 @@ def test_with_keys_only_who_has_one_is_let_in(system: System, http: httpx.Client
                 assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
                 assert rpc_status.from_call(refused).message == refused.details()
 
-        book.put(lambda records: revoked(records, record.prefix, 1.0))
+        guarded.book.put(lambda records: revoked(records, guarded.records["web"].prefix, 1.0))
         begun, n_refused = monotonic(), 0
         while n_refused < 8:  # in a row: by both replicas
             n_refused = n_refused + 1 if post("/v1/answer", **{"x-api-key": key}).status_code == 401 else 0
         assert monotonic() - begun < 5  # half a second, on a machine that has nothing else to do
         refuses(Unauthenticated, lambda: holder.answer(QUESTION), post("/v1/answer", **{"x-api-key": key}))
-
-
-def test_who_connects_to_whom_is_who_may(system: System, redis_server: RedisServer, tmp_path: Path) -> None:
-    """Keys are in a Redis, the models in processes of their own."""
-    if system.settings.serving.proxy == "python":
-        pytest.skip("which proxy there is makes no difference to who connects, and HAProxy is the usual one")
-    with ExitStack() as stack:
-        keeper = stack.enter_context(RedisServer(keeps_in=tmp_path / "keys"))
-        access = AccessSettings.model_validate({"keys": "redis", "url": keeper.url})
-        key, record = mint("web", 0.0, [Scope.ASK])
-        KeyRedisBook(access).put(lambda _: record)
-        serving = system.settings.serving.model_copy(update={"topology": "split"})
-        settings = system.settings.model_copy(update={"access": access, "serving": serving})
-        run.deploy(assemble(settings, load_hash, load_echo), serving)
-        http = stack.enter_context(httpx.Client(base_url=system.http, timeout=PATIENCE_S, trust_env=False))
-        client = stack.enter_context(Client(system.grpc, PATIENCE_S, key))
-        assert client.answer(QUESTION).text
-        http.post("/v1/answer", json={"question": QUESTION}, headers={"x-api-key": key}).raise_for_status()
-        assert serving.metrics_port
-        readers = list(scraped(serving.metrics_port, stack))
-        named = {
-            **{int(each.rpartition(":")[2]): ("index", PORTS.index) for each in settings.index.addresses},
-            redis_server.port: ("cache", PORTS.redis),
-            keeper.port: ("keys", PORTS.keys),
-            serving.http_port: ("endpoint", PORTS.http),
-            serving.grpc_port: ("endpoint", PORTS.grpc),
-        }
-        assert connections(named, {each.getsockname()[1] for each in readers}) == allowed() - OF_OPERATOR
