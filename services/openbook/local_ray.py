@@ -98,7 +98,7 @@ def _start(num_cpus: float, log_to_driver: bool) -> None:
 
     for attempt in range(N_STARTS):
         try:
-            with _our_signals(), _own_groups():
+            with _our_signals(), _own_groups(), _without_what_nobody_asks():
                 # Without address="local" it would join whatever Ray it finds.
                 ray.init(
                     address="local",
@@ -172,6 +172,21 @@ def _own_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = former
+
+
+@contextmanager
+def _without_what_nobody_asks() -> Iterator[None]:
+    """Ray would start its autoscaler and, even without a dashboard, that one's server: two processes of 100 MB each for
+    which one machine has no use.
+    """
+    from ray._private.node import Node
+
+    former = Node.start_monitor, Node.start_api_server
+    Node.start_monitor = Node.start_api_server = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        Node.start_monitor, Node.start_api_server = former
 
 
 @contextmanager

@@ -74,6 +74,13 @@ def test_no_signal_to_our_group_reaches_its_processes_before_we_stop_them(runnin
     assert [each.name() for each in others if os.getpgid(each.pid) == os.getpgrp()] == []
 
 
+def test_there_is_no_process_that_nobody_asks(running: ExitStack) -> None:
+    """Ray's autoscaler, and its dashboard's server: 200 MB."""
+    programs = {Path(word).name for each in psutil.Process().children(recursive=True) for word in each.cmdline()}
+    assert "log_monitor.py" in programs
+    assert programs.isdisjoint({"monitor.py", "dashboard.py"})
+
+
 def test_what_a_replica_writes_does_not_grow_for_ever(running: ExitStack) -> None:
     def written() -> int:
         for _ in range(2):
