@@ -337,16 +337,20 @@ def test_tasks_and_ablations_learn(files: World, name: str) -> None:
     ("sections", "difference"),
     [
         ({"retrieval": {"k": 4}}, "retrieval = 'dense, k = 3', this run has 'dense, k = 4'"),
-        ({"optimizer": {"learning_rate": 1e-3}}, "optimizer = "),
-        ({"loop": {"seed": 1}}, "loop = "),
-        ({"loop": {"n_steps": 9}}, "loop = "),
-        ({"loop": {"batch_size": 8}}, "loop = "),
-        ({"loop": {"dtype": "bfloat16"}}, "loop = "),
-        ({"models": {"dropout": False}}, "models = "),
+        ({"optimizer": {"learning_rate": 1e-3}}, "optimizer.learning_rate = 0.003, this run has 0.001"),
+        ({"loop": {"seed": 1}}, "loop.seed = 0, this run has 1"),
+        (
+            {"loop": {"n_steps": 9, "batch_size": 8}, "retrieval": {"k": 2}},
+            "loop.batch_size = 4, this run has 8; loop.n_steps = 8, this run has 9; "
+            "retrieval = 'dense, k = 3', this run has 'dense, k = 2'",
+        ),
+        ({"loop": {"dtype": "bfloat16"}}, "loop.dtype = 'float32', this run has 'bfloat16'"),
+        ({"models": {"dropout": False}}, "models.dropout = True, this run has False"),
     ],
 )
 def test_a_run_goes_on_only_as_it_began(files: World, whole: Path, sections: dict[str, Any], difference: str) -> None:
-    with pytest.raises(InvalidConfig, match=rf"step-0000008: was made with {difference}.*a folder of its own"):
+    """All that differs is named, and nothing else."""
+    with pytest.raises(InvalidConfig, match=rf"step-0000008: was made with {difference}; give it a folder of its own$"):
         train(files.settings("whole", **sections))
 
 

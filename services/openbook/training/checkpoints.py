@@ -6,7 +6,6 @@ safetensors: a checkpoint from elsewhere is data, not code.
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ TENSORS = WEIGHTS, MOMENTS = "weights.safetensors", "moments.safetensors"
 STATE = "state.json"
 PREFIX = "step-"
 
-FORMERLY = re.compile(r'"gradient_checkpointing":(null|true|false),')
+FORMERLY = "loop.gradient_checkpointing"
 """In the plans of former versions, also of RAG, whose result it does not change."""
 
 Plan = Mapping[str, Any]
@@ -54,7 +53,7 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
     """Make a loop go on from a checkpoint.
 
     Raises:
-        InvalidConfig: the checkpoint is one of another plan; names what differs, and both values.
+        InvalidConfig: the checkpoint is one of another plan; names all that differs, and both values.
         InvalidCheckpoint: a file is missing or altered.
     """
     try:
@@ -68,7 +67,7 @@ def restore(folder: Path, loop: Loop[Any, Any], plan: Plan) -> None:
                     key: moments[f"{name}.{key}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         loop.step = state["step"]
-    except (OSError, KeyError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise InvalidCheckpoint(f"{folder}: not a whole checkpoint: {error}") from None
 
 
@@ -138,9 +137,22 @@ def _moments(loop: Loop[Any, Any]) -> dict[str, Tensor]:
 
 
 def _check_plan(folder: Path, found: Plan, plan: Plan) -> None:
-    for name in sorted({*found, *plan}):
-        if plan.get(name) not in (found.get(name), FORMERLY.sub("", str(found.get(name)))):
-            raise InvalidConfig(
-                f"{folder}: was made with {name} = {found.get(name)!r}, this run has {plan.get(name)!r}; "
-                "give it a folder of its own"
-            )
+    was, now = _by_key(found), _by_key(plan)
+    differing = [
+        f"{name} = {was.get(name)!r}, this run has {now.get(name)!r}"
+        for name in sorted({*was, *now} - ({FORMERLY} - now.keys()))
+        if was.get(name) != now.get(name)
+    ]
+    if differing:
+        raise InvalidConfig(f"{folder}: was made with {'; '.join(differing)}; give it a folder of its own")
+
+
+def _by_key(plan: Plan) -> dict[str, Any]:
+    """A section of settings, which a plan has as JSON, as its keys."""
+    keys: dict[str, Any] = {}
+    for name, value in plan.items():
+        if str(value).startswith("{"):
+            keys |= {f"{name}.{key}": each for key, each in json.loads(value).items()}
+        else:
+            keys[name] = value
+    return keys
