@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from openbook.models.checkpoint import load_generator, of_base
 from openbook.models.encoder import load_encoder
 from openbook.models.source import weights_digest
 from openbook.testing import served
+from openbook.training import checkpoints
 from openbook.training.loop import Loop, TrainingDiverged
 from openbook.training.loss import RagLoss
 from openbook.training.rag import RagJob
@@ -138,6 +140,77 @@ def test_interrupted_and_run_again_it_ends_with_the_same_bits(
     steps: list[int] = []
     check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
     assert steps == list(range(begun[-1] if begun else 0, N_STEPS + 1)), "first where it goes on"
+
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+"""What shells say of a command that these have ended."""
+
+
+def test_a_signal_waits_for_the_step_and_its_checkpoint(
+    files: World, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing that was computed is computed again."""
+    settings = files.settings("held back")
+    handlers = {each: signal.getsignal(each) for each in CODES}
+
+    def interrupting(step: int, scalars: Mapping[str, float]) -> None:
+        if step == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, interrupting)
+    assert caplog.messages == [
+        "SIGINT: stopping after this step and its checkpoint; once more stops at once",
+        "stopped after step 4: the same command goes on from there",
+    ]
+    assert {each: signal.getsignal(each) for each in CODES} == handlers
+    steps: list[int] = []
+    check_same(train(settings, lambda step, scalars: steps.append(step)), whole)
+    assert steps == list(range(4, N_STEPS + 1))
+
+
+def test_a_second_signal_stops_a_run_at_once(files: World) -> None:
+    settings = files.settings("twice")
+
+    def interrupting(step: int, scalars: Mapping[str, float]) -> None:
+        if step == 4:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, interrupting)
+    assert [path.name for path in (settings.loop.out / "checkpoints").iterdir()] == ["step-0000003"]
+
+
+@pytest.mark.parametrize(("number", "code"), CODES.items())
+def test_an_interrupted_command_ends_as_others_do(
+    files: World, number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here while a checkpoint is written, which is whole."""
+    config, save = files.folder / "interrupted.yaml", checkpoints.save
+    loop = {"checkpoint_every": 1, "n_validation": 1}
+    config.write_text(yaml.safe_dump(files.config(f"interrupted {number}", loop=loop)))
+
+    def saved(*given: Any) -> None:
+        signal.raise_signal(number)
+        save(*given)
+
+    monkeypatch.setattr(checkpoints, "save", saved)
+    assert CliRunner().invoke(app, ["train", str(config), "--local"]).exit_code == code
+    assert [path.name for path in (files.folder / f"interrupted {number}/checkpoints").iterdir()] == ["step-0000001"]
+
+
+def test_a_signal_that_is_ignored_stays_so(files: World) -> None:
+    """SIGHUP under `nohup`."""
+
+    def interrupting(step: int, scalars: Mapping[str, float]) -> None:
+        signal.raise_signal(signal.SIGHUP)
+
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(files.settings("ignored", loop={"n_steps": 2, "n_validation": 1}), interrupting).exists()
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def test_a_finished_run_is_only_saved_again(files: World, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

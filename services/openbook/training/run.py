@@ -1,6 +1,7 @@
 """A whole run: what is trained put together, resumed, recorded and saved, by one worker or several."""
 
 import filecmp
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -16,7 +17,10 @@ from openbook.training import checkpoints
 from openbook.training.loop import Loop, Objective, TrainingDiverged
 from openbook.training.records import Records
 from openbook.training.settings import TrainingSettings
+from openbook.training.stopping import held_back
 from openbook.training.world import Alone, World
+
+log = logging.getLogger(__name__)
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its numbers, by name; first, with none, with the step that a run goes on from."""
@@ -105,6 +109,7 @@ class Run:
             TrainingDiverged: the loss, the gradient or a query is not a number any more.
             ShardUnavailable, Overloaded, SnapshotMismatch: a step could not retrieve.
             StartupError: the disk is full, or a GPU's memory.
+            KeyboardInterrupt, SystemExit: as `held_back`, after a step and its checkpoint; only in the main thread.
         """
         out = self.settings.loop.out
         out.mkdir(parents=True, exist_ok=True)
@@ -131,14 +136,21 @@ class Run:
         try:
             if loop.step == 0:
                 self._record(records, 0, self._validate(), on_step)
-            for report in loop.run():
-                is_last = report.step == self.settings.loop.n_steps
-                scalars = report.scalars()
-                if is_last or report.step % self.settings.loop.validate_every == 0:
-                    scalars |= self._validate()
-                self._record(records, report.step, scalars, on_step)
-                if is_last or report.step % self.settings.loop.checkpoint_every == 0:
-                    self._keep()
+            with held_back("this step and its checkpoint") as signals:
+                for report in loop.run():
+                    is_last = report.step == self.settings.loop.n_steps
+                    scalars = report.scalars()
+                    if is_last or report.step % self.settings.loop.validate_every == 0:
+                        scalars |= self._validate()
+                    self._record(records, report.step, scalars, on_step)
+                    is_due = is_last or report.step % self.settings.loop.checkpoint_every == 0
+                    if is_due:
+                        self._keep()
+                    if signals:
+                        if not is_due:
+                            self._keep()
+                        log.warning("stopped after step %d: the same command goes on from there", report.step)
+                        break
         except TrainingDiverged as error:
             raise TrainingDiverged(f"after step {loop.step}: {error}") from None
         finally:
