@@ -43,7 +43,10 @@ class Records:
         tensorboard, self._plots = _imported("tensorboardX"), _imported("matplotlib")
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
-        kept = [line for line in read_metrics(self._path) if line["step"] <= step] if step else []
+        former = list(read_metrics(self._path))
+        if former and not step:
+            log.warning("%s: there is no checkpoint: the run begins anew, and its curves too", folder)
+        kept = [line for line in former if line["step"] <= step] if step else []
         files.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8")
         purge_step = step + 1 if step else 0

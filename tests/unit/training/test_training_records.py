@@ -76,11 +76,13 @@ def test_a_run_that_goes_on_drops_what_came_after_its_checkpoint(tmp_path: Path)
     assert 4 in {event.step for event in events(tmp_path) if event.HasField("session_log")}, "what TensorBoard purges"
 
 
-def test_a_run_that_begins_anew_drops_everything(tmp_path: Path) -> None:
+def test_a_run_that_begins_anew_says_so_and_drops_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Killed before its first checkpoint: step 0 was validated, and is again."""
     recorded(tmp_path, range(3))
+    assert caplog.messages == []
     recorded(tmp_path, range(2))
     assert steps_of(tmp_path) == [0, 1]
+    assert caplog.messages == [f"{tmp_path}: there is no checkpoint: the run begins anew, and its curves too"]
 
 
 def panels(picture: Path) -> Any:
