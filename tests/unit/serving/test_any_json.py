@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import cache
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.openai.requests import IGNORED, WITHOUT_EFFECT, ChatRequest, EmbeddingsRequest
 from openbook.serving.endpoint.schemas import AnswerRequest
 
-APP = build_app(service())
+app = cache(lambda: build_app(service()))
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 TEXTS = st.text(st.characters(codec=None), max_size=4)
 ANY = st.recursive(
@@ -32,7 +33,7 @@ CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
 
 def send(path: str, body: Any) -> httpx.Response:
     async def main() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url="http://test") as client:
             return await client.post(path, content=json.dumps(body), headers=HEADERS)
 
     return asyncio.run(main())
