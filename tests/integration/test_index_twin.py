@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,34 @@ async def over_the_wire(folder: Path, queries: Float32, k: int) -> Hits:
         return hits
 
 
+@cache
+def asked_of_twin(
+    corpus: Callable[[np.random.Generator], Float32], seed: int, exact_dtype: str
+) -> tuple[list[Passage], Float32, Float32, list[tuple[Float32, int, Hits]]]:
+    """Passages with their vectors, as given and as held; and queries and k with what the twin finds: for every kind of
+    index the same.
+    """
+    rng = np.random.default_rng(seed)
+    given = corpus(rng)
+    passages, vectors = passages_of(given), rounded(given, exact_dtype)
+    twin = ExactIndex(passages, vectors)
+    asked = [(queries, k) for queries in [questions(vectors, n, rng) for n in (1, 33)] for k in (17, 900)]
+    found = [(q, k, asyncio.run(twin.search(q, RetrievalSettings(k=k), Context()))) for q, k in asked]
+    return passages, given, vectors, found
+
+
+@cache
+def clustered() -> tuple[list[Passage], Float32, Float32, Hits]:
+    """3000 passages and 64 queries about the same centres; and their thousand nearest."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((40, D))
+    vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
+    queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
+    passages = passages_of(vectors)
+    nearest = ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context())
+    return passages, vectors, queries, asyncio.run(nearest)
+
+
 def same(ours: Hits, theirs: Hits) -> None:
     np.testing.assert_array_equal(ours.ids, theirs.ids)
     np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
@@ -220,34 +249,24 @@ def test_every_index_searched_as_widely_as_it_goes_is_its_twin(
     if exact_dtype == "float16":
         corpora = tuple(each for each in corpora if each in (gaussian, identical_masses))
     for corpus in corpora:
-        rng = np.random.default_rng(n_shards)
-        given = corpus(rng)
-        passages, vectors = passages_of(given), rounded(given, exact_dtype)
+        passages, given, vectors, asked = asked_of_twin(corpus, n_shards, exact_dtype)
         folder = tmp_path / corpus.__name__
         built(passages, given, folder, n_shards, factory, queries=vectors[:9], exact_dtype=exact_dtype)
         shards = shards_of(folder, n_shards)
-        for n in (1, 33):
-            queries = questions(vectors, n, rng)
-            for k in (17, 900):
-                theirs = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=k), Context()))
-                same(ask(shards, queries, k, everything(factory)), theirs)
+        for queries, k, theirs in asked:
+            same(ask(shards, queries, k, everything(factory)), theirs)
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_every_index_as_built_finds_most_and_scores_exactly(factory: str, n_shards: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((40, D))
-    vectors = (centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, D))).astype(np.float32)
-    queries = (centres[rng.integers(0, 40, 64)] + 0.3 * rng.standard_normal((64, D))).astype(np.float32)
-    passages = passages_of(vectors)
+    passages, vectors, queries, exact = clustered()
     built(passages, vectors, tmp_path / "s", n_shards, factory, queries=queries)
     shards = shards_of(tmp_path / "s", n_shards)
     ours = ask(shards, queries, 10, AS_BUILT)
     alone = [ask(shards, query[None], 10, AS_BUILT) for query in queries[:16]]
     if n_shards > 1:
         same(asyncio.run(over_the_wire(tmp_path / "s", queries, 10)), ours)
-    exact = asyncio.run(ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context()))
     best = exact.ids[:, :10]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ours.ids.tolist(), best.tolist(), strict=True)]) > 0.8
     for row in range(len(queries)):
