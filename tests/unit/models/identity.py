@@ -168,11 +168,15 @@ def _fast(
     for row, y in enumerate(answers(proposed)):
         proposers.setdefault(y, []).append(row // n_beams)
     log_prior, mass = paper.log_prior(scores.cpu().numpy()), {}
+    rows = [row for of_y in proposers.values() for row in of_y]
+    targets = [torch.tensor(y) for y, of_y in proposers.items() for _ in of_y]
+    padded = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=tiny.PAD).to(ids.device)
+    inputs = torch.cat([padded.new_full((len(rows), 1), tiny.EOS), padded[:, :-1]], 1)
+    logits = generator(input_ids=ids[rows], attention_mask=mask[rows], decoder_input_ids=inputs).logits
+    each = logits.log_softmax(-1).gather(2, padded[..., None])[..., 0].masked_fill(padded == tiny.PAD, 0)
+    likelihoods = iter(each.sum(-1).cpu().numpy())
     for y, of_y in proposers.items():
-        inputs = torch.tensor([(tiny.EOS, *y[:-1])], device=ids.device).expand(len(of_y), -1)
-        logits = generator(input_ids=ids[of_y], attention_mask=mask[of_y], decoder_input_ids=inputs).logits
-        likelihood = logits.log_softmax(-1)[:, range(len(y)), list(y)].sum(-1).cpu().numpy()
-        mass[y] = np.logaddexp.reduce(log_prior[of_y] + likelihood)
+        mass[y] = np.logaddexp.reduce(log_prior[of_y] + [next(likelihoods) for _ in of_y])
     return max(mass, key=lambda y: mass[y])
 
 
