@@ -102,8 +102,8 @@ def test_what_is_computed_while_a_check_is_called_changes_nothing(name: str, mon
     def check() -> None:
         if not within:
             within.append(name)
-            WORK["token greedy"](reader)
-            WORK["labels"](reader)
+            generate(reader, *INPUTS, GenerationSettings(max_new_tokens=2, formulation=TOKEN, n_beams=1))
+            score_answers(reader, *INPUTS, ANSWERS[1:], SEQUENCE)
             within.clear()
 
     assert pickle.dumps(WORK[name](reader.stopped_by(check))) == wanted
