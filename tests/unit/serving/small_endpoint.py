@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -55,13 +56,17 @@ def service(settings: Settings = SETTINGS, generator: Any = None) -> AnswerServi
     return AnswerService(pipeline, settings, ready)
 
 
+app = cache(lambda: build_app(service()))
+"""For those who change nothing of it: to make one takes longer than to ask it."""
+
+
 def in_process(
     use: Callable[[httpx.AsyncClient], Coroutine[Any, Any, T]], under_test: AnswerService | None = None
 ) -> T:
     """What comes of using a client whose requests go straight into the application."""
 
     async def run() -> T:
-        transport = httpx.ASGITransport(build_app(under_test or service()))
+        transport = httpx.ASGITransport(build_app(under_test) if under_test else app())
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await use(client)
 

@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-from functools import cache
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_endpoint import QUESTION, service
+from small_endpoint import QUESTION, app
 
-from openbook.serving.endpoint.http import build_app
 from openbook.serving.endpoint.openai.requests import IGNORED, WITHOUT_EFFECT, ChatRequest, EmbeddingsRequest
 from openbook.serving.endpoint.schemas import AnswerRequest
 
-app = cache(lambda: build_app(service()))
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 TEXTS = st.text(st.characters(codec=None), max_size=4)
 ANY = st.recursive(
