@@ -115,10 +115,10 @@ def test_an_archive_that_kills_its_parser_again_and_again_is_given_up(
 
 def test_a_page_that_kills_its_parser_takes_no_others_of_its_file_with_it(tmp_path: Path) -> None:
     """Failures before it and behind it are counted as those of one file."""
-    texts = ["<p>one</p>", "<p>x</p>" * 1_200_000, "<p>two</p>"]
+    texts = ["<p>one</p>", "<p>x</p>" * 600_000, "<p>two</p>"]
     pages = [json.dumps({"document_html": text, "title": "t"}) for text in texts]
     (tmp_path / "a.jsonl").write_text("\n".join(["{}"] * 8 + pages + ["{}"] * 8))
-    documents, failures = read(tmp_path, Limits(memory_bytes=512 * MB))
+    documents, failures = read(tmp_path, Limits(memory_bytes=320 * MB))
     assert [document.text for document in documents] == ["one", "two"]
     (killed,) = [each for each in failures if re.search(r"memory|died", each.reason)]
     assert killed.path == f"{tmp_path}/a.jsonl#10"
