@@ -100,6 +100,14 @@ def loaded_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves of runs that nobody looks at: a picture takes as long as all else of a tiny run."""
+    from openbook.training import records
+
+    monkeypatch.setattr(records, "draw", lambda metrics, picture: None)
+
+
+@pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests keep all cores busy, what gives way to everybody would wait for their end."""
     from openbook.index.server import download, verify

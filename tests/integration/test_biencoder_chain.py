@@ -31,6 +31,7 @@ from openbook.training.opening import open_retriever
 from openbook.training.run import train
 from openbook.training.settings import RetrieverSettings, TrainingSettings
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 NAMES = ["bell", "curie", "warsaw", "moon", "earth", "nile", "river", "telephone"]
 N_STEPS = 40

@@ -29,6 +29,7 @@ from openbook.training.retrieval import Found, LiveIndex
 from openbook.training.run import Run, train
 from openbook.training.settings import TrainingSettings
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 N_STEPS = 6
 TIMEOUT_S = 120.0
 

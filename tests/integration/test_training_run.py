@@ -37,6 +37,7 @@ from openbook.training.retrieval import MemoryIndex
 from openbook.training.run import Run, train
 from openbook.training.settings import TrainingSettings
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 N_STEPS = 8
 
 
