@@ -101,10 +101,12 @@ def loaded_once() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curves of runs that nobody looks at: a picture takes as long as all else of a tiny run."""
+    """Pictures of runs that nobody looks at: one takes as long as all else of a tiny run."""
+    from openbook.evaluation import pictures
     from openbook.training import records
 
-    monkeypatch.setattr(records, "draw", lambda metrics, picture: None)
+    for module in (pictures, records):
+        monkeypatch.setattr(module, "draw", lambda of, picture: None)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from openbook.models.checkpoint import load_generator
 from openbook.models.encoder import TextEncoder
 from openbook.testing import served
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
+pytestmark = pytest.mark.usefixtures("loaded_once", "undrawn")
 
 FACTS = [
     ("France", "Paris is the capital of France, a country in Europe.", "What is the capital of France?", "Paris"),
