@@ -44,11 +44,13 @@ def events(folder: Path) -> list[Event]:
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_line_for_every_step(tmp_path: Path) -> None:
     recorded(tmp_path, range(4))
     assert list(read_metrics(tmp_path / METRICS)) == [{"step": step, **scalars(step)} for step in range(4)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     records = Records(tmp_path, 0)
     records.add(1, scalars(1))
@@ -56,6 +58,7 @@ def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     records.close()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     recorded(tmp_path, range(1, 4))
     values = {
@@ -67,6 +70,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
         assert values[key] == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_goes_on_drops_what_came_after_its_checkpoint(tmp_path: Path) -> None:
     recorded(tmp_path, range(7))
     with (tmp_path / METRICS).open("a") as file:
@@ -76,6 +80,7 @@ def test_a_run_that_goes_on_drops_what_came_after_its_checkpoint(tmp_path: Path)
     assert 4 in {event.step for event in events(tmp_path) if event.HasField("session_log")}, "what TensorBoard purges"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_begins_anew_says_so_and_drops_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Killed before its first checkpoint: step 0 was validated, and is again."""
     recorded(tmp_path, range(3))
