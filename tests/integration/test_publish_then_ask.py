@@ -28,7 +28,7 @@ from openbook.v1.index_pb2 import InfoResponse
 
 N, D = 8, 4
 VECTORS = np.random.default_rng(0).standard_normal((N, D)).astype(np.float32)
-N_PUBLICATIONS = 40
+N_PUBLICATIONS = 24  # of `N_IDLE` clients each is asked three times, once for half
 N_IDLE = 8
 PATIENCE_S = 1.5
 """With a server that is frozen."""
