@@ -328,7 +328,7 @@ def snapshots(
     folders = [Path(each) for each in where or () if Path(each).is_dir()]
     addresses = [each for each in where or () if not Path(each).is_dir()]
     if strange := [each for each in addresses if not is_address(each)]:
-        raise InvalidRequest(f"{strange[0]}: no such folder, and no host:port of a server")
+        raise InvalidRequest(f"{strange[0]}: no such folder, and a server {EXPECTED}")
     rows = []
     for folder in folders:
         rows += (found := held_by_root(folder))

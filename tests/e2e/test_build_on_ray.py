@@ -114,7 +114,7 @@ def test_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert done.exit_code == 0, done.output
     assert addresses == ["head:6379"]
     assert content(folder / "by-command")["manifest"]["n_passages"] >= N_DOCUMENTS
-    refused = CliRunner().invoke(app, [*command, "--ray-gpus", "0.5"])
+    refused = CliRunner().invoke(app, [*command, "--out", str(folder / "refused"), "--ray-gpus", "0.5"])
     assert isinstance(refused.exception, InvalidConfig)
     assert "got 0.5 without --ray" in str(refused.exception)
 

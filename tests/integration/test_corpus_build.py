@@ -164,7 +164,7 @@ def test_tokens_sentences_and_an_overlap_are_chosen_on_the_command_line(document
     found = list(PassageReader(snapshot.shard_folder(0), 0, snapshot.manifest.fields))
     assert [passage.text for passage in found] == [f"{one} {other}" for one, other in pairwise(TEXTS)]
     assert all(p.origin and text[p.origin.start : p.origin.end] == p.text for p in found)
-    done = CliRunner().invoke(app, [*command, "--words", "100"])
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "other"), "--words", "100"])
     assert isinstance(done.exception, InvalidConfig)
     assert "got 100 words and 16 tokens" in str(done.exception)
 

@@ -54,9 +54,10 @@ def test_a_folder_without_snapshots_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_a_folder_nor_an_address_holds_no_snapshots(tmp_path: Path) -> None:
+    expected = "a server must be host:port with a port of 1..65535"
     for name in ("nosuch", "nosuch:0"):
         refused = run("snapshots", tmp_path, name)
-        assert str(refused.exception) == f"{name}: no such folder, and no host:port of a server"
+        assert str(refused.exception) == f"{name}: no such folder, and {expected}"
 
 
 def test_a_server_that_is_no_address_is_refused_by_the_name_of_its_option(tmp_path: Path) -> None:

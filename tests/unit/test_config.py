@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from openbook import config
 from openbook.cli import app
 from openbook.core.types import Formulation
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, OpenbookError
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.training.settings import TrainingSettings
 
@@ -142,7 +142,7 @@ def test_variables_that_do_not_go_together_are_named() -> None:
 
 @pytest.mark.parametrize("command", [("index", "check"), ("snapshots",), ("publish", "former", "--index")])
 def test_an_index_server_with_a_port_that_grpc_would_take_for_another_is_refused(command: Sequence[str]) -> None:
-    with pytest.raises(InvalidConfig, match=r"0 = '127\.0\.0\.1:65537': .*must be host:port with a port of 1\.\.65535"):
+    with pytest.raises(OpenbookError, match=r"must be host:port with a port of 1\.\.65535"):
         CliRunner().invoke(app, [*command, "127.0.0.1:65537"], catch_exceptions=False)
 
 

@@ -267,7 +267,7 @@ def test_beside_a_version_of_its_package_that_is_too_old_the_endpoint_works_with
 ) -> None:
     monkeypatch.delitem(sys.modules, "openbook.serving.endpoint.mcp")
     monkeypatch.setitem(sys.modules, "mcp_types", None)  # which 1.x had within it
-    assert request("POST", "/mcp", json={}).status_code == 404
+    assert request("POST", "/mcp", service(), json={}).status_code == 404
     (said,) = caplog.messages
     assert said.startswith("there is no /mcp: ")
     assert said.endswith(": pip install 'openbook[mcp]'")
