@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import EncoderSettings, section
 from openbook.corpus.build import build_corpus
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, InvalidRequest
 from openbook.evaluation.kilt import read
 from openbook.evaluation.record import Record
 from openbook.evaluation.settings import EvaluationSettings
@@ -340,6 +340,16 @@ def test_a_question_that_cannot_be_read_is_named_before_one_is_asked(facts: Path
     seen: list[tuple[str, int, int]] = []
     with pytest.raises(InvalidRequest, match=r"^long, question q9: question has 602 tokens"):
         posterior.run(asked, "", lambda *at: seen.append(at))
+    assert not seen
+
+
+def test_a_frozen_encoder_that_there_is_none_of_is_refused_before_a_question_is_asked(
+    facts: Path, tmp_path: Path
+) -> None:
+    asked = settings(retrievers.Settings, facts, tmp_path / "page.html", frozen="nope")
+    seen: list[tuple[str, int, int]] = []
+    with pytest.raises(InvalidModel, match="model 'nope' is neither"):
+        retrievers.run(asked, "", lambda *at: seen.append(at))
     assert not seen
 
 
