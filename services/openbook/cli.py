@@ -488,6 +488,7 @@ def calibrate(
 ) -> None:
     """Fit how sure answers are to how often they were right, so that they carry a confidence."""
     from openbook.evaluation.calibrate import calibrate
+    from openbook.models.confidence import CONFIDENCE
     from openbook.models.embedded import EMBEDDED, reader_folder
     from openbook.terminal import print_calibration
 
@@ -495,8 +496,11 @@ def calibrate(
         from openbook.evaluation.pictures import check_place, draw_calibration
 
         check_place(picture)
-    judged = calibrate(reader_folder() if model == EMBEDDED else Path(model), evaluations, on)
+    folder = reader_folder() if model == EMBEDDED else Path(model)
+    replaced = (folder / CONFIDENCE).exists()
+    judged = calibrate(folder, evaluations, on)
     print_calibration(judged)
+    print(f"{folder / CONFIDENCE}: written{', in place of a former one' if replaced else ''}")
     if picture:
         draw_calibration(judged, picture)
 

@@ -182,3 +182,9 @@ def test_the_command_says_what_a_fit_is_worth_and_draws_it(write: Write, tmp_pat
     assert re.search(r"Sequence +600 +300 ", done.stdout)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert load_calibration(str(tmp_path), FINGERPRINT).keys() == {Formulation.SEQUENCE}
+
+
+def test_the_command_says_where_it_wrote_and_what_it_replaced(write: Write, tmp_path: Path) -> None:
+    command = list(map(str, ["calibrate", tmp_path, write("some", 0), "--on", write("others", 2)]))
+    said = [CliRunner().invoke(app, command, catch_exceptions=False).stdout.splitlines()[-1] for _ in range(2)]
+    assert said == [f"{tmp_path / CONFIDENCE}: written", f"{tmp_path / CONFIDENCE}: written, in place of a former one"]
