@@ -18,7 +18,10 @@ from openbook.telemetry import refused
 if TYPE_CHECKING:
     from openbook.serving.access.oidc import Tokens
 
-HOW = "send a key as `Authorization: Bearer ob_...` or as `x-api-key`"
+HOW = (
+    "send a key as `Authorization: Bearer ob_...` or as `x-api-key`; openbook's own commands take it from "
+    "OPENBOOK_API_KEY"
+)
 
 
 class Gate:
