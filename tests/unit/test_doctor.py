@@ -77,7 +77,7 @@ def test_it_names_a_server_that_does_not_answer_and_a_port_that_is_not_ours(tmp_
         result = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path)], env=environment)
     rows = result.output.splitlines()
     assert result.exit_code == 1
-    assert [row for row in rows if row.startswith("ill") and f"index server {gone}: {gone}: " in row]
+    assert [row for row in rows if row.startswith("ill") and f"index server {gone}: failed to connect" in row]
     assert [row for row in rows if row.startswith("ill") and "the cache's Redis" in row]
     assert [row for row in rows if row.startswith("well") and "does not run, and its port is free" in row]
     assert [row for row in rows if row.startswith("ill") and "does not run, and something else has its port" in row]

@@ -86,7 +86,7 @@ def index_servers(settings: Settings) -> Iterator[Finding]:
     for address, (info, seconds) in infos.items():
         what = f"index server {address}"
         if isinstance(info, OpenbookError):
-            yield Finding(what, Level.ILL, str(info))
+            yield Finding(what, Level.ILL, str(info).removeprefix(f"{address}: "))
             continue
         there[address] = info
         yield Finding(what, Level.WELL, f"shard {info.shard} of snapshot {info.snapshot_id}, in {seconds * 1e3:.0f} ms")
