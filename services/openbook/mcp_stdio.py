@@ -14,6 +14,7 @@ from mcp_types import (
     INTERNAL_ERROR,
     CallToolRequestParams,
     CallToolResult,
+    Implementation,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -67,8 +68,14 @@ async def _run(url: str, headers: dict[str, str]) -> None:
                         raise
                     return CallToolResult(content=[TextContent(text=f"{url}: {error}")], is_error=True)
 
+            about = endpoint.server_info or Implementation(name="openbook", version="")
             server: Server[Any] = Server(
-                "openbook", instructions=endpoint.instructions, on_list_tools=list_tools, on_call_tool=call_tool
+                about.name,
+                version=about.version,
+                title=about.title,
+                instructions=endpoint.instructions,
+                on_list_tools=list_tools,
+                on_call_tool=call_tool,
             )
             async with stdio_server() as (read, write):
                 await server.run(read, write, server.create_initialization_options())

@@ -18,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
 
-from openbook import mcp_stdio
+from openbook import __version__, mcp_stdio
 from openbook.config import Limits
 from openbook.core.context import Context
 from openbook.core.types import Generation, GenerationSettings, Retrieved
@@ -85,6 +85,8 @@ async def everything(client: Client) -> None:
     assert set(tools) == {"search", "fetch", "answer"}
     assert tools["search"].input_schema["required"] == ["query"]
     assert all(tool.description for tool in tools.values())
+    assert (about := client.server_info)
+    assert (about.name, about.title, about.version) == ("openbook", "openbook", __version__)
     found = await call(client, "search", query=QUESTION)
     first, _ = found["results"]
     assert (first["title"], first["url"]) == ("Telephone", "https://example.org/bell")
