@@ -106,6 +106,13 @@ def test_the_tools_work_over_http_for_clients_old_and_new(mode: str, url: str) -
     use(f"{url}/mcp", everything, mode)
 
 
+def test_a_tool_says_how_many_passages_may_be_asked_for() -> None:
+    body = {**CALL, "method": "tools/list"}
+    tools = {tool["name"]: tool["inputSchema"]["properties"] for tool in post(body).json()["result"]["tools"]}
+    for name in ("search", "answer"):
+        assert tools[name]["k"]["anyOf"] == [{"type": "integer", "minimum": 1, "maximum": 100}, {"type": "null"}]
+
+
 def test_the_tools_work_over_standard_input_and_output(url: str) -> None:
     use(over_stdio(url), everything)
 

@@ -115,7 +115,8 @@ def build_server(service: AnswerService, context: Context, identity: Identity | 
         del tools["search"], tools["fetch"]
 
     async def list_tools(_: object, page: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=[_described(name, arguments) for name, (arguments, _) in tools.items()])
+        max_k = service.settings.answer.max_k
+        return ListToolsResult(tools=[_described(name, arguments, max_k) for name, (arguments, _) in tools.items()])
 
     async def call_tool(_: object, call: CallToolRequestParams) -> CallToolResult:
         if call.name not in tools:
@@ -202,8 +203,10 @@ def _snippet(text: str) -> str:
     return f"{begun.rpartition(' ')[0] or begun} ..."  # some scripts put no spaces between words
 
 
-def _described(name: str, arguments: type[Sent]) -> Tool:
+def _described(name: str, arguments: type[Sent], max_k: int) -> Tool:
     schema = arguments.model_json_schema()
+    if k := schema["properties"].get("k"):
+        k["anyOf"][0] = {"type": "integer", "minimum": 1, "maximum": max_k}  # the model's limits are protobuf's
     description = schema.pop("description")
     hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     return Tool(name=name, description=description, input_schema=schema, annotations=hints)
