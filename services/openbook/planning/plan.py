@@ -98,7 +98,7 @@ def plan(demand: Demand, offered: Machines, c: Constants) -> Plan:
         source,
         p99,
         _breaks(demand, chosen, endpoint, c),
-        tuple(_warnings(demand, chosen, endpoint, p99)),
+        tuple(_warnings(demand, chosen, endpoint, p99, c)),
         (chosen.price + endpoint.price) * HOURS_A_MONTH,
         offered.currency,
     )
@@ -118,13 +118,15 @@ def everything_held(index: IndexTier) -> float:
 
 
 def _chosen(demand: Demand, machines: Sequence[Machine], c: Constants) -> tuple[IndexTier, EndpointTier]:
-    """The cheapest two that are in time together; where none are, the fastest endpoint, and the cheapest index."""
+    """The cheapest two that are in time together; where none are, the fastest endpoint, and the cheapest index whose
+    search takes half of the time, or else the fastest.
+    """
     endpoints = [*_endpoint_tiers(demand, machines, c)]
     half_s, tail = demand.p99_s / 2, c["endpoint_tail"].value
     left_s = {demand.p99_s - tier.answer_s * tail for tier in endpoints}  # for the search, beside each endpoint
-    limits_s = [half_s, *sorted((each for each in left_s if 0 < each < half_s), reverse=True)]
+    limits_s = [half_s, *sorted((each for each in left_s if each > 0), reverse=True)]
     indices = [tier for limit_s in limits_s for tier in _index_tiers(demand, machines, limit_s, c)]
-    if not indices:
+    if not (indices := indices or _fastest(demand, machines, c)):
         raise InvalidRequest(
             f"no index machine suffices for {demand.passages} passages of {demand.dimension} numbers, recall "
             f"{demand.recall}, {demand.questions_per_s} questions a second: offer larger ones, or ask for less recall"
@@ -142,23 +144,37 @@ def _p99_s(index: IndexTier, endpoint: EndpointTier, c: Constants) -> float:
 
 def _index_tiers(demand: Demand, machines: Sequence[Machine], limit_s: float, c: Constants) -> Iterator[IndexTier]:
     """The cheapest of each kind whose search is in time: more shards are faster, on as many machines."""
-    for index in (demand.index,) if demand.index else INDICES:
-        if recall_of(index)[0] < demand.recall:
-            continue
-        for machine in machines:
-            tiers = _of_any_shards(demand, index, machine, limit_s, c)
-            yield from sorted(tiers, key=lambda tier: (tier.machines, tier.shape.n_shards))[:1]
+    for index, machine in _kinds(demand, machines):
+        tiers = _of_any_shards(demand, index, machine, limit_s, c)
+        yield from sorted(tiers, key=lambda tier: (tier.machines, tier.shape.n_shards))[:1]
+
+
+def _fastest(demand: Demand, machines: Sequence[Machine], c: Constants) -> list[IndexTier]:
+    """The one whose search takes least, in however many shards; none where no machine is large enough."""
+    kinds = product(_kinds(demand, machines), range(1, MAX_SHARDS + 1))
+    tiers = [index_tier(demand, _shape(demand, index, shards), machine, c) for (index, machine), shards in kinds]
+    return sorted(filter(None, tiers), key=lambda tier: (tier.times.alone, tier.price, tier.machines))[:1]
+
+
+def _kinds(demand: Demand, machines: Sequence[Machine]) -> Iterator[tuple[str, Machine]]:
+    """Every index that finds enough, on every machine."""
+    indices = (demand.index,) if demand.index else INDICES
+    return product([index for index in indices if recall_of(index)[0] >= demand.recall], machines)
+
+
+def _shape(demand: Demand, index: str, shards: int) -> Shape:
+    """At the end."""
+    exact_bytes = 2 if demand.exact_dtype == "float16" else 4
+    return Shape(ceil(demand.passages * demand.grown), demand.dimension, index, shards, demand.words, exact_bytes)
 
 
 def _of_any_shards(demand: Demand, index: str, machine: Machine, limit_s: float, c: Constants) -> Iterator[IndexTier]:
     """Those that suffice, with every number of shards that may be the best. Shards beyond one for each machine cost
     more, unless a search has to be divided further to be in time: then a multiple of the machines is the best.
     """
-    exact = 2 if demand.exact_dtype == "float16" else 4
-    n, shards, last = ceil(demand.passages * demand.grown), 1, MAX_SHARDS
-    is_first = True
+    shards, last, is_first = 1, MAX_SHARDS, True
     while shards <= last:
-        tier = index_tier(demand, Shape(n, demand.dimension, index, shards, demand.words, exact), machine, c)
+        tier = index_tier(demand, _shape(demand, index, shards), machine, c)
         if tier and tier.times.alone * c["index_tail"].value <= limit_s:
             if is_first:  # on more machines than it takes, none is cheaper
                 last, is_first = min(last, max(2 * shards, tier.machines // (1 + demand.failures))), False
@@ -261,9 +277,13 @@ def _last(holds: Callable[[float], bool]) -> float:
     return low
 
 
-def _warnings(demand: Demand, index: IndexTier, endpoint: EndpointTier, p99: float) -> Iterator[str]:
+def _warnings(demand: Demand, index: IndexTier, endpoint: EndpointTier, p99: float, c: Constants) -> Iterator[str]:
     if p99 > demand.p99_s:
-        yield f"p99 will be {p99:.1f} s, not {demand.p99_s:g} s: none of these machines generates fast enough"
+        searches_s = p99 - (answers_s := endpoint.answer_s * c["endpoint_tail"].value)
+        yield (
+            f"p99 will be {p99:.3f} s, not {demand.p99_s:g} s, {searches_s:.3f} to search and {answers_s:.3f} to "
+            "generate: none of these machines is fast enough"
+        )
     if index.cached < 1:
         yield f"{1 - index.cached:.0%} of the exact vectors are read from disk when they are scored: take local SSDs"
     if not index.everywhere:

@@ -302,7 +302,25 @@ def test_what_cannot_be_met_is_said() -> None:
     slow = plan(
         Demand(passages=1000, p99_s=1, generator_parameters=1e9), Machines(machines=OFFERED.machines[:1]), DEFAULTS
     )
-    assert any("none of these machines generates fast enough" in each for each in slow.warnings)
+    assert any("none of these machines is fast enough" in each for each in slow.warnings)
+
+
+@pytest.mark.parametrize(("passages", "p99_s", "shards"), [(1000, 0.0012, 1), (21_000_000, 0.1, 94)])
+def test_where_no_search_is_in_time_the_fastest_is_planned(passages: int, p99_s: float, shards: int) -> None:
+    """A shard of more scans less, and to ask one more takes longer than that."""
+    demand = Demand(passages=passages, dimension=768, index="Flat", p99_s=p99_s)
+    found = plan(demand, Machines(machines=(KNOWN, KNOWN.model_copy(update={"price": 2}))), DEFAULTS)
+    assert (found.index.shape.n_shards, found.index.machine) == (shards, KNOWN)
+    search_s, answer_s = (f"{each:.3f}" for each in (2.5 * found.index.times.alone, 3.1 * found.endpoint.answer_s))
+    said = f"not {p99_s} s, {search_s} to search and {answer_s} to generate: none of these machines is fast enough"
+    assert found.warnings[0].endswith(said)
+
+
+def test_a_search_may_take_all_that_the_endpoint_leaves() -> None:
+    """More than half."""
+    found = plan(Demand(passages=500_000_000, dimension=768, index="Flat", p99_s=1), OFFERED, DEFAULTS)
+    assert 0.5 < 2.5 * found.index.times.alone < found.p99_s <= 1
+    assert not any("fast enough" in each for each in found.warnings)
 
 
 @pytest.mark.parametrize(
