@@ -223,6 +223,15 @@ def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_enc
     assert not (tmp_path / "out.work").exists()
 
 
+def test_recall_is_measured_with_questions_whose_answers_nobody_knows(documents: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"question": "who invented the telephone?"}) + "\n")
+    settings = EncoderSettings(n_threads=1)
+    build_corpus(documents, out := tmp_path / "out", settings, 1, "HNSW4", queries=tmp_path / "log.jsonl")
+    recall = Snapshot.open(out).manifest.recall
+    assert recall is not None
+    assert (recall.n_queries, recall.queries) == (1, "given")
+
+
 def test_interrupted_it_goes_on_where_it_stopped(
     documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

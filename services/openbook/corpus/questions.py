@@ -32,8 +32,8 @@ class Question:
     context: str = ""  # a passage that answers it, where one is known
 
 
-def read_questions(path: Path) -> Iterator[Question]:
-    """The questions of a file, in its order.
+def read_questions(path: Path, need_answers: bool = True) -> Iterator[Question]:
+    """The questions of a file, in its order; of a log of what was asked nobody knows the answers.
 
     Raises:
         InvalidDocuments: the file cannot be read, or a line is not a question; names file, line and field.
@@ -41,7 +41,7 @@ def read_questions(path: Path) -> Iterator[Question]:
     for number, line in lines(path):
         if line.strip():
             try:
-                yield _question(json.loads(line), number)
+                yield _question(json.loads(line), number, need_answers)
             except (ValueError, RecursionError) as error:  # a JSON error is a ValueError
                 raise InvalidDocuments(f"{path}:{number}: {error}") from None
 
@@ -59,9 +59,9 @@ def id_of(record: dict[str, Any], number: int) -> str:
     return str(number if id is None else id)
 
 
-def _question(record: Any, number: int) -> Question:
+def _question(record: Any, number: int, needs_answers: bool) -> Question:
     if not isinstance(record, dict):
-        raise ValueError("must be an object with question and answers")
+        raise ValueError("must be an object with question")
     text = _text(record, "question") or _text(record, "claim")
     if not text.strip():
         raise ValueError(f"question must be a string that is not empty, got {repr(text) if text else 'none'}")
@@ -71,7 +71,7 @@ def _question(record: Any, number: int) -> Question:
     "".join(answers).encode()
     answers = [answer for answer in answers if answer.strip()]  # Natural Questions has some that are empty
     regex = _text(record, "answer_regex") or None
-    if not answers and not regex:
+    if needs_answers and not answers and not regex:
         raise ValueError("one of answers, answer_regex and label is needed, and not empty")
     if regex:
         try:
