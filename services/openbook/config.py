@@ -5,6 +5,7 @@ Both are checked once, at the start, and a bad value stops the process with file
 """
 
 import os
+import re
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
@@ -512,9 +513,14 @@ def _validated(
         return kind.model_validate(values)
     except ValidationError as error:
         for problem in error.errors():
+            given = problem["input"]
+            is_counted = problem["type"] == "too_short" and isinstance(given, list | tuple)
+            if is_counted and problem["ctx"]["actual_length"] < len(given):
+                continue  # without the items that are wrong, which tell it themselves
             location = tuple(map(str, problem["loc"]))
             where = sources.get((*within, *location)[:2], source)
-            lines.append(f"{where}: {told(kind, problem['type'], location, problem['input'])}{problem['msg']}")
+            said = re.sub("(?i)tuple", "list", problem["msg"])  # YAML has no tuples
+            lines.append(f"{where}: {told(kind, problem['type'], location, given)}{said}")
     # Out here, so that pydantic's error, which holds the values, is not this one's context.
     raise InvalidConfig("\n".join(lines))
 

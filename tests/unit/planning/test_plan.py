@@ -389,6 +389,20 @@ def test_a_calibration_takes_the_place_of_what_it_measured(tmp_path: Path) -> No
             read(path)
 
 
+def test_what_is_wrong_with_machines_is_said_once_and_in_words_of_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    one = "{name: one, cores: 8, memory_gb: 24, disk_gb: 300}"
+    for written, said in (
+        (f"[{one}]", "machines.0.price: Field required"),
+        (one, "machines: Input should be a valid list"),
+        ("[]", "machines: list should have at least 1 item after validation, not 0"),
+    ):
+        path.write_text(f"machines: {written}\n")
+        with pytest.raises(InvalidConfig) as refused:
+            machines(path)
+        assert str(refused.value) == f"{path}: {said}"
+
+
 COSTS = st.fixed_dictionaries(
     {"call_s": st.floats(1e-5, 1e-2), "shard_s": st.floats(0, 1e-3), "call_cpu_s": st.floats(1e-6, 1e-3)}
     | {name: st.floats(1e-12, 1e-9) for name in ("flat_alone_s", "flat_s", "codes_alone_s", "codes_s")}
