@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidConfig, InvalidRequest
 
 D = "Numbers of an embedding: 384 of the embedded encoder, 768 of DPR's."
 
@@ -31,11 +31,12 @@ def plan(
         Path | None, typer.Option(help="YAML of machines and prices; an example's if not given.")
     ] = None,
     calibration: Annotated[Path | None, typer.Option(help="What --calibrate wrote, on machines like those.")] = None,
-    topology: Annotated[Path | None, typer.Option(help="Write it: for `openbook deploy render`.")] = None,
+    topology: Annotated[Path | None, typer.Option(help="Write it, a new file: for `openbook deploy render`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
     calibrate: Annotated[Path | None, typer.Option(help="Measure this machine, a minute, into this file.")] = None,
 ) -> None:
     """How many machines of which kind, for how much, and what will break first."""
+    from openbook import files
     from openbook.config import section
     from openbook.planning import constants, demand, screen
     from openbook.planning.plan import plan
@@ -44,6 +45,10 @@ def plan(
         return _calibrate(calibrate)
     if not passages:
         raise InvalidRequest("--passages must be given, or --calibrate")
+    if topology:
+        if topology.exists():  # with what was added by hand
+            raise InvalidConfig(f"{topology}: is there already: name a new file")
+        files.check_place(topology)
     known = constants.constants(calibration)
     wanted = section(
         demand.Demand,

@@ -442,8 +442,8 @@ def test_every_source_is_a_page_or_an_assumption() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    asked = ["plan", "--passages", "1000000", "--rate", "5", "--p99", "400", "--topology", str(tmp_path / "t.yaml")]
-    shown = CliRunner().invoke(app, asked)
+    asked = ["plan", "--passages", "1000000", "--rate", "5", "--p99", "400"]
+    shown = CliRunner().invoke(app, [*asked, "--topology", str(tmp_path / "t.yaml")])
     assert shown.exit_code == 0, shown.output
     for said in ("what breaks first", "what this rests on", "USD a month", "1,000,000 of 384 numbers"):
         assert said in shown.output
@@ -453,6 +453,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["assumptions"]["call_s"]["source"]
     assert found["index"]["machine"]["name"] in {machine.name for machine in OFFERED.machines}
     assert isinstance(CliRunner().invoke(app, ["plan"]).exception, InvalidRequest)
+
+
+def test_a_topology_is_a_new_file(tmp_path: Path) -> None:
+    """One that is there may say already where the machines are."""
+    asked = ["plan", "--passages", "1000", "--topology"]
+    (tmp_path / "t.yaml").write_text("gcp: {}\n")
+    for name, said in (("t.yaml", "is there already: name a new file"), ("no/t.yaml", "in a folder that exists")):
+        with pytest.raises(InvalidConfig, match=rf"{name}: .*{said}$"):
+            CliRunner().invoke(app, [*asked, str(tmp_path / name)], catch_exceptions=False)
+    assert (tmp_path / "t.yaml").read_text() == "gcp: {}\n"
 
 
 def test_every_option_of_the_command_is_planned_for() -> None:
