@@ -138,7 +138,7 @@ def build(
     from openbook.corpus.sources.recognise import Names
     from openbook.files import check_place
     from openbook.index.remote.place import is_url
-    from openbook.terminal import build_progress, bytes_progress, print_changes, print_failures, print_repeated
+    from openbook.terminal import build_progress, bytes_progress, counted, print_changes, print_failures, print_repeated
 
     splitting = Splitting.of(words, tokens, cast("At", at), overlap)
     names = Names.of(text=text, title=title, id=document_id)
@@ -193,7 +193,8 @@ def build(
         print_repeated(found)
     if report:
         write_report(report, out, stages, failures, changes[0] if changes else None)
-    print(f"{out}: snapshot {manifest.snapshot_id}, {manifest.n_passages} passages in {len(manifest.shards)} shards")
+    holds = f"{counted(manifest.n_passages, 'passage')} in {counted(len(manifest.shards), 'shard')}"
+    print(f"{out}: snapshot {manifest.snapshot_id}, {holds}")
 
 
 @index_app.command("serve")

@@ -49,6 +49,11 @@ OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""
 
 
+def counted(n: float, what: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{n:.15g} {what}{'s' * (n != 1)}"
+
+
 def print_answer(question: str, response: Answer) -> None:
     """The answer, then each passage with its score, p(z|x) and p(z|x,y), then where the time went."""
     table = Table(box=None, padding=(0, 1), expand=True, header_style="dim")

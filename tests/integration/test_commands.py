@@ -77,7 +77,7 @@ def test_a_snapshot_is_built_of_given_vectors_as_its_options_say(tmp_path: Path)
     said = openbook(*common, "--out", out, "--factory", "HNSW8", "--recall", 0.9, *options)
     snapshot = Snapshot.open(out)
     manifest = snapshot.manifest
-    assert said.endswith(f"{out}: snapshot {manifest.snapshot_id}, 40 passages in 1 shards\n")
+    assert said.endswith(f"{out}: snapshot {manifest.snapshot_id}, 40 passages in 1 shard\n")
     assert (manifest.factory, manifest.exact_dtype, manifest.embedded_by) == ("HNSW8", "float16", None)
     assert manifest.recall
     assert manifest.recall.at_10 >= 0.9

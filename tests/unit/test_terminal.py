@@ -211,3 +211,8 @@ def test_a_folder_has_its_name_on_the_screen(capsys: pytest.CaptureFixture[str])
     terminal.console.print("building var[/b]/:m:")
     terminal.print_finding("a[/b]", "ill", "b[/b]")
     assert capsys.readouterr().out == "building var[/b]/:m:\nill   a[/b]: b[/b]\n"
+
+
+def test_one_is_not_many() -> None:
+    said = [terminal.counted(n, "year") for n in (0, 1.0, 1.5, 21_000_000)]
+    assert said == ["0 years", "1 year", "1.5 years", "21000000 years"]

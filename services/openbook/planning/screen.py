@@ -4,7 +4,7 @@ from rich.table import Table
 
 from openbook.planning.constants import Constants
 from openbook.planning.plan import GB, Plan, everything_held
-from openbook.terminal import console
+from openbook.terminal import console, counted
 
 ENDLESS = 1000
 
@@ -40,8 +40,11 @@ def show(found: Plan, constants: Constants) -> None:
     )
     for name, value in (
         ("index", f"{index.shape.factory}, recall at 10 {found.recall:.3f} ({found.recall_source})"),
-        ("passages", f"{index.shape.n_passages:,} of {index.shape.dimension} numbers, after {demand.years:g} years"),
-        ("shards", f"{index.shape.n_shards}, {where}; {index.replicas} replicas of each"),
+        (
+            "passages",
+            f"{index.shape.n_passages:,} of {index.shape.dimension} numbers, after {counted(demand.years, 'year')}",
+        ),
+        ("shards", f"{index.shape.n_shards}, {where}; {counted(index.replicas, 'replica')} of each"),
         (
             "memory",
             f"{_gb(index.memory.needed)} GB for one of each shard; {_gb(everything_held(index))} to read no disk",
@@ -49,7 +52,7 @@ def show(found: Plan, constants: Constants) -> None:
         ("disk", f"{_gb(size.snapshot)} GB a snapshot: {files}"),
         ("search", f"p50 {1e3 * index.times.alone:.1f} ms, {index.rate:,.0f} questions a second"),
         ("answer", f"p50 {endpoint.answer_s + index.times.alone:.2f} s, p99 {found.p99_s:.1f} s"),
-        ("", f"{endpoint.rate:,.1f} questions a second, {endpoint.gpus} GPUs"),
+        ("", f"{endpoint.rate:,.1f} questions a second, {counted(endpoint.gpus, 'GPU')}"),
     ):
         facts.add_row(name, value)
     console.print(facts)

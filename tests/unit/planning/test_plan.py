@@ -490,7 +490,7 @@ def test_the_screen_says_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> No
         "endpoint 3 m 2,190",
         "5 3,650",
         "index Flat, recall at 10 1.000 (exact, by proof)",
-        "passages 1,000,000 of 384 numbers, after 1 years",
+        "passages 1,000,000 of 384 numbers, after 1 year",
         "shards 1, every machine has all; 2 replicas of each",
         "memory 1.7 GB for one of each shard; 2.8 to read no disk",
         "disk 4.2 GB a snapshot: index 1.5, exact vectors 1.5, texts 0.7, words 0.4, origins 0.1",
