@@ -45,9 +45,9 @@ def plan(
         return _calibrate(calibrate)
     if not passages:
         raise InvalidRequest("--passages must be given, or --calibrate")
-    if topology:
-        if topology.exists():  # with what was added by hand
-            raise InvalidConfig(f"{topology}: is there already: name a new file")
+    if topology and topology.is_file():  # with what was added by hand
+        raise InvalidConfig(f"{topology}: is there already: name a new file")
+    if topology and not topology.exists():  # a device is
         files.check_place(topology)
     known = constants.constants(calibration)
     wanted = section(
