@@ -6,16 +6,18 @@ import math
 import mmap
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from threading import Lock
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_TIMEOUT_S = 10.0
 N_KEPT_FREE = 64
 """So many ranges of ports, the latest that this process was given, are not given to it again."""
@@ -69,13 +71,34 @@ def end(process: subprocess.Popen[Any]) -> None:
             process.kill()
 
 
+@contextmanager
+def on_stop_signals(heard: Callable[[signal.Signals, Callable[[], None]], None]) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP are told to `heard` while the body runs, with what gives them back to whoever heard
+    them before. Those that are ignored already, SIGHUP under `nohup` say, stay so; to a thread none is told.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    heeded = [each for each in STOP_SIGNALS if is_main and signal.getsignal(each) is not signal.SIG_IGN]
+    former = {each: signal.getsignal(each) for each in heeded}
+
+    def give_back() -> None:
+        for each, handler in former.items():
+            signal.signal(each, handler)
+
+    for each in former:
+        signal.signal(each, lambda number, _: heard(signal.Signals(number), give_back))
+    try:
+        yield
+    finally:
+        give_back()
+
+
 def free_port() -> int:
     """A port of loopback that nobody listens on at this moment: see `free_ports`."""
     return free_ports(1)
 
 
 _given: deque[range] = deque(maxlen=N_KEPT_FREE)
-_giving = Lock()
+_giving = threading.Lock()
 
 
 def free_ports(n: int) -> int:

@@ -245,7 +245,7 @@ def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) ->
     encoder = TextEncoder.load(settings)
     asks_for = Space(f"query encoder {settings.model!r}", encoder.space, encoder.dimension)
     check_same_space(asks_for, Space("this corpus", passages.space, passages.dimension))
-    texts = [question.text for question in read_questions(queries, need_answers=False)]
+    texts = [question.text for question in read_questions(queries, needs_answers=False)]
     if not texts:
         raise InvalidDocuments(f"{queries}: holds no questions")
     return encoder.encode_questions(texts)

@@ -32,7 +32,7 @@ class Question:
     context: str = ""  # a passage that answers it, where one is known
 
 
-def read_questions(path: Path, need_answers: bool = True) -> Iterator[Question]:
+def read_questions(path: Path, needs_answers: bool = True) -> Iterator[Question]:
     """The questions of a file, in its order; of a log of what was asked nobody knows the answers.
 
     Raises:
@@ -41,7 +41,7 @@ def read_questions(path: Path, need_answers: bool = True) -> Iterator[Question]:
     for number, line in lines(path):
         if line.strip():
             try:
-                yield _question(json.loads(line), number, need_answers)
+                yield _question(json.loads(line), number, needs_answers)
             except (ValueError, RecursionError) as error:  # a JSON error is a ValueError
                 raise InvalidDocuments(f"{path}:{number}: {error}") from None
 

@@ -36,11 +36,11 @@ def test_every_kind_of_answer(tmp_path: Path) -> None:
 
 def test_answers_are_left_out_where_nobody_needs_them(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", {"question": "Who?"}, {"question": "Where?", "answers": ["here"]})
-    found = list(read_questions(path, need_answers=False))
+    found = list(read_questions(path, needs_answers=False))
     assert found == [Question("1", "Who?"), Question("2", "Where?", ("here",))]
     path = written(tmp_path / "log.jsonl", "Who?")
     with pytest.raises(InvalidDocuments, match=r"log\.jsonl:1: must be an object with question$"):
-        list(read_questions(path, need_answers=False))
+        list(read_questions(path, needs_answers=False))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import IO, NoReturn
 
 import yaml
@@ -24,7 +23,7 @@ from openbook.config import Settings
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
 from openbook.index.disk.root import served_by
 from openbook.index.disk.snapshot import Snapshot
-from openbook.processes import end, free_port, of_module, start
+from openbook.processes import STOP_SIGNALS, end, free_port, of_module, on_stop_signals, start
 from openbook.secret import RedisUrl
 from openbook.serving.access.exposure import check_host
 from openbook.serving.launch import checks, probe
@@ -37,7 +36,6 @@ FIXED = ("host", "http_port", "grpc_port", "proxy", "tls")
 POLL_S = 1.0
 UPDATE_TIMEOUT_S = 1800.0
 """To fetch and load models, beside what replicas may wait for their index. No room for a replica looks the same."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class IndexProcess:
@@ -279,22 +277,13 @@ def state_of(path: Path) -> FileState:
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the body early and quietly. They cannot cut short the clean stop that follows.
-    Those that are ignored already, SIGHUP under `nohup` say, stay so.
-    """
+    """Ctrl-C, SIGTERM and SIGHUP end the body early and quietly. They cannot cut short the clean stop that follows."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(told: signal.Signals, _: object) -> None:
         for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        log.info("%s: stopping", signal.Signals(number).name)
+        log.info("%s: stopping", told.name)
         raise KeyboardInterrupt
 
-    heard = [each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-    former = {each: signal.signal(each, stop) for each in heard}
-    try:
+    with on_stop_signals(stop), suppress(KeyboardInterrupt):
         yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for each, handler in former.items():
-            signal.signal(each, handler)
