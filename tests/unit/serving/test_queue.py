@@ -413,29 +413,64 @@ def test_who_asks_for_little_is_not_refused_for_those_whom_he_does_not_wait_for(
     desk.enter(timeout_s=58, caller="little")
 
 
-def test_the_batch_under_way_is_looked_at_once_for_all_who_wait() -> None:
-    """What comes in comes in on the event loop, where everybody waits for it."""
+def test_nor_for_the_share_of_others_while_he_has_had_less_than_they() -> None:
+    desk = Desk(max_batch=2)
+    desk.queue.begin([desk.question(caller="much", work=8)])
+    for caller, n in (("much", 6), ("little", 2)):
+        for _ in range(n):
+            desk.enter(caller=caller)
+    with pytest.raises(Overloaded, match=r"would be done in 3.8 s"):  # 3 * 1.25: his own, before all others
+        desk.enter(timeout_s=3.7, caller="little")
+    desk.queue.begin([desk.question(caller="little", work=6)], is_short=True)  # and with that he has had as much
+    desk.queue.end(is_short=True, took_s=6)
+    with pytest.raises(Overloaded, match=r"would be done in 7.5 s"):
+        desk.enter(timeout_s=3.8, caller="little")
 
-    class CountedClock(ManualClock):
-        n_looks = 0
 
-        def __call__(self) -> float:
-            self.n_looks += 1
-            return super().__call__()
+def test_who_has_had_less_than_those_whose_batch_is_under_way_goes_first() -> None:
+    desk = Desk(max_batch=4)
 
-    def looks(max_batch: int) -> int:
-        desk = Desk(start_s=100, max_batch=max_batch)
-        desk.clock = desk.queue._reckoning._clock = CountedClock()
-        for _ in range(max_batch):
-            desk.enter(caller="much")
-        desk.queue.begin(desk.queue.take()[0])
-        for n in range(30):
-            desk.enter(caller=f"little {n}")
-        desk.clock.n_looks = 0
-        desk.enter(caller="another")
-        return desk.clock.n_looks
+    def goes_first(caller: str, work: int = 1) -> bool:
+        is_first = desk.queue.begin([desk.question(caller=caller, work=work)], is_short=True)
+        desk.queue.end(is_short=True, took_s=work)
+        return is_first
 
-    assert looks(64) == looks(16) + 48
+    desk.queue.begin([desk.question(caller="much", work=3), desk.question(caller="other", work=7)])
+    assert [goes_first("little") for _ in range(4)] == [True, True, True, False], "three each, and no more than that"
+    assert not goes_first("heavy", work=4), "what he asks for counts too"
+    assert goes_first("newcomer", work=3)
+    assert not goes_first("much")
+    desk.queue.end()
+    desk.queue.begin([desk.question(caller="much", work=3)])
+    assert goes_first("little"), "the others have gone on"
+
+
+def test_streams_count_among_what_is_had() -> None:
+    desk = Desk()
+    desk.queue.enter(desk.question(caller="streams", work=3, stream=True))
+    desk.queue.streams()
+    desk.queue.begin([desk.question(caller="much", work=3)])
+    assert not desk.queue.begin([desk.question(caller="streams")], is_short=True)
+    assert desk.queue.begin([desk.question(caller="little")], is_short=True)
+
+
+def test_who_asks_for_one_after_the_other_does_not_starve_who_asks_for_four_at_once() -> None:
+    desk, n = Desk(start_s=1, max_batch=4), 20
+    one_s = 0
+    for _ in range(n):
+        for _ in range(4):
+            desk.enter(caller="four")
+        desk.queue.begin(desk.queue.take()[0])  # of five seconds
+        goes_first = True
+        while goes_first:
+            desk.enter(caller="one")
+            goes_first = desk.queue.begin(desk.queue.take(is_short=True)[0], is_short=True)
+            one_s += 2
+            desk.clock.advance(2)
+            desk.queue.end(is_short=True, took_s=2)
+        desk.clock.advance(5)
+        desk.queue.end()
+    assert one_s == pytest.approx(5 * n, rel=0.1)
 
 
 def test_who_asks_for_little_goes_before_a_batch_that_has_no_time_to_spare() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openbook.serving.workers.under_way import UnderWay
+from openbook.serving.workers.under_way import MOST_CALLERS, Shares, UnderWay
 from openbook.testing import ManualClock
 
 
@@ -83,3 +83,29 @@ def test_what_came_before_others_is_forgotten_also_while_there_is_nothing_to_do(
         under_way.end()
         assert under_way.stretch < 1.1
         clock.advance(59)
+
+
+def test_who_comes_has_neither_a_claim_to_what_he_left_to_others_nor_a_debt_for_what_nobody_else_wanted() -> None:
+    shares = Shares()
+    for _ in range(100):
+        shares.begin(["alone"])
+        shares.give("alone", 1)
+    shares.begin(["newcomer"])
+    assert shares.end("alone") == shares.end("newcomer") + 1
+    shares.give("newcomer", 5)
+    assert shares.end("newcomer") == shares.end("alone") + 4
+    shares.begin(["alone", "newcomer"])
+    assert shares.end("third") == shares.end("alone"), "he begins where the batch does"
+    shares.begin(["newcomer"])
+    assert shares.end("third") == shares.end("alone") == shares.end("newcomer")
+
+
+def test_of_callers_with_ever_new_names_so_many_are_told_apart_who_got_furthest() -> None:
+    shares = Shares()
+    shares.give("much", 10)
+    for n in range(2 * MOST_CALLERS):
+        shares.give(f"newcomer {n}", 1)
+    assert len(shares) == MOST_CALLERS
+    assert shares.end("much") == 10
+    shares.begin(["much"])
+    assert len(shares) == 0

@@ -249,6 +249,41 @@ def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones()
     assert log == ["long", "short", "short", "long", "short", "long", "short", "long"]
 
 
+def test_what_goes_first_waits_for_no_share_and_takes_none_from_what_is_short() -> None:
+    clock = ManualClock()
+    log: list[str] = []
+
+    async def main() -> None:
+        worker = Worker("worker", clock)
+        begun, all_there = threading.Event(), threading.Event()
+
+        def step(name: str) -> None:
+            clock.advance(1)
+            log.append(name)
+
+        def long(check: Check) -> None:
+            begun.set()
+            all_there.wait()
+            for _ in range(3):
+                step("long")
+                check()
+
+        task = asyncio.create_task(worker.run(long))
+        await asyncio.to_thread(begun.wait)
+        between = [
+            asyncio.create_task(worker.run_between(lambda _, name=name: step(name), name == "first"))
+            for name in ("short", "short", "first", "first", "first")
+        ]
+        await asyncio.sleep(0)
+        all_there.set()
+        assert await task == (None, 3.0)
+        assert await asyncio.gather(*between) == [(None, 1.0)] * 5
+        worker.shutdown()
+
+    asyncio.run(main())
+    assert log == ["long", "first", "first", "first", "short", "short", "long", "long"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, Stopped, InvalidRequest])
 def test_short_work_that_fails_takes_its_time_from_the_long_one_too(error: type[Exception]) -> None:
     clock = ManualClock()

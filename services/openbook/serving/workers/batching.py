@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -223,11 +224,13 @@ class Batcher(Generic[Item, Result]):
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
         try:
             with computing:
-                self._queue.begin(batch, is_short)
-                if not is_short:
+                is_first = self._queue.begin(batch, is_short)
+                if is_short:
+                    run = self._worker.run_between(partial(self._run, batch), is_first)
+                else:
                     self._go_on()  # what is short beside it
-                run = self._worker.run_between if is_short else self._worker.run
-                results, seconds = await run(lambda between: self._run(batch, between))
+                    run = self._worker.run(partial(self._run, batch))
+                results, seconds = await run
                 if isinstance(results, Exception):
                     raise results
         except InvalidRequest as error:

@@ -10,7 +10,7 @@ from openbook.core.deadline import SPARE, Clock
 from openbook.core.turns import Turns
 from openbook.errors import DeadlineExceeded, OpenbookError, Overloaded
 from openbook.serving.workers.reckoning import Reckoning, Waiting
-from openbook.serving.workers.under_way import UnderWay
+from openbook.serving.workers.under_way import Shares, UnderWay
 from openbook.serving.workers.worker import SHARE_BETWEEN
 
 SHORT = 8
@@ -47,6 +47,7 @@ class Queue(Generic[W]):
         self._turns: Turns[W] = Turns()
         self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
         self._under_way: UnderWay[W] = UnderWay(clock)
+        self._shares = Shares()
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -104,6 +105,7 @@ class Queue(Generic[W]):
             if each.is_stream and self._has_place(each.context.caller):
                 self._turns.give(each)
                 self._streams[each] = self._reckoning.seconds(each)
+                self._shares.give(each.context.caller, self._streams[each])
                 begun.append(each)
         return begun
 
@@ -144,12 +146,28 @@ class Queue(Generic[W]):
             return DeadlineExceeded(f"deadline passed before {self._name}")
         return Overloaded(f"{self._name}: too many ask, and now too little time is left")
 
-    def begin(self, batch: Sequence[W], is_short: bool = False) -> None:
-        """The worker computes this, beside the batch under way if it is short."""
+    def begin(self, batch: Sequence[W], is_short: bool = False) -> bool:
+        """The worker computes this, beside the batch under way if it is short. Returns whether it then goes first,
+        whatever part of the time went to what is short."""
+        seconds = self._reckoning.seconds(*batch)
+        is_first = is_short and self._is_owed(batch, seconds)
         if is_short:
-            self._under_way.let_past(self._reckoning.seconds(*batch))
+            self._under_way.let_past(seconds)
         else:
-            self._under_way.begin(batch, self._reckoning.seconds(*batch))
+            self._under_way.begin(batch, seconds)
+            self._shares.begin(each.context.caller for each in batch)
+        work = sum(each.work for each in batch)
+        for each in batch:
+            self._shares.give(each.context.caller, seconds * each.work / work)
+        return is_first
+
+    def _is_owed(self, batch: Sequence[W], seconds: float) -> bool:
+        """Whether its callers get no further with this than those whose batch is under way.
+
+        Else who asks for one thing after the other would have all the time, and who asks for two at once none.
+        """
+        end = max(self._shares.end(each.context.caller) for each in batch) + seconds
+        return all(end <= self._shares.end(each.context.caller) for each in self._under_way.batch)
 
     def end(self, is_short: bool = False, took_s: float = 0.0) -> None:
         """It does no more, and if it is short took so long by itself."""
@@ -164,7 +182,8 @@ class Queue(Generic[W]):
 
     def _check_in_time(self, newcomer: W) -> bool:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before. What runs
-        beside the batch under way waits for no more than those who do so too, but has only a share of the time.
+        beside the batch under way waits for no more than those who do so too, but has only a share of the time unless
+        it goes first.
 
         The only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
         whether it is one.
@@ -181,7 +200,8 @@ class Queue(Generic[W]):
 
         if runs_beside(newcomer):
             past = [each for each in first if runs_beside(each)]
-            seconds = min(seconds, self._seconds_of(past, newcomer) / SHARE_BETWEEN)
+            past_s = self._seconds_of(past, newcomer)
+            seconds = min(seconds, past_s if self._is_owed([newcomer], past_s) else past_s / SHARE_BETWEEN)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s

@@ -1,7 +1,7 @@
-"""What a worker computes, until when, and how much of its time goes to who comes before others. Pure."""
+"""What a worker computes, until when, how much of its time goes to whom, and who is owed some. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from openbook.core.deadline import Clock
@@ -10,8 +10,40 @@ MEMORY_S = 30.0
 """Within which what came before others loses most of its weight."""
 MOST_BEFORE = 0.5
 """Of the time to come, what at most is expected to go to who comes later and before others."""
+MOST_CALLERS = 1000
+"""Who are told apart: they choose their names. One more is as one who comes for the first time."""
 
 W = TypeVar("W")
+
+
+class Shares:
+    """How far each caller's share of the time has got, by start-time fair queueing (Goyal, Vin and Cheng, 1996).
+
+    Who comes begins where the batch under way began. So what somebody left to others is no claim of his, and what he
+    had while nobody else wanted it no debt.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: dict[str, float] = {}  # of those who are ahead
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def end(self, caller: str) -> float:
+        """Until where he has had his."""
+        return max(self._now, self._ends.get(caller, 0.0))
+
+    def begin(self, callers: Iterable[str]) -> None:
+        """A batch of theirs does."""
+        self._now = min(self.end(caller) for caller in callers)
+        self._ends = {caller: end for caller, end in self._ends.items() if end > self._now}
+
+    def give(self, caller: str, seconds: float) -> None:
+        """He has so many."""
+        self._ends[caller] = self.end(caller) + seconds
+        if len(self._ends) > MOST_CALLERS:
+            del self._ends[min(self._ends, key=self._ends.__getitem__)]
 
 
 class UnderWay(Generic[W]):

@@ -18,6 +18,7 @@ from openbook.errors import ModelUnavailable
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_Between = tuple[Future[Any], Callable[[Check], Any]]
 
 
 class Stopped(Exception):
@@ -95,7 +96,8 @@ class Worker:
     def __init__(self, name: str, clock: Clock) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._clock = clock
-        self._short: deque[tuple[Future[Any], Callable[[Check], Any]]] = deque()
+        self._first: deque[_Between] = deque()  # as soon as there is a step
+        self._short: deque[_Between] = deque()  # then, as far as their share goes
         self._n_nested = 0  # of short work, each let past by the one before
 
     async def run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
@@ -105,10 +107,12 @@ class Worker:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
-    async def run_between(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
-        """As `run`, between two steps of what runs there. What of it takes long lets others past as that does."""
+    async def run_between(self, work: Callable[[Check], Result], is_first: bool = False) -> tuple[Result, float]:
+        """As `run`, between two steps of what runs there: the next two if it goes first, else as soon as what is short
+        may have its share of the time. What of it takes long lets others past as that does.
+        """
         future: Future[tuple[Result, float]] = Future()
-        self._short.append((future, work))
+        (self._first if is_first else self._short).append((future, work))
         self._thread.submit(self._next_short)  # finds it, or nothing: then long work has let it pass
         return await asyncio.wrap_future(future)
 
@@ -121,13 +125,17 @@ class Worker:
         self._thread.shutdown()
 
     def _run(self, work: Callable[[Check], Result]) -> tuple[Result, float]:
-        begun, between_s = self._clock(), 0.0
+        begun, first_s, short_s = self._clock(), 0.0, 0.0
 
         def check() -> None:
-            nonlocal between_s
-            is_deep = self._n_nested >= MOST_NESTED
-            while self._short and not is_deep and between_s <= SHARE_BETWEEN * (self._clock() - begun):
-                between_s += self._next_short()
+            nonlocal first_s, short_s
+            if self._n_nested >= MOST_NESTED:
+                return
+            while self._first or (self._short and short_s <= SHARE_BETWEEN * (self._clock() - begun)):
+                if self._first:
+                    first_s += self._next_short()
+                else:
+                    short_s += self._next_short()
 
         try:
             result = work(check)
@@ -135,13 +143,16 @@ class Worker:
             _look_at(error)
             raise
         _look_at(result)  # a batch's error is its result
-        return result, self._clock() - begun - between_s
+        return result, self._clock() - begun - first_s - short_s
 
     def _next_short(self) -> float:
-        """Do one piece of what is short, if there is any. Returns the seconds that it took."""
-        if not self._short:
+        """Do one piece of what is short, if there is any, what goes first before others. Returns the seconds that it
+        took.
+        """
+        waiting = self._first or self._short
+        if not waiting:
             return 0.0
-        future, work = self._short.popleft()
+        future, work = waiting.popleft()
         begun = self._clock()
         if future.set_running_or_notify_cancel():
             self._n_nested += 1
