@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -95,8 +95,11 @@ class EchoGenerator:
     fingerprint = generates_by = "echo"
     calibration = UNFITTED
 
-    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
-        """Nothing: it has no queue."""
+    def place(
+        self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+    ) -> AbstractContextManager[Self]:
+        """None: it has no queue."""
+        return nullcontext(self)
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

@@ -33,8 +33,9 @@ from openbook.index.server.waiting import SearchQueue
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.serving.endpoint.service import AnswerService
-from openbook.serving.workers.batching import Batcher, in_time
+from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import call
+from openbook.serving.workers.worker import in_time
 from openbook.telemetry import CACHE_UP
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, ManualClock
 

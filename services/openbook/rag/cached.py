@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
 from openbook.core.context import Context
@@ -91,17 +92,24 @@ class Generations:
         self._in_flight: InFlight[Generated] = InFlight("generator")
         self._write_backs = _WriteBacks()
 
-    def check(self, settings: GenerationSettings, n_passages: int, context: Context) -> None:
-        """Whether the generator would refuse it, where it must be asked. Raises as `Generator.check`."""
-        if self._cache is None:
-            self._generator.check(settings, n_passages, context)
+    def place(
+        self, settings: GenerationSettings, n_passages: int, context: Context
+    ) -> AbstractContextManager[Generator]:
+        """The generator, with a place where it must be asked. Raises as `Generator.place`."""
+        generator = self._generator
+        return generator.place(settings, n_passages, context) if self._cache is None else nullcontext(generator)
 
     async def find(
-        self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        self,
+        question: str,
+        retrieved: Retrieved,
+        settings: GenerationSettings,
+        context: Context,
+        placed: Generator,
     ) -> Generated:
-        """The generation: fresh, where there is no cache."""
+        """The generation: fresh, where there is no cache, of the generator with its place."""
         if self._cache is None:
-            generation = await self._generator.generate(question, retrieved, settings, context)
+            generation = await placed.generate(question, retrieved, settings, context)
             return Generated(generation, Maker.of(self._generator))
         cache, made_by = self._cache, Maker.of(self._generator)
         key = of_tenant(context.tenant, generation_key(made_by.generates_by, question, retrieved, settings))

@@ -81,10 +81,10 @@ class Pipeline:
         if generation.follow:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, watch)
         else:
-            self._generations.check(generation, self._finder.n_expected(retrieval, len(own)), context)
-            retrieved = await self._finder.find(question, retrieval, passages, watch)
-            with watch.stage("generate") as inner:
-                generated = await self._generations.find(question, retrieved, generation, inner)
+            with self._generations.place(generation, self._finder.n_expected(retrieval, len(own)), context) as placed:
+                retrieved = await self._finder.find(question, retrieval, passages, watch)
+                with watch.stage("generate") as inner:
+                    generated = await self._generations.find(question, retrieved, generation, inner, placed)
         return self._to_answer(generated, retrieved, generation, reply, watch)
 
     async def stream(
@@ -109,21 +109,22 @@ class Pipeline:
             retrieved, generated = await self._follow(question, retrieval, generation, passages, watch)
             yield self._to_retrieval(retrieved, watch)
         else:
-            self._generator.check(generation, self._finder.n_expected(retrieval, len(own)), context, is_stream=True)
-            retrieved = await self._finder.find(question, retrieval, passages, watch)
-            yield self._to_retrieval(retrieved, watch)
-            with watch.stage("generate") as inner:
-                made_by = Maker.of(self._generator)
-                items = self._generator.stream(question, retrieved, generation, inner)
-                async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
-                    async for item in items:
-                        if isinstance(item, Maker):
-                            made_by = item
-                        elif isinstance(item, Generation):
-                            generated = Generated(item, made_by)
-                        elif not reply.may_hold_back:
-                            n_told += 1
-                            yield item
+            n_expected = self._finder.n_expected(retrieval, len(own))
+            with self._generator.place(generation, n_expected, context, is_stream=True) as placed:
+                retrieved = await self._finder.find(question, retrieval, passages, watch)
+                yield self._to_retrieval(retrieved, watch)
+                with watch.stage("generate") as inner:
+                    made_by = Maker.of(self._generator)
+                    items = placed.stream(question, retrieved, generation, inner)
+                    async with aclosing(items):  # type: ignore[type-var]  # an async generator; closing it stops the work
+                        async for item in items:
+                            if isinstance(item, Maker):
+                                made_by = item
+                            elif isinstance(item, Generation):
+                                generated = Generated(item, made_by)
+                            elif not reply.may_hold_back:
+                                n_told += 1
+                                yield item
         answer = self._to_answer(generated, retrieved, generation, reply, watch)
         if not (n_told or answer.abstained):
             for token in generated.generation.tokens:

@@ -1,6 +1,7 @@
 """What the pipeline needs of the tiers around it. The contract stands here; implementations stay bare."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -183,9 +184,11 @@ class Generator(Protocol):
         """How its answers are judged; empty where nothing was fitted to them."""
         ...
 
-    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
-        """Whether it would refuse at once to answer from so many passages, as far as that is known here: what a
-        question costs before that is then spared.
+    def place(
+        self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+    ) -> AbstractContextManager["Generator"]:
+        """Itself, with a place kept in its queue, as far as that is here, for an answer from so many passages: who
+        would be refused is before he is encoded, and who is encoded is not for those who came meanwhile.
 
         Raises:
             DeadlineExceeded, Overloaded: as `generate`.

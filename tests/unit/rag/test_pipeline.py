@@ -3,9 +3,10 @@
 import asyncio
 import math
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 import pytest
@@ -151,9 +152,9 @@ def test_a_thousand_equal_questions_at_once_are_encoded_once_and_looked_up_once(
 
 def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searched_for() -> None:
     class Full(EchoGenerator):
-        def check(
+        def place(
             self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
-        ) -> None:
+        ) -> Never:
             raise Overloaded(f"no room for {n_passages} passages, stream: {is_stream}")
 
     async def scenario() -> None:
@@ -173,14 +174,50 @@ def test_a_question_that_the_generator_would_refuse_is_neither_encoded_nor_searc
     asyncio.run(scenario())
 
 
+def test_the_answer_is_made_in_the_place_that_was_kept_while_its_passages_were_found() -> None:
+    log: list[str] = []
+
+    class Places(EchoGenerator):
+        @contextmanager
+        def place(
+            self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+        ) -> Iterator[EchoGenerator]:
+            log.append("place")
+            yield Placed()
+            log.append("over")
+
+    class Placed(EchoGenerator):
+        async def generate(
+            self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
+        ) -> Generation:
+            log.append("generate")
+            return await super().generate(question, retrieved, settings, context)
+
+    class Logged(HashEncoder):
+        async def encode(self, questions: Sequence[str], context: Context) -> Float32:
+            log.append("encode")
+            return await super().encode(questions, context)
+
+    async def scenario() -> None:
+        encoder = Logged()
+        index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES))
+        rag = Pipeline(encoder, index, index, Places(), MemoryCache(10), AnswerDefaults(), ManualClock())
+        await rag.answer("telephone", asked(2), GREEDY_TOKEN, Context())
+        assert [each async for each in rag.stream("telegraph", asked(2), GREEDY_TOKEN, Context())]
+
+    asyncio.run(scenario())
+    assert log == ["place", "encode", "generate", "over"] * 2
+
+
 def test_the_generator_is_asked_before_about_no_more_passages_than_there_will_be() -> None:
     told: list[int] = []
 
     class Told(EchoGenerator):
-        def check(
+        def place(
             self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
-        ) -> None:
+        ) -> AbstractContextManager[Self]:
             told.append(n_passages)
+            return super().place(settings, n_passages, context, is_stream)
 
     async def scenario() -> None:
         encoder = HashEncoder()

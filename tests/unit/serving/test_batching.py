@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from openbook.core.context import Context
 from openbook.core.deadline import Check, Deadline
 from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from openbook.serving.workers.batching import Batcher
+from openbook.serving.workers.batching import Asked, Batcher
 from openbook.testing import ManualClock
 
 NEVER = Context()
@@ -82,6 +82,11 @@ async def held_back(
     return tasks
 
 
+def would_enter(batcher: Batcher[int, int], context: Context, is_stream: bool = False) -> None:
+    with batcher.place(context, None, 1, is_stream):
+        pass
+
+
 async def gone(*tasks: asyncio.Task[int]) -> None:
     """Until these callers have gone."""
     for task in tasks:
@@ -119,6 +124,79 @@ def test_the_event_loop_runs_while_the_model_does() -> None:
         assert await first == 0
 
     run(test)
+
+
+def test_who_has_a_place_is_not_refused_for_those_who_come_meanwhile() -> None:
+    clock = ManualClock()
+
+    def due(seconds: float) -> Context:
+        return Context(Deadline.after(seconds, clock))
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        batcher.learn([0], 1.0)
+        (first,) = await held_back(worker, batcher, 1)
+        with batcher.place(due(2.6), None, 1) as place:  # (1 + 1) * 1.25
+            with pytest.raises(Overloaded, match=r"would be done in 3\.8 s"):
+                await batcher.submit(3, due(2.6))
+            behind = await waiting(batcher, 4, context=due(4))
+            clock.advance(0.1)
+            placed = asyncio.create_task(batcher.submit(2, due(2.5), place))
+            await asyncio.sleep(0)
+            worker.go.set()
+            assert await asyncio.gather(first, placed, *behind) == [2, 4, 8]
+
+    assert run(test, clock=clock, max_batch=1).batches == [[1], [2], [4]]
+
+
+def test_a_place_keeps_no_worker_waiting_and_ends_with_its_body() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        with batcher.place(NEVER, None, 1):
+            assert await batcher.submit(1, NEVER) == 2
+            stream, full = batcher.place(NEVER, "stream", 1, is_stream=True), "the queue has room for 2, and 2 wait"
+            with stream, pytest.raises(Overloaded, match=full):
+                await batcher.submit(2, NEVER)
+        with batcher.place(NEVER, "stream", 1, is_stream=True):
+            assert await batcher.submit(3, NEVER) == 6
+            assert REGISTRY.get_sample_value("openbook_queued", {"model": "doubler"}) == 1
+        assert not len(batcher._queue)
+        assert REGISTRY.get_sample_value("openbook_queued", {"model": "doubler"}) == 0
+
+    assert run(test, max_queue=2).batches == [[1], [3]]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_place_is_for_one_and_for_such_as_it_was_kept_for(is_stream: bool) -> None:
+    """More passages than were expected, or fewer: he comes anew, and takes no two places."""
+
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        async def ask(n: int, place: Asked) -> None:
+            if is_stream:
+                assert [each async for each in batcher.stream(lambda _: iter([n]), NEVER, place=place)] == [n]
+            else:
+                assert await batcher.submit(n, NEVER, place) == 2 * n
+
+        for work in (1, 7):
+            with batcher.place(NEVER, None, work, is_stream) as place:
+                await asyncio.gather(ask(1, place), ask(2, place))
+                assert not len(batcher._queue)
+            assert not len(batcher._queue)
+
+    run(test)
+
+
+def test_who_lost_his_place_to_others_hears_it_when_he_comes() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        held = await held_back(worker, batcher, 1)
+        much, little = Context(caller="much"), Context(caller="little")
+        with batcher.place(much, None, 1), batcher.place(much, None, 1) as place:
+            held.append(asyncio.create_task(batcher.submit(2, little)))  # there is room for two, and he has none
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="the queue has room for 2, and 2 wait"):
+                await batcher.submit(3, much, place)
+        worker.go.set()
+        await asyncio.gather(*held)
+
+    assert run(test, max_queue=2).batches == [[1], [2]]
 
 
 def test_only_equal_keys_share_a_batch_and_none_starves() -> None:
@@ -173,8 +251,8 @@ def test_what_a_batch_took_is_known_and_then_the_worker_is_free() -> None:
         worker.go.set()
         await first
         with pytest.raises(DeadlineExceeded, match=r"it takes some 2\.0 s"):
-            batcher.check(Context(Deadline.after(1, clock)), None, 1)
-        batcher.check(Context(Deadline.after(2, clock)), None, 1)  # who is next needs no time to spare
+            would_enter(batcher, Context(Deadline.after(1, clock)))
+        would_enter(batcher, Context(Deadline.after(2, clock)))  # who is next needs no time to spare
 
     run(test, clock=clock)
 
@@ -188,7 +266,7 @@ def test_a_batch_that_nobody_waited_for_to_its_end_says_nothing_of_how_long_such
         worker.go.set()
         await batcher.aclose()
         with pytest.raises(DeadlineExceeded, match=r"it takes some 2\.0 s"):
-            batcher.check(Context(Deadline.after(1, clock)), None, 1)
+            would_enter(batcher, Context(Deadline.after(1, clock)))
 
     assert run(test, clock=clock).stopped == [[1]]
 
@@ -425,7 +503,7 @@ def test_of_a_stream_that_is_late_it_is_learned_how_long_such_take_and_not_of_on
         await anext(closed)
         await closed.aclose()  # type: ignore[attr-defined]
         with pytest.raises(DeadlineExceeded, match=r"it takes some [23]\.\d s"):
-            batcher.check(Context(Deadline.after(1, clock)), None, 1, is_stream=True)
+            would_enter(batcher, Context(Deadline.after(1, clock)), is_stream=True)
 
     run(test, clock=clock)
 

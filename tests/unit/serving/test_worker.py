@@ -284,6 +284,32 @@ def test_what_goes_first_waits_for_no_share_and_takes_none_from_what_is_short() 
     assert log == ["long", "first", "first", "first", "short", "short", "long", "long"]
 
 
+def test_who_asks_for_little_goes_before_a_flood_again_and_again() -> None:
+    """No time passes but theirs: what is short would have to wait for its share."""
+    clock = ManualClock()
+    model = Model()
+
+    def compute(items: Sequence[int], check: Check) -> Sequence[int]:
+        clock.advance(items[0] < LONG)
+        return model(items, check)
+
+    async def main() -> None:
+        batcher: Batcher[int, int] = Batcher(compute, name="model", max_batch=4, max_queue=8, clock=clock)
+        for n in (1, 4):
+            batcher.learn([LONG] * n, 1.0 + n)
+        flood = [asyncio.create_task(batcher.submit(LONG, Context(caller="flood"))) for _ in range(4)]
+        await asyncio.to_thread(model.begun.acquire)
+        try:
+            for n in range(2):
+                assert await asyncio.wait_for(batcher.submit(n, Context(caller="little")), 60) == n
+        finally:
+            model.enough.set()
+            await asyncio.gather(*flood)
+            await batcher.aclose()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("error", [RuntimeError, Stopped, InvalidRequest])
 def test_short_work_that_fails_takes_its_time_from_the_long_one_too(error: type[Exception]) -> None:
     clock = ManualClock()

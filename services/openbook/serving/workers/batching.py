@@ -9,19 +9,19 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from openbook.core.context import Context
-from openbook.core.deadline import Check, Clock, Deadline, go_on
-from openbook.errors import DeadlineExceeded, InvalidRequest, OpenbookError
+from openbook.core.deadline import Check, Clock, go_on
+from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import about
 from openbook.serving.workers.queue import Queue
 from openbook.serving.workers.reckoning import Waiting
-from openbook.serving.workers.worker import Stopped, Worker
+from openbook.serving.workers.worker import Stopped, Worker, in_time
 from openbook.telemetry import BATCH_SECONDS, BATCH_SIZE, QUEUE_SECONDS, QUEUED
 from openbook.tracing.ports import Recording
 from openbook.tracing.spans import span, together
@@ -38,15 +38,17 @@ Handler = Callable[[Sequence[Item], Check], Sequence[Result]]
 Calls its check between its steps, which raises once the last caller has gone or is late, and else may take a while: it
 is where short work runs beside long."""
 
+Parts = Callable[[Check], Iterator[Part]]
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Asked(Waiting):
-    """An item that waits for its result, or a stream for its turn."""
+class Asked(Waiting):
+    """An item that waits for its result, or a stream for its turn. The last three are set once it is here."""
 
-    item: Any
     result: asyncio.Future[Any]
-    since: float  # when it came
-    waits: Recording  # ends with its turn
+    item: Any = field(init=False)
+    since: float = field(init=False)  # when it came
+    waits: Recording = field(init=False)  # ends with its turn
 
     @property
     def is_wanted(self) -> bool:
@@ -79,14 +81,26 @@ class Batcher(Generic[Item, Result]):
         self._key = key
         self._kind = kind
         self._work_of = work
-        self._queue: Queue[_Asked] = Queue(name, max_batch, max_queue, max_work, clock)
+        self._queue: Queue[Asked] = Queue(name, max_batch, max_queue, max_work, clock)
         self._worker = Worker(name, clock)
         self._loops: dict[bool, asyncio.Task[None]] = {}  # that take batches: any, and short ones beside a long one
         self._clock = clock
         self._queued, self._queue_seconds = QUEUED.labels(name), QUEUE_SECONDS.labels(name)
         self._batch_size, self._batch_seconds = BATCH_SIZE.labels(name), BATCH_SECONDS.labels(name)
 
-    async def submit(self, item: Item, context: Context) -> Result:
+    @contextmanager
+    def place(self, context: Context, key: Hashable, work: int, is_stream: bool = False) -> Iterator[Asked]:
+        """Kept in the body for what comes with it: who comes meanwhile is behind. Raises as `submit`."""
+        kept = self._asked(context, key, work, is_stream)
+        kept.is_here = False
+        self._refuse(self._queue.enter(kept))
+        try:
+            yield kept
+        finally:
+            self._queue.leave(kept)
+            self._queued.set(len(self._queue))
+
+    async def submit(self, item: Item, context: Context, place: Asked | None = None) -> Result:
         """The item's own result. Cancelling the call takes the item out of the queue, or stops a batch of its own.
 
         Raises:
@@ -94,18 +108,18 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: the deadline is too near for it, passed while it waited, or before the model was done.
             Exception: what the handler raised for it.
         """
-        asked = self._enter(context, item, self._key(item), self._work_of(item))
+        asked = self._enter(self._asked(context, self._key(item), self._work_of(item)), place, item)
         result: Result = await self._turn_of(asked)
         return result
 
     async def stream(
-        self, parts: Callable[[Check], Iterator[Part]], context: Context, key: Hashable = None, work: int = 1
+        self, parts: Parts[Part], context: Context, key: Hashable = None, work: int = 1, place: Asked | None = None
     ) -> AsyncIterator[Part]:
         """What `parts` yields, one step at a time in the same worker thread, between the steps of batches.
 
         Raises as `submit`. Closing the iterator stops the step under way at its next check, and closes that of `parts`.
         """
-        asked = self._enter(context, None, key, work, is_stream=True)
+        asked = self._enter(self._asked(context, key, work, is_stream=True), place)
         is_closed, is_whole, took_s, end = False, False, 0.0, object()
         iterator: Iterator[Part] | None = None
         let_past = go_on
@@ -148,10 +162,6 @@ class Batcher(Generic[Item, Result]):
         alike = self._sort(self._key(items[0]))
         self._queue.learn([Waiting(*alike, self._work_of(item), Context()) for item in items], seconds)
 
-    def check(self, context: Context, key: Hashable, work: int, is_stream: bool = False) -> None:
-        """Whether an item of this key, or a stream, would be let in now. Raises as `submit`."""
-        self._queue.check(Waiting(*self._sort(key, is_stream), work, context, is_stream))
-
     async def aclose(self) -> None:
         """Cancel those who wait, finish the batch under way, end the thread."""
         for asked in self._queue.waiting():
@@ -164,19 +174,28 @@ class Batcher(Generic[Item, Result]):
         kind = self._kind(key)
         return (("stream", kind), ("stream", kind)) if is_stream else (key, kind)
 
-    def _enter(self, context: Context, item: Item | None, key: Hashable, work: int, is_stream: bool = False) -> _Asked:
-        result, since = asyncio.get_running_loop().create_future(), self._clock()
-        alike, waits = self._sort(key, is_stream), span(f"wait for {self._name}", context)
-        asked = _Asked(*alike, work, context, is_stream, item=item, result=result, since=since, waits=waits)
+    def _asked(self, context: Context, key: Hashable, work: int, is_stream: bool = False) -> Asked:
+        return Asked(*self._sort(key, is_stream), work, context, is_stream, result=asyncio.Future())
+
+    def _enter(self, newcomer: Asked, place: Asked | None, item: Item | None = None) -> Asked:
+        """Let it wait: in its place, if that is still kept and for such as it is."""
+        asked, context, waits = newcomer, newcomer.context, span(f"wait for {self._name}", newcomer.context)
+        if place and place in self._queue and not place.is_here:
+            if (place.key, place.work) == (newcomer.key, newcomer.work):
+                asked = place
+            else:
+                self._queue.leave(place)
         try:
-            self._refuse(self._queue.enter(asked))
+            if asked is newcomer:
+                self._refuse(self._queue.enter(asked))
         except OpenbookError as error:
             waits.end(error.grpc_code)
             raise
+        asked.item, asked.context, asked.since, asked.waits, asked.is_here = item, context, self._clock(), waits, True
         self._go_on()
         return asked
 
-    async def _turn_of(self, asked: _Asked) -> Any:
+    async def _turn_of(self, asked: Asked) -> Any:
         try:
             async with in_time(self._name, asked.context.deadline):
                 return await asked.result
@@ -185,13 +204,14 @@ class Batcher(Generic[Item, Result]):
             self._queue.leave(asked)
             raise
 
-    def _turn_came(self, asked: _Asked) -> None:
+    def _turn_came(self, asked: Asked) -> None:
         self._queue_seconds.observe(self._clock() - asked.since)
         asked.waits.end()
 
-    def _refuse(self, refused: Sequence[tuple[_Asked, OpenbookError]]) -> None:
+    def _refuse(self, refused: Sequence[tuple[Asked, OpenbookError]]) -> None:
         for asked, error in refused:
-            _fail([asked], error)
+            if asked.is_here:  # else he will hear when he comes
+                _fail([asked], error)
 
     def _go_on(self) -> None:
         """See to it that what waits is taken."""
@@ -218,7 +238,7 @@ class Batcher(Generic[Item, Result]):
                     self._turn_came(asked)
                 await self._work(wanted, is_short)
 
-    async def _work(self, batch: Sequence[_Asked], is_short: bool) -> None:
+    async def _work(self, batch: Sequence[Asked], is_short: bool) -> None:
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         seconds = 0.0
         computing = together(f"{self._name} computes", [asked.context for asked in batch])
@@ -254,7 +274,7 @@ class Batcher(Generic[Item, Result]):
         finally:
             self._queue.end(is_short, seconds)
 
-    def _run(self, batch: Sequence[_Asked], between: Check) -> Sequence[Result] | Exception:
+    def _run(self, batch: Sequence[Asked], between: Check) -> Sequence[Result] | Exception:
         """What fails took its time too: so an error comes back as a result does."""
 
         def check() -> None:
@@ -272,23 +292,7 @@ class Batcher(Generic[Item, Result]):
         return results
 
 
-@asynccontextmanager
-async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
-    """Cancel the body at the deadline.
-
-    Raises:
-        DeadlineExceeded: it came before the body's end, or stopped the work that the body waits for; the message names
-            the stage.
-    """
-    remaining_s = deadline.remaining_s()
-    try:
-        async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
-            yield
-    except (TimeoutError, Stopped):
-        raise DeadlineExceeded(f"deadline passed before {name} was done") from None
-
-
-def _fail(batch: Sequence[_Asked], error: Exception) -> None:
+def _fail(batch: Sequence[Asked], error: Exception) -> None:
     for asked in batch:
         if not asked.result.done():
             asked.result.set_exception(error)

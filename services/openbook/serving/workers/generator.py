@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, thread_time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from openbook.errors import OpenbookError
 from openbook.logs import as_ours, setup_logging
 from openbook.processes import loading
 from openbook.rag.ports import BegunByAnother, Maker
-from openbook.serving.workers.batching import Batcher
+from openbook.serving.workers.batching import Asked, Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
 from openbook.serving.workers.worker import apart, check_gpu
@@ -107,6 +108,7 @@ class LocalGenerator:
     def __init__(self, model: GeneratorModel, settings: GeneratorSettings) -> None:
         self.fingerprint, self.generates_by, self.calibration = model.fingerprint, model.generates_by, model.calibration
         self._model = model
+        self._place: Asked | None = None  # that is kept for who asks
         self._batcher: Batcher[_Task, Generation] = Batcher(
             self._generate,
             name="generator",
@@ -118,25 +120,30 @@ class LocalGenerator:
             max_work=settings.max_tokens_in_flight,
         )
 
-    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
+    @contextmanager
+    def place(
+        self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+    ) -> Iterator[Self]:
         is_stream = is_stream and _goes_by_steps(settings)
-        self._batcher.check(context, settings, _work(settings, n_passages), is_stream)
+        with self._batcher.place(context, settings, _work(settings, n_passages), is_stream) as kept:
+            placed = copy(self)
+            placed._place = kept
+            yield placed
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> Generation:
-        return await self._batcher.submit(_Task(question, retrieved, settings), context)
+        return await self._batcher.submit(_Task(question, retrieved, settings), context, self._place)
 
     async def stream(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context
     ) -> AsyncIterator[Token | Generation]:
         task = _Task(question, retrieved, settings)
         if not _goes_by_steps(settings):
-            yield await self._batcher.submit(task, context)
+            yield await self._batcher.submit(task, context, self._place)
             return
-        parts = self._batcher.stream(
-            lambda check: self._model.stream(question, retrieved, settings, check), context, settings, task.work
-        )
+        steps = partial(self._model.stream, question, retrieved, settings)
+        parts = self._batcher.stream(steps, context, settings, task.work, self._place)
         async with aclosing(parts):  # type: ignore[type-var]  # an async generator
             async for part in parts:
                 yield part
@@ -267,8 +274,11 @@ class RemoteGenerator:
     def calibration(self) -> Calibration:
         return self._replicas.about.calibration
 
-    def check(self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False) -> None:
-        """Nothing: the replicas' queues are not known here."""
+    def place(
+        self, settings: GenerationSettings, n_passages: int, context: Context, is_stream: bool = False
+    ) -> AbstractContextManager[Self]:
+        """None: the replicas' queues are not known here."""
+        return nullcontext(self)
 
     async def generate(
         self, question: str, retrieved: Retrieved, settings: GenerationSettings, context: Context

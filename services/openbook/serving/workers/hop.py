@@ -20,7 +20,7 @@ from openbook.core.context import Context
 from openbook.core.hedges import HedgeBudget
 from openbook.errors import ModelUnavailable, OpenbookError, Overloaded
 from openbook.logs import as_ours
-from openbook.serving.workers.batching import in_time
+from openbook.serving.workers.worker import in_time
 from openbook.telemetry import hop_errors
 from openbook.tracing.spans import span
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from openbook import telemetry
 from openbook.core.deadline import SPARE, Clock
@@ -35,7 +35,7 @@ class Queue(Generic[W]):
     Args:
         name: of the model, for messages.
         max_batch: questions in a batch, and streams at once.
-        max_queue: questions and streams that are here at once, those in the batch under way apart.
+        max_queue: questions and streams that are here at once or are to come soon, those in the batch under way apart.
         max_work: of a batch, unless it is of one question.
     """
 
@@ -52,6 +52,9 @@ class Queue(Generic[W]):
     def __len__(self) -> int:
         return len(self._turns)
 
+    def __contains__(self, waiting: W) -> bool:
+        return waiting in self._turns
+
     def enter(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
         """Let it wait. Returns whom it puts out.
 
@@ -59,22 +62,6 @@ class Queue(Generic[W]):
             Overloaded: it would not be ready in time, or there is no room for it.
             DeadlineExceeded: it would not be if its turn were now.
         """
-        is_tried, put_out = self._place(newcomer)
-        if is_tried:
-            self._reckoning.tried(newcomer)
-        for each, full in put_out:
-            self._counted("room", full)
-            self._turns.remove(each)
-        return put_out
-
-    def check(self, newcomer: Waiting) -> None:
-        """Whether it would come in now; it does not. Raises as `enter`."""
-        newcomer = cast(W, newcomer)  # is out again before anybody takes it
-        self._place(newcomer)
-        self._turns.remove(newcomer)
-
-    def _place(self, newcomer: W) -> tuple[bool, list[tuple[W, OpenbookError]]]:
-        """Let it wait. Returns whether it is tried, and whom it is to put out. Raises as `enter`."""
         newcomer.context.deadline.check(self._name)
         if self._reckoning.is_hopeless(newcomer):
             own_s = self._reckoning.seconds(newcomer)
@@ -83,10 +70,17 @@ class Queue(Generic[W]):
         is_next = not self._under_way and not self._streams and not len(self)
         self._turns.put(newcomer.context.caller, newcomer, newcomer.work)
         try:
-            return not is_next and self._check_in_time(newcomer), self._make_room(newcomer)
+            is_tried = not is_next and self._check_in_time(newcomer)
+            put_out = self._make_room(newcomer)
         except OpenbookError:
             self._turns.remove(newcomer)
             raise
+        if is_tried:
+            self._reckoning.tried(newcomer)
+        for each, full in put_out:
+            self._counted("room", full)
+            self._turns.remove(each)
+        return put_out
 
     def leave(self, waiting: W) -> None:
         """It waits no longer, or its stream is over. May be called of whoever has left."""
@@ -95,14 +89,14 @@ class Queue(Generic[W]):
             self._turns.remove(waiting)
 
     def waiting(self) -> list[W]:
-        """All that wait, by whose turn it is."""
+        """All that wait, or have a place kept, by whose turn it is."""
         return list(self._turns.in_order())
 
     def streams(self) -> list[W]:
         """Those that may begin now: they are under way from here on, until they leave."""
         begun = []
         for each in self.waiting():
-            if each.is_stream and self._has_place(each.context.caller):
+            if each.is_stream and each.is_here and self._has_place(each.context.caller):
                 self._turns.give(each)
                 self._streams[each] = self._reckoning.seconds(each)
                 self._shares.give(each.context.caller, self._streams[each])
@@ -120,7 +114,8 @@ class Queue(Generic[W]):
         """
         few = self._few()
         most_s = self._most_beside_s() if is_short else lambda waiting: math.inf
-        waiting = [w for w in self.waiting() if not w.is_stream and self._reckoning.seconds(w) <= most_s(w)]
+        here = [w for w in self.waiting() if w.is_here and not w.is_stream]
+        waiting = [w for w in here if self._reckoning.seconds(w) <= most_s(w)]
         batch: list[W] = []
         refused: list[tuple[W, OpenbookError]] = []
         while waiting and not batch:

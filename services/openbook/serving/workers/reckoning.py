@@ -21,6 +21,7 @@ class Waiting:
     work: int  # in proportion to that time, among those of a kind
     context: Context
     is_stream: bool = False  # shares no batch: goes step by step beside what else is computed
+    is_here: bool = True  # or is to come soon, and has its place kept
 
     @property
     def remaining_s(self) -> float:

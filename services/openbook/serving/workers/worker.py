@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
+import math
 import os
 import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from openbook.core.deadline import Check, Clock
-from openbook.errors import ModelUnavailable
+from openbook.core.deadline import Check, Clock, Deadline
+from openbook.errors import DeadlineExceeded, ModelUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,22 @@ def _give_way() -> None:
     """This thread, and those that it starts. Elsewhere than on Linux it would be the whole process, for ever."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
+
+
+@asynccontextmanager
+async def in_time(name: str, deadline: Deadline) -> AsyncIterator[None]:
+    """Cancel the body at the deadline.
+
+    Raises:
+        DeadlineExceeded: it came before the body's end, or stopped the work that the body waits for; the message names
+            the stage.
+    """
+    remaining_s = deadline.remaining_s()
+    try:
+        async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
+            yield
+    except (TimeoutError, Stopped):
+        raise DeadlineExceeded(f"deadline passed before {name} was done") from None
 
 
 @dataclass(slots=True)
