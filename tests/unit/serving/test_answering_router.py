@@ -29,8 +29,10 @@ class Replica:
         self.fails: Exception | None = None
         self.goes_on = asyncio.Event()
         self.goes_on.set()
+        self.n_asked = 0
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
+        self.n_asked += 1
         await self.goes_on.wait()
         if self.fails:
             raise self.fails
@@ -64,9 +66,13 @@ async def pass_by() -> None:
     house.call(a)
     house.now += SILENCE_S
     assert await house.chosen() == "ab", "not yet"
+    house.call(a)
     house.now += 0.01
     house.call(b)
-    assert [await house.chosen() for _ in range(3)] == ["b", "b", "b"]
+    await turns()  # in which Serve asks each by itself
+    before = a.n_asked
+    assert [await house.chosen() for _ in range(3)] == ["b", "b", "b"], "however lately it was called once more"
+    assert a.n_asked == before + 1
     house.now += 2 * SILENCE_S
     b.goes_on.clear()
     assert await house.chosen() == "ab", "both are silent"
@@ -78,6 +84,34 @@ async def pass_by() -> None:
 
 def test_who_has_not_said_whether_he_takes_a_call_gets_no_other_while_others_do() -> None:
     asyncio.run(pass_by())
+
+
+async def known() -> None:
+    house = House()
+    a, b = house.replicas
+    for _ in range(3):
+        house.call(a)
+    house.call(b)
+    house.router.on_new_queue_len_info(b.replica_id, 7)
+    assert [house.router.replica_queue_len_cache.get(each.replica_id) for each in (a, b)] == [3, 7]
+
+
+def test_serve_knows_how_much_each_has_to_do() -> None:
+    """By which it chooses of two, and asks nobody about it first."""
+    asyncio.run(known())
+
+
+async def alone() -> None:
+    house = House()
+    a, _ = house.replicas
+    house.router.update_replicas([a])
+    house.call(a)
+    house.now += 2 * SILENCE_S
+    assert (await house.chosen(), a.n_asked) == ("a", 0)
+
+
+def test_a_call_does_not_wait_for_what_the_only_replica_says() -> None:
+    asyncio.run(alone())
 
 
 async def answer_late() -> None:

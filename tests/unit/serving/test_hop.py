@@ -14,7 +14,8 @@ from openbook.core.context import Context
 from openbook.core.deadline import Deadline
 from openbook.core.hedges import MAX_SAVED_HEDGES, HedgeBudget
 from openbook.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, OpenbookError, Overloaded
-from openbook.serving.workers.hop import N_AT_ONCE, OtherModel, call, call_stream
+from openbook.serving.workers.hop import N_AT_ONCE, SLOW, OtherModel, call, call_stream
+from openbook.telemetry import hop_errors
 from openbook.testing import ManualClock
 
 NEVER = Context()
@@ -71,6 +72,11 @@ def sender(*responses: Response) -> Callable[[], Response]:
     return lambda: left.pop(0)
 
 
+def n_errors(to: str, error: str) -> int:
+    """As an operator sees them."""
+    return int(hop_errors(to, error)._value.get())
+
+
 def test_a_result_comes_back_and_our_error_is_raised() -> None:
     assert asyncio.run(call("encoder", NEVER, sender(Response(5)))) == 5
     with pytest.raises(InvalidRequest, match="too long"):
@@ -78,9 +84,12 @@ def test_a_result_comes_back_and_our_error_is_raised() -> None:
 
 
 def test_when_a_replica_dies_another_is_asked_once() -> None:
+    before = n_errors("encoder", "ActorDiedError")
     assert asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(5)))) == 5
+    assert n_errors("encoder", "ActorDiedError") == before + 1
     with pytest.raises(ModelUnavailable, match="no replica of the encoder answers: ActorDiedError"):
         asyncio.run(call("encoder", NEVER, sender(Response(ActorDiedError()), Response(ActorDiedError()))))
+    assert n_errors("encoder", "ActorDiedError") == before + 3
 
 
 def broken(code: StatusCode) -> Response:
@@ -94,6 +103,12 @@ def test_a_call_over_grpc_whose_connection_breaks_is_one_of_a_replica_that_died(
         asyncio.run(call("encoder", NEVER, sender(broken(code), broken(code))))
     with pytest.raises(ModelUnavailable, match="no replica of the generator answers"):
         asyncio.run(_read(call_stream("generator", NEVER, sender(broken(code)))))
+
+
+def test_a_call_over_grpc_that_ends_otherwise_is_made_once() -> None:
+    """What one replica fails at kills no second one."""
+    with pytest.raises(AioRpcError):
+        asyncio.run(call("encoder", NEVER, sender(broken(StatusCode.UNKNOWN))))
 
 
 def test_a_call_that_others_cancelled_is_an_error_of_ours_and_no_cancellation_of_who_waits() -> None:
@@ -116,10 +131,8 @@ def test_the_second_attempt_has_what_the_first_left_of_the_time() -> None:
 
 
 def rich() -> HedgeBudget:
-    """As much as is saved at most."""
-    budget = HedgeBudget(MAX_SAVED_HEDGES)
-    budget.count_call()
-    return budget
+    """Each call pays for as much as is saved at most."""
+    return HedgeBudget(MAX_SAVED_HEDGES)
 
 
 def soon(timeout_s: float = 0.01) -> Context:
@@ -128,9 +141,10 @@ def soon(timeout_s: float = 0.01) -> Context:
 
 
 def test_when_a_replica_takes_long_another_is_asked_and_the_first_answer_counts() -> None:
-    frozen = Response(), Response()
+    frozen, before = (Response(), Response()), n_errors("encoder", SLOW)
     assert asyncio.run(call("encoder", soon(0.1), sender(*frozen, Response(5)), rich())) == 5
     assert all(each.cancelled for each in frozen)
+    assert n_errors("encoder", SLOW) == before + 2
 
 
 @pytest.mark.parametrize("worse", [Overloaded("full"), BackPressureError(9, 8), ActorDiedError(), OtherModel()])
@@ -155,8 +169,10 @@ def test_without_budget_or_another_replica_nobody_else_is_asked() -> None:
     [(BackPressureError(9, 8), Overloaded), (DeploymentUnavailableError("x"), ModelUnavailable)],  # type: ignore[arg-type]
 )
 def test_serves_errors_become_ours(theirs: Exception, ours: type[OpenbookError]) -> None:
+    before = n_errors("encoder", type(theirs).__name__)
     with pytest.raises(ours, match="encoder"):
         asyncio.run(call("encoder", NEVER, sender(Response(theirs))))
+    assert n_errors("encoder", type(theirs).__name__) == before + 1
 
 
 def test_the_deadline_cancels_the_call() -> None:
@@ -183,6 +199,15 @@ def test_a_stream_ends_with_its_source_or_with_our_error() -> None:
         asyncio.run(_read(call_stream("generator", NEVER, sender(Response(1, InvalidRequest("bad"))))))
     with pytest.raises(ModelUnavailable):
         asyncio.run(_read(call_stream("generator", NEVER, sender(Response(1, ActorDiedError())))))
+
+
+def test_the_deadline_holds_for_each_part_of_a_stream() -> None:
+    response = Response(1)
+    with pytest.raises(DeadlineExceeded, match="before generator was done"):
+        asyncio.run(_read(call_stream("generator", soon(), sender(response))))
+    assert response.cancelled
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(_read(call_stream("generator", Context(Deadline.after(0)), sender())))  # not even sent
 
 
 def test_closing_a_stream_cancels_the_call() -> None:

@@ -11,7 +11,7 @@ from openbook.config import AnswerDefaults, EncoderSettings
 from openbook.core.context import Context
 from openbook.core.deadline import Check, Deadline, go_on
 from openbook.core.types import Float32, Passage
-from openbook.errors import DeadlineExceeded, InvalidRequest
+from openbook.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from openbook.rag.pipeline import Pipeline
 from openbook.serving.workers.encoder import LocalEncoder
 from openbook.serving.workers.pace import N_KEYS
@@ -60,6 +60,26 @@ def test_where_one_text_cannot_be_read_the_others_leave_the_queue(through: str) 
 
     asyncio.run(scenario())
     assert model.batches == [["busy"], ["last"]]
+
+
+def test_as_many_wait_and_are_computed_at_once_as_the_settings_say() -> None:
+    model = Held()
+
+    async def scenario() -> None:
+        encoder = LocalEncoder(model, EncoderSettings(max_batch=2, max_queue=3))
+        busy = asyncio.create_task(encoder.encode(["busy"], CONTEXT))
+        await asyncio.to_thread(model.begun.wait)
+        waiting = asyncio.create_task(encoder.encode(["one", "two", "three"], CONTEXT))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await encoder.encode(["four"], CONTEXT)
+        model.go.set()
+        await asyncio.gather(busy, waiting)
+        assert (await encoder.encode([], CONTEXT)).shape == (0, model.dimension)
+        await encoder.aclose()
+
+    asyncio.run(scenario())
+    assert [len(batch) for batch in model.batches] == [1, 2, 1]
 
 
 def test_passages_of_ones_own_make_no_question_forgotten() -> None:

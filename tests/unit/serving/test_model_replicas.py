@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers import encoder, generator, replicas
 from openbook.serving.workers.encoder import EncoderDeployment, RemoteEncoder
 from openbook.serving.workers.generator import GeneratorDeployment, RemoteGenerator
+from openbook.telemetry import hop_errors
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder, word_tokens
 
 CONTEXT = Context()
@@ -43,9 +45,9 @@ ONE_BY_ONE = GenerationSettings(formulation=Formulation.TOKEN, n_beams=1)
 class Encoder(HashEncoder):
     """Its vectors are its own: as many times as long as its number says."""
 
-    def __init__(self, number: int, dimension: int = 64) -> None:
+    def __init__(self, number: int, dimension: int = 64, space: str = "") -> None:
         super().__init__(dimension)
-        self.number, self.fingerprint = number, f"encoder-{number}"
+        self.number, self.fingerprint, self.space = number, f"encoder-{number}", space or self.space
 
     def encode_questions(self, questions: Sequence[str], check: Check = go_on) -> Float32:
         return super().encode_questions(questions, check) * np.float32(self.number)
@@ -131,12 +133,13 @@ def encoder_settings(number: int) -> ServedEncoderSettings:
     return ServedEncoderSettings(model=str(number))
 
 
-def encoders(*numbers: int, dimension: int = 64) -> list[EncoderDeployment]:
+def encoders(*numbers: int, dimension: int = 64, space: str = "") -> list[EncoderDeployment]:
     """A replica each."""
-    return [
-        EncoderDeployment(encoder_settings(n), lambda made: Encoder(int(made.model), dimension), ServingSettings())
-        for n in numbers
-    ]
+
+    def load(made: ServedEncoderSettings) -> Encoder:
+        return Encoder(int(made.model), dimension, space)
+
+    return [EncoderDeployment(encoder_settings(n), load, ServingSettings()) for n in numbers]
 
 
 def generator_settings(number: int) -> GeneratorSettings:
@@ -213,6 +216,41 @@ def test_replicas_of_another_model_are_passed_by() -> None:
         assert (kept(embeddings).keys(), kept(answers).keys()) == ({"encoder-1"}, {"generator-1"})
         assert all(lengths(each[None]) == [1] for each in embeddings._entries.values())
         await end(deployed)
+
+    run(scenario)
+
+
+def test_a_replica_of_our_model_that_is_passed_by_for_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def scenario() -> None:
+        deployed = encoders(1, 2)
+        handle: Any = Handle(deployed[0])
+        the_encoder = await RemoteEncoder.connect(handle, encoder_settings(1))
+        handle.replicas, handle.n_calls = [*[deployed[1]] * replicas.N_TRIES, *[deployed[0]] * 2], 0
+        before = hop_errors("encoder", "OtherModel")._value.get()
+        with monkeypatch.context() as recorded:
+            recorded.setattr(replicas, "asyncio", SimpleNamespace(sleep=sleep))
+            assert lengths(await the_encoder.encode(["who"], CONTEXT)) == [1]
+        assert hop_errors("encoder", "OtherModel")._value.get() == before + replicas.N_TRIES
+        await end(deployed)
+
+    run(scenario)
+    assert sum(slept) >= replicas.SILENCE_S, "as long as one may be silent"
+    assert slept[0] == 0, "to another one it goes at once"
+
+
+@pytest.mark.parametrize("n_replicas", [1, 2])
+def test_a_slow_call_is_made_to_another_replica_where_there_is_one(n_replicas: int) -> None:
+    async def scenario() -> None:
+        settings = encoder_settings(1).model_copy(update={"n_replicas": n_replicas})
+        deployed = EncoderDeployment(settings, lambda made: Encoder(int(made.model)), ServingSettings())
+        found = await RemoteEncoder.connect(Handle(deployed), settings)  # type: ignore[arg-type]
+        assert (found._replicas._hedges is not None) == (n_replicas > 1)
+        await end([deployed])
 
     run(scenario)
 
@@ -311,9 +349,10 @@ def test_what_a_model_began_goes_to_no_other() -> None:
     run(scenario)
 
 
-def test_an_encoder_of_another_space_takes_no_place() -> None:
+@pytest.mark.parametrize("other", [{"dimension": 32, "space": "hash-64"}, {"space": "of other passages"}])
+def test_an_encoder_of_another_space_takes_no_place(other: dict[str, Any]) -> None:
     async def scenario() -> None:
-        deployed = [*encoders(1), *encoders(2, dimension=32)]
+        deployed = [*encoders(1), *encoders(2, **other)]
         handle: Any = Handle(deployed[0])
         the_encoder = await RemoteEncoder.connect(handle, encoder_settings(1))
         handle.replicas = [deployed[1]]
