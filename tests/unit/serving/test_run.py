@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,13 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
+from openbook.cache.redis import TieredCache
 from openbook.config import ServingSettings, Settings, parse
 from openbook.errors import InvalidConfig, InvalidModel, StartupError
 from openbook.processes import free_port, free_ports
 from openbook.serving import app
 from openbook.serving.launch import fitting, run
+from openbook.serving.workers.routing import AnsweringRouter
 
 
 def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,40 +55,56 @@ def test_secrets_reach_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Or nobody is called while it waits: the alert asks for a process of this role."""
+    """Or nobody is called while it waits: the alert asks for a process of this role. It has all that settings name."""
     roles, asked, made = list[str](), list[float](), list[Any]()
+    warmed, gates = list[bool](), list[Any]()
 
     async def connect(min_coverage: float) -> None:
         asked.append(min_coverage)
 
     async def open_index(settings: Any, queries: Any, source: Any, min_coverage: float) -> Any:
         assert roles == ["ingress-starting"]
+        assert source.name == "ray://index:7000-7001"
         await connect(min_coverage)
         return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1, max_k=1000)
 
-    model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: None)
-    for name in ("setup_logging", "setup_tracing", "LocalEncoder", "LocalGenerator", "Pipeline"):
+    (tmp_path / "keys").touch()
+    model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: warmed.append(True))
+    for name in ("setup_logging", "setup_tracing", "LocalEncoder", "LocalGenerator"):
         monkeypatch.setattr(app, name, lambda *_, **__: model)
+    monkeypatch.setattr(app, "Pipeline", lambda *_, answers: made.append(answers))
     monkeypatch.setattr(app, "open_index", open_index)
     monkeypatch.setattr(app, "TierMetrics", lambda index: CollectorRegistry())
     monkeypatch.setattr(app, "REGISTRY", CollectorRegistry())
-    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.append(arguments[2]))
-    monkeypatch.setattr("openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda *_: None)
+    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.extend(arguments[2:4]))
+    monkeypatch.setattr(
+        "openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda replica, service, gate: gates.append(gate)
+    )
     monkeypatch.setattr(
         app, "MetricsServer", lambda role, *_: roles.append(role) or SimpleNamespace(become=roles.append)
     )
 
     async def scenario() -> None:
         replica: Any = app.Ingress.__new__(app.Ingress)
-        settings = parse({"answer": {"min_coverage": 0.5}, "cache": {"url": "redis://127.0.0.1:1/0"}})
+        settings = parse(
+            {
+                "index": {"discover": "ray://index:7000-7001"},
+                "answer": {"min_coverage": 0.5},
+                "cache": {"url": "redis://127.0.0.1:1/0", "answers": 9},
+                "access": {"keys": "file", "path": str(tmp_path / "keys")},
+            }
+        )
         await replica.__init__(settings, lambda _: None, lambda _: None)
-        (check_ready,) = made
+        answers, check_ready, quotas = made
         await check_ready()
+        assert isinstance(answers, TieredCache)
+        (gate,) = gates
+        assert quotas is gate.quotas
 
     asyncio.run(scenario())
-    assert (roles, asked) == (["ingress-starting", "ingress"], [0.5, 0.5])
+    assert (roles, asked, warmed) == (["ingress-starting", "ingress"], [0.5, 0.5], [True])
 
 
 def test_an_endpoint_whose_index_has_fewer_hits_than_its_questions_ask_for_does_not_start(
@@ -363,3 +382,62 @@ def test_on_a_cluster_models_have_the_threads_of_their_replicas_cpus(
     application = app.build({**there, **values, "access": {"allow_anonymous": True}})
     settings = application._bound_deployment.init_args[0]
     assert (settings.encoder.n_threads, settings.generator.n_threads) == (encoder, generator)
+
+
+THERE = {"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}}
+SIZES = {
+    "encoder": {"num_cpus": 2, "num_gpus": 0.25, "n_threads": 3, "n_replicas": 4, "max_queue": 100, "max_batch": 10},
+    "generator": {"num_cpus": 5, "num_gpus": 0.5, "n_threads": 6, "n_replicas": 7, "max_queue": 200, "max_batch": 20},
+}
+
+
+@cache
+def handed_to_serve(topology: str) -> dict[str, Any]:
+    """The deployments, by name."""
+    serving = {"topology": topology, "num_cpus": 8, "n_replicas": 9, "max_in_flight": 300, "max_replicas_per_node": 2}
+    settings = parse({**THERE, **SIZES, "serving": serving, "answer": {"max_timeout_s": 1000}})
+    application = app.assemble(settings, lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+    bound = [application, *application._bound_deployment.init_args]
+    deployments = [each._bound_deployment for each in bound if isinstance(each, serve.Application)]
+    return {each.name: each for each in deployments}
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        ("fused", {"ingress": (9, 8, 0.75, 6, 300)}),
+        (
+            "split",
+            {"ingress": (9, 8, 0, 1, 300), "encoder": (4, 2, 0.25, 3, 110), "generator": (7, 5, 0.5, 6, 220)},
+        ),
+    ],
+)
+def test_a_replica_has_what_its_settings_reserve_and_as_many_calls_as_it_may_refuse_itself(
+    topology: str, expected: dict[str, tuple[float, ...]]
+) -> None:
+    deployments = handed_to_serve(topology)
+    assert deployments.keys() == expected.keys()
+    for name, (n_replicas, n_cpus, n_gpus, n_threads, n_calls) in expected.items():
+        each, options = deployments[name], deployments[name].ray_actor_options
+        assert (each.num_replicas, options["num_cpus"], options["num_gpus"]) == (n_replicas, n_cpus, n_gpus)
+        environment = options["runtime_env"]["env_vars"]
+        assert environment == {"OMP_NUM_THREADS": str(n_threads), **app.ENVIRONMENT}
+        assert (each.max_ongoing_requests, each.max_queued_requests) == (n_calls + app.SPARE_PLACES,) * 2
+
+
+def test_replicas_stand_apart_have_their_time_to_stop_and_are_missed_soon() -> None:
+    for name, each in handed_to_serve("split").items():
+        config, replica = each._deployment_config, each._replica_config
+        assert replica.max_replicas_per_node == 2
+        assert config.graceful_shutdown_timeout_s > 1000, "what was asked may take so long"
+        assert (config.health_check_period_s, config.max_constructor_retry_count) == (1, 1)
+        assert config.max_surge_percent == 100, "in an update new ones answer before old ones stop"
+        router = config.request_router_config.get_request_router_class()
+        assert (router is AnsweringRouter) == (name != "ingress")
+
+
+def test_tls_of_our_own_is_refused_on_a_cluster() -> None:
+    """Or somebody would think that it is there."""
+    tls = {"certificate": "c.pem", "key": "k.pem"}
+    with pytest.raises(InvalidConfig, match=r"serving\.tls is for `openbook up`"):
+        app.build({**THERE, "serving": {"tls": tls}, "access": {"allow_anonymous": True}})
