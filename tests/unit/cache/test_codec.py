@@ -88,6 +88,7 @@ def test_a_seal_belongs_to_key_value_and_secret() -> None:
     assert seal.open("another", value) is None
     assert Seal("").open("key", value) is None
     assert seal.open("key", value + b"x") is seal.open("key", b"") is None
+    assert seal.open("keyd", value[: -len(b"data")] + b"ata") is None, "none of the key's end is taken for the value's"
 
 
 def test_codecs_have_keys_of_their_own() -> None:

@@ -52,13 +52,13 @@ def test_a_trip_has_so_many_items_at_most() -> None:
         server = Server()
         lane = Lane(server)
         tasks = [asyncio.create_task(lane.go([n] * 200)) for n in range(4)]
+        tasks.append(asyncio.create_task(lane.go([4] * (MAX_ITEMS + 1))))
         await settled()
-        for n_trips in (1, 2):
+        for n_trips in (1, 2, 3):
             server.results[n_trips - 1].set_result(None)
             await settled()
         await asyncio.gather(*tasks)
-        assert [len(trip) for trip in server.trips] == [400, 400]
-        assert max(map(len, server.trips)) <= MAX_ITEMS
+        assert [len(trip) for trip in server.trips] == [400, 400, MAX_ITEMS + 1], "who asks for more goes alone"
 
     asyncio.run(scenario())
 
