@@ -2,21 +2,29 @@
 
 import gc
 import os
+import signal
 import subprocess
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from openbook import processes
 from openbook.processes import (
     GIVE_WAY,
     free_port,
     free_ports,
     granted_bytes,
     granted_cores,
+    is_here,
     loading,
+    memory_bytes,
     of_code,
     of_module,
+    on_stop_signals,
+    threads,
 )
 
 
@@ -77,6 +85,74 @@ def test_cores_are_what_all_control_groups_of_a_process_grant(
         "cpu/pod/cpu.cfs_period_us": "100000",
     }
     assert list(granted_cores(groups, told(limits, tmp_path))) == granted
+
+
+@pytest.mark.parametrize(
+    ("asked", "omp", "granted", "expected"),
+    [
+        (3, "5", "150000 100000", 3),
+        (0, "5", "150000 100000", 5),
+        (0, "0", "max 100000", 1),
+        (0, "", "150000 100000", 2),
+        (0, "4,2", "50000 100000", 1),
+        (0, "", "1600000 100000", 8),
+        (0, "", "max 100000", 8),
+    ],
+)
+def test_threads_are_as_many_as_asked_for_else_as_the_cores_that_are_granted(
+    asked: int, omp: str, granted: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants(monkeypatch, told({"cpu.max": granted}, tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    assert threads(asked) == expected
+
+
+def grants(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """This process is in the control group at the root."""
+    monkeypatch.setattr(processes, "_own_groups", lambda: "0::/\n")
+    for name in ("granted_cores", "granted_bytes"):
+        monkeypatch.setattr(processes, name, partial(getattr(processes, name), root=root))
+
+
+def test_memory_is_the_machines_within_what_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    for limit, expected in ((1 << 20, 1 << 20), (1 << 60, whole)):
+        with monkeypatch.context() as within:
+            grants(within, told({"memory.max": str(limit)}, tmp_path))
+            assert memory_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:7000", True),
+        ("127.1.2.3:7000", True),
+        ("localhost:7000", True),
+        ("[::1]:7000", True),
+        ("[::ffff:127.0.0.1]:7000", True),
+        ("10.0.0.5:7000", False),
+        ("[fd00::1]:7000", False),
+        ("index.example.org:7000", False),
+        ("0.0.0.0:7000", False),
+    ],
+)
+def test_what_listens_on_loopback_is_here(address: str, expected: bool) -> None:
+    assert is_here(address) == expected
+
+
+def test_a_thread_is_told_of_no_signal() -> None:
+    """Python lets none but the main thread listen."""
+    entered, former = list[bool](), signal.getsignal(signal.SIGTERM)
+
+    def enter() -> None:
+        with on_stop_signals(lambda *_: None):
+            entered.append(signal.getsignal(signal.SIGTERM) is former)
+
+    thread = Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [True]
 
 
 def test_what_was_loaded_is_no_matter_of_the_collector_any_more() -> None:
