@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.errors import InvalidConfig, StartupError
+from openbook.files import at_home
 from openbook.serving.launch import cluster, fleet, ports
 from openbook.serving.launch.fleet import IndexNode, Keeper, Wanted, lacking
 from openbook.serving.launch.ports import ClusterPorts
@@ -212,6 +214,8 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.n_started, self.n_asked = 0, 0
+        self.told = [as_ray_tells((NODE_ID, True, True))]
+        self.wishes: dict[str, Any] = {}
         self.killed: list[Any] = []
         self.says: Exception | None = None
         self.serve = SimpleNamespace(remote=self._asked)
@@ -221,7 +225,7 @@ class FakeRay:
         return self.n_asked
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [as_ray_tells((NODE_ID, True, True))]
+        return self.told
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         return refs, []
@@ -239,7 +243,8 @@ class FakeRay:
         self.n_started += 1
         return self
 
-    def options(self, **_: Any) -> Any:
+    def options(self, **wishes: Any) -> Any:
+        self.wishes = wishes
         return self
 
 
@@ -297,6 +302,120 @@ def test_a_redis_whose_first_start_failed_is_begun_anew_at_the_next_look(
         assert FakeRedis.n_starts == 2
     finally:
         keeper.stop()
+
+
+def test_index_servers_are_found_by_the_name_of_their_node_and_run_there_alone(
+    keeper: Keeper, cluster_of_one: FakeRay
+) -> None:
+    """Whichever keeper asks: one that was started again must not begin them a second time."""
+    keeper._look()
+    wishes = cluster_of_one.wishes
+    assert (wishes["name"], wishes["lifetime"], wishes["get_if_exists"]) == (f"index-{NODE_ID}", "detached", True)
+    where = wishes["scheduling_strategy"]
+    assert (where.node_id, where.soft) == (NODE_ID, False)
+
+
+def test_a_node_that_is_gone_is_told_once_and_asked_no_more(
+    keeper: Keeper, cluster_of_one: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        keeper._look()
+    cluster_of_one.told = []
+    for _ in range(3):
+        keeper._look()
+    assert (keeper._nodes, keeper._serving, cluster_of_one.n_asked) == ({}, set(), 2)
+    assert [each.getMessage() for each in caplog.records] == [f"index node {NODE_ID} is gone"]
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), ray.exceptions.RaySystemError("away")])
+def test_a_keeper_looks_again_whatever_a_look_ends_with(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay
+) -> None:
+    looks, has_looked_again = [problem], threading.Event()
+
+    def nodes() -> list[dict[str, Any]]:
+        if looks:
+            raise looks.pop()
+        has_looked_again.set()
+        return []
+
+    monkeypatch.setattr(cluster_of_one, "nodes", nodes)
+    monkeypatch.setattr(fleet, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(Keeper, "_start_redis", lambda self: [])
+    keeper = Keeper(WANTED)
+    try:
+        assert has_looked_again.wait(60)
+    finally:
+        keeper.stop()
+
+
+@pytest.mark.parametrize(("has_cache", "keys_folder"), [(True, "~/keys"), (True, ""), (False, "~/keys"), (False, "")])
+def test_each_redis_knows_the_password_and_that_of_the_keys_forgets_nothing(
+    has_cache: bool, keys_folder: str, monkeypatch: pytest.MonkeyPatch, cluster_of_one: FakeRay, tmp_path: Path
+) -> None:
+    begun = {}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(fleet, "RedisServer", dict)
+    monkeypatch.setattr(fleet, "Supervised", lambda name, begin: begun.update({name: begin()}))
+    monkeypatch.setattr(fleet, "setup_logging", lambda role: None)
+    monkeypatch.setattr(Keeper, "_go_on", lambda self: None)
+    Keeper(replace(WANTED, has_cache=has_cache, keys_folder=keys_folder))
+    both = {"host": "0.0.0.0", "password": "word"}
+    cache = {**both, "port": 6380, "max_memory_bytes": fleet.CACHE_BYTES}
+    keys = {**both, "port": 6381, "keeps_in": tmp_path / "keys"}
+    wanted = {"the cache's Redis": has_cache and cache, "the keys' Redis": keys_folder and keys}
+    assert begun == {name: each for name, each in wanted.items() if each}
+
+
+class FormerKeeper:
+    """An actor that keeps something; and what became of it."""
+
+    def __init__(self, wanted: Wanted | None, serve: Exception | None = None, stop: Exception | None = None) -> None:
+        self.said: list[Any] = []
+        self._results = {"wanted": wanted, "serve": serve, "stop": stop}
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            self.said += [name, *arguments]
+            return self._results[name]
+
+        return SimpleNamespace(remote=remote)
+
+
+def failed(problem: str) -> ray.exceptions.RayTaskError:
+    return ray.exceptions.RayTaskError("call", "", StartupError(problem))
+
+
+@pytest.mark.parametrize(
+    ("former", "said", "is_replaced"),
+    [
+        (FormerKeeper(WANTED), ["wanted", "serve"], False),
+        (FormerKeeper(WANTED, serve=failed("port 6380 is taken")), ["wanted", "serve", "stop", WANTED], True),
+        (FormerKeeper(replace(WANTED, n_shards=9)), ["wanted", "stop", WANTED], True),
+        (FormerKeeper(None, stop=failed("it takes no successor")), ["wanted", "stop", WANTED], True),
+    ],
+)
+def test_a_former_keeper_goes_on_where_it_keeps_what_is_wanted_and_else_is_ended(
+    former: FormerKeeper,
+    said: list[Any],
+    is_replaced: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster_of_one: FakeRay,
+) -> None:
+    """It is told who follows, so that index servers which both want go on."""
+
+    def get(value: Any, timeout: float) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    monkeypatch.setattr(cluster_of_one, "get", get)
+    monkeypatch.setattr(cluster_of_one, "get_actor", lambda name, namespace: former, raising=False)
+    fleet.keep(WANTED, 60.0)
+    assert former.said == said
+    assert (cluster_of_one.killed, cluster_of_one.n_started) == (([former], 1) if is_replaced else ([], 0))
+    assert not is_replaced or cluster_of_one.wishes["name"] == fleet.KEEPER
 
 
 def test_index_servers_stay_where_only_what_others_need_changes(keeper: Keeper, cluster_of_one: FakeRay) -> None:
@@ -361,9 +480,12 @@ def test_an_index_server_that_does_not_start_is_begun_anew_and_the_others_go_on(
     damaged, begun, ended = {"the index server of shard 0"}, list[str](), list[str]()
 
     class FakeServer:
-        def __init__(self, name: str, begin: object) -> None:
+        def __init__(self, name: str, begin: partial[Any]) -> None:
             self._name, self._is_damaged = name, name in damaged
             begun.append(name[-1])
+            shard = int(name[-1])
+            assert begin.args == (at_home(WANTED.snapshot), shard)
+            assert begin.keywords == {"host": "0.0.0.0", "port": 7000 + shard}
 
         def address(self) -> str:
             if self._is_damaged:
