@@ -16,6 +16,9 @@ import trustme
 from certificates import by_intermediate, plain, strict_as_since_3_13, tls_files
 from pydantic import SecretStr
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
 
 from openbook import processes
 from openbook.cache import redis as redis_cache
@@ -109,7 +112,9 @@ def test_an_altered_value_is_a_miss(redis_server: RedisServer, damage: Callable[
         await cache.put_many([("altered", EMBEDDING)])
         with Redis(port=redis_server.port) as client:
             client.set(KEY_PREFIX + "altered", damage(client.get(KEY_PREFIX + "altered")))
+        before = errors("digest")
         assert await cache.get_many(["altered"]) == [None]
+        assert errors("digest") == before + 1
         await cache.aclose()
 
     asyncio.run(scenario())
@@ -274,7 +279,8 @@ def test_after_a_pause_one_round_trip_tries_for_all() -> None:
 def test_what_is_full_and_refuses_writes_is_read() -> None:
     async def scenario() -> None:
         with RedisServer() as server, Redis(port=server.port) as client:
-            cache = RedisCache(settings(server), EMBEDDINGS, ManualClock())
+            clock = ManualClock()
+            cache = RedisCache(settings(server), EMBEDDINGS, clock)
             await cache.put_many([("there", EMBEDDING)])
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "1")
@@ -285,6 +291,11 @@ def test_what_is_full_and_refuses_writes_is_read() -> None:
                 assert found is not None
                 assert CACHE_UP.labels(EMBEDDINGS.tier)._value.get() == 0
             assert errors("write") == before + 1, "and writes are paused"
+            client.config_set("maxmemory", "0")
+            clock.advance(PAUSE_S)
+            await cache.put_many([("more", EMBEDDING)])
+            assert (await cache.get_many(["more"]))[0] is not None
+            assert CACHE_UP.labels(EMBEDDINGS.tier)._value.get() == 1
             await cache.aclose()
 
     asyncio.run(scenario())
@@ -305,8 +316,9 @@ def test_a_user_with_few_rights_is_enough(redis_server: RedisServer) -> None:
             assert found.tobytes() == EMBEDDING.tobytes()
             refused = RedisCache(CacheSettings(url=f"redis://openbook:wrong@{place}", timeout_s=60.0), EMBEDDINGS)
             before = errors("read")
-            assert await refused.get_many(["mine"]) == [None]
-            assert errors("read") == before + 1
+            for _ in range(3):
+                assert await refused.get_many(["mine"]) == [None]
+            assert errors("read") == before + 1, "and Redis is left alone"
             await allowed.aclose()
             await refused.aclose()
         finally:
@@ -439,6 +451,39 @@ def test_tls_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     gone = ClientTls(ca=tmp_path / "gone.pem")
     with pytest.raises(InvalidConfig, match=r"cache\.tls: .*: cannot be read: No such file"):
         RedisCache(CacheSettings(url="rediss://nowhere", tls=gone), EMBEDDINGS)
+
+
+def configured(client: Redis, *names: str) -> dict[str, str]:
+    return {name: client.config_get(name)[name] for name in names}
+
+
+OF_A_CACHE = {"bind": "127.0.0.1", "appendonly": "no", "save": "", "maxmemory-policy": "allkeys-lru"}
+
+
+def test_a_cache_is_this_machines_alone_keeps_nothing_on_disk_and_makes_room(redis_server: RedisServer) -> None:
+    with Redis(port=redis_server.port, decode_responses=True) as client:
+        found = configured(client, *OF_A_CACHE, "maxmemory", "protected-mode")
+    assert found == OF_A_CACHE | {"maxmemory": str(256 << 20), "protected-mode": "yes"}
+
+
+def test_who_is_asked_from_elsewhere_answers_there() -> None:
+    with RedisServer(host="0.0.0.0") as server, Redis(port=server.port, decode_responses=True) as client:
+        assert configured(client, "bind", "protected-mode") == {"bind": "0.0.0.0", "protected-mode": "no"}
+
+
+def test_what_is_kept_is_kept_at_once_and_for_those_who_know_the_password(tmp_path: Path) -> None:
+    folder = tmp_path / "not yet" / "keys"
+    with RedisServer(password="of-both", keeps_in=folder) as server:
+        assert server.answers(60.0)
+        assert "of-both" not in " ".join(server.process.args), "everybody of this machine reads it"  # type: ignore[arg-type]
+        (secret,) = server.folder.glob("*.conf")
+        assert secret.stat().st_mode & 0o777 == 0o600
+        with Redis(port=server.port, retry=Retry(NoBackoff(), 0)) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
+        with Redis(port=server.port, password="of-both", decode_responses=True) as client:
+            found = configured(client, "dir", "appendonly", "appendfsync", "maxmemory-policy", "maxmemory")
+        always = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "maxmemory": "0"}
+        assert found == {"dir": str(folder), **always}
 
 
 def test_a_frozen_server_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
