@@ -284,6 +284,8 @@ def test_what_is_full_and_refuses_writes_is_read() -> None:
             await cache.put_many([("there", EMBEDDING)])
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "1")
+            cache._breaker.failed()
+            clock.advance(PAUSE_S)  # so that a write tries for all
             before = errors("write")
             for _ in range(3):
                 await cache.put_many([("more", EMBEDDING)])
