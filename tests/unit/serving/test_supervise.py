@@ -1,7 +1,16 @@
 import errno
+import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from types import SimpleNamespace
 
+import pytest
+
+from openbook import processes
+from openbook.errors import StartupError
+from openbook.serving.launch import supervise
 from openbook.serving.launch.supervise import CALM_S, MAX_DELAY_S, MAX_MISSED, Restarts, Supervised
 from openbook.testing import ManualClock
 
@@ -43,17 +52,21 @@ def test_it_has_frozen_once_it_was_silent_several_times_in_a_row() -> None:
 
 
 class Sleeper:
-    """A process that once cannot be started again, for the machine has none left."""
+    """A process that once cannot be started again, and says what the test says when it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, problem: Exception | None = None, command: Sequence[str] = ("sleep", "1000")) -> None:
+        self._problem, self._command = problem, command
         self.n_starts, self.is_back = 0, threading.Event()
+        self.says: Iterator[bool] = repeat(True)
         self.again()
 
     def again(self) -> None:
         self.n_starts += 1
-        if self.n_starts == 2:
-            raise OSError(errno.EAGAIN, "no process left")
-        self.process = subprocess.Popen(["sleep", "1000"])
+        if self.n_starts == 2 and self._problem:
+            raise self._problem
+        if self.n_starts > 1:
+            self.stop()
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
         if self.n_starts > 2:
             self.is_back.set()
 
@@ -61,15 +74,30 @@ class Sleeper:
         return "here"
 
     def answers(self, timeout_s: float) -> bool:
-        return True
+        return next(self.says)
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        with self.process:
+            self.process.kill()
 
 
-def test_one_that_the_machine_cannot_start_is_tried_again() -> None:
-    sleeper = Sleeper()
+@pytest.mark.parametrize(
+    "problem",
+    [OSError(errno.EAGAIN, "no process left"), RuntimeError("can't start new thread"), StartupError("a file is gone")],
+)
+def test_one_that_the_machine_cannot_start_is_tried_again_later(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = list[float | None]()
+
+    class Recorded(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            delays.append(timeout)
+            return self.is_set()
+
+    sleeper = Sleeper(problem)
+    its_own = SimpleNamespace(Event=Recorded, Lock=threading.Lock, Thread=threading.Thread)
+    monkeypatch.setattr(supervise, "threading", its_own)
     supervised = Supervised("sleeper", lambda: sleeper)
     assert supervised.address() == "here"
     sleeper.process.kill()
@@ -77,3 +105,35 @@ def test_one_that_the_machine_cannot_start_is_tried_again() -> None:
         assert sleeper.is_back.wait(60)
     finally:
         supervised.stop()
+    assert delays == [0.1, 0.2]
+
+
+def test_one_that_was_started_again_has_its_time_to_answer_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PROBE_EVERY_S", 0.001)
+    monkeypatch.setattr(supervise, "FIRST_DELAY_S", 0.001)
+    is_well, sleeper = threading.Event(), Sleeper()
+
+    def says() -> Iterator[bool]:
+        yield from [False] * MAX_MISSED  # and is ended
+        yield from [False] * (MAX_MISSED - 1)
+        is_well.set()
+        yield from repeat(True)
+
+    sleeper.says = says()
+    supervised = Supervised("sleeper", lambda: sleeper)
+    try:
+        assert is_well.wait(60)
+    finally:
+        supervised.stop()
+    assert sleeper.n_starts == 2
+
+
+def test_one_that_does_not_end_when_it_is_told_to_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.05)
+    sleeper = Sleeper(command=["sh", "-c", "trap '' TERM; echo; while :; do sleep 1000; done"])
+    assert sleeper.process.stdout
+    sleeper.process.stdout.readline()
+    supervised = Supervised("sleeper", lambda: sleeper)
+    supervised.address()
+    supervised.stop()
+    assert sleeper.process.returncode == -signal.SIGKILL
