@@ -28,7 +28,7 @@ def followed(
 
     def update(settings: Settings, timeout_s: float = inf, is_wanted: Callable[[], bool] = lambda: True) -> None:
         deployed.append(settings)
-        assert timeout_s < inf, "nobody looks at the file meanwhile"
+        assert timeout_s == local.UPDATE_TIMEOUT_S + settings.index.wait_s, "nobody looks at the file meanwhile"
         if settings.generator.model == "away":
             raise RayError("the controller does not answer")
         if settings.generator.model == "missing":
@@ -84,9 +84,9 @@ def test_what_changed_while_the_system_started_comes_into_force(
     path = tmp_path / "settings.yaml"
     path.write_text("{}")
     loaded = local.state_of(path)
-    path.write_text("answer: {k: 7}")
+    path.write_text("{answer: {k: 7}, index: {wait_s: 9}}")
     (deployed,) = followed(path, monkeypatch, lambda: None, seen=loaded)
-    assert deployed.answer.k == 7
+    assert (deployed.answer.k, deployed.index.wait_s) == (7, 9)
 
 
 @pytest.mark.parametrize("model", ["missing", "away"])
@@ -149,3 +149,18 @@ def test_what_proxies_are_started_with_cannot_change(setting: str) -> None:
     wanted = parse({"serving": {key: int(value) if value.isdecimal() else value}})
     with pytest.raises(InvalidConfig, match=rf"serving\.{key} cannot change from \S+ to {value} while"):
         local.updated(RUNNING, wanted)
+
+
+def test_nor_can_tls() -> None:
+    with pytest.raises(InvalidConfig, match=r"serving\.tls cannot change from None to "):
+        local.updated(RUNNING, parse({"serving": {"tls": {"certificate": "c.pem", "key": "k.pem"}}}))
+
+
+def test_what_others_reach_says_who_may_ask_from_the_start_and_as_long_as_it_runs() -> None:
+    open_to_all = {"serving": {"host": "0.0.0.0"}, "access": {"allow_anonymous": True}}
+    running, silent = parse(open_to_all), parse({**open_to_all, "access": {}})
+    with pytest.raises(InvalidConfig, match=r"access\.allow_anonymous"), local.local_system(None, silent):
+        pass
+    with pytest.raises(InvalidConfig, match=r"access\.allow_anonymous"):
+        local.updated(running, silent)
+    assert local.updated(running, running) == running

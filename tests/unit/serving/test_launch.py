@@ -140,6 +140,7 @@ def test_replicas_have_their_time_to_finish_and_no_more(monkeypatch: pytest.Monk
     def named(n_looks: int) -> None:
         def list_named_actors(of_all: bool) -> list[dict[str, str]]:
             looks.append(of_all)
+            assert len(looks) < 10
             ours = f"SERVE_REPLICA::{run.APPLICATION}#Ingress#x"
             return [{"name": "SERVE_REPLICA::another#x"}, *[{"name": ours}] * (len(looks) <= n_looks)]
 
