@@ -4,6 +4,7 @@ import json
 import re
 import string
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -141,6 +142,45 @@ def test_where_nothing_can_be_encrypted_nothing_is_served() -> None:
     for config in (SAMPLE.replace("http_frontend", "web"), SAMPLE + "frontend grpc_frontend\nbackend x\n"):
         with pytest.raises(InvalidConfig, match=r"no line of (http|grpc)_frontend to encrypt"):
             tls.encrypted(config, FOLDER, files, None)
+
+
+def test_no_version_of_tls_is_spoken_that_is_broken() -> None:
+    files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"))
+    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None).splitlines()
+    encrypted = [line for line in lines if " ssl crt " in line]
+    assert len(encrypted) == 2
+    assert all(" ssl-min-ver TLSv1.2 " in line for line in encrypted)
+
+
+def test_links_lead_to_the_files_of_the_latest_start(tmp_path: Path) -> None:
+    """HAProxy is started in the same folder again and again, whenever a replica comes or goes."""
+    for name in ("former", "ours"):
+        files = ServerTls(certificate=tmp_path / f"{name}.pem", key=tmp_path / f"{name}.key")
+        tls.link(tmp_path, files)
+    assert [(tmp_path / name).readlink() for name in (tls.CERTIFICATE, f"{tls.CERTIFICATE}.key")] == [
+        files.certificate,
+        files.key,
+    ]
+
+
+def test_haproxy_is_told_of_renewed_files_until_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | None] = [None, "no", "yes"]  # None: it does not answer
+    parents, told = iter([7, 7, 7, 7, 1]), list[str]()
+
+    def tell(commands: Path, command: str) -> str:
+        if (said := answers.pop(0)) is None:
+            raise OSError("refused")
+        told.append(command.split(" ")[0])
+        return said
+
+    renewed = iter([True, False, False, False])
+    found = SimpleNamespace(changed=lambda: next(renewed), current=[("cert", tls.CERTIFICATE, "PEM")])
+    monkeypatch.setattr(tls, "Renewed", lambda *_: found)
+    monkeypatch.setattr(tls, "tell", tell)
+    monkeypatch.setattr(tls, "POLL_S", 0.0)
+    monkeypatch.setattr(tls.os, "getppid", lambda: next(parents))
+    tls.follow(ServerTls(certificate=Path("c.pem"), key=Path("k.pem")), FOLDER, FOLDER / "commands", 7)
+    assert told == ["set", "commit"]
 
 
 def test_serves_own_proxy_has_no_tls() -> None:
