@@ -100,3 +100,16 @@ def test_signals_that_were_ignored_at_the_start_still_are() -> None:
     finally:
         for each, handler in former.items():
             signal.signal(each, handler)
+
+
+def test_a_second_signal_does_not_cut_the_clean_stop_short() -> None:
+    former, is_clean = signal.getsignal(signal.SIGINT), False
+    with local.until_stopped():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(each)
+            is_clean = True
+    assert is_clean
+    assert signal.getsignal(signal.SIGINT) is former

@@ -61,7 +61,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(cluster, "handed_in", found.handed_in)
     monkeypatch.setattr(cluster, "wait_until_running", lambda *arguments: found.awaited.extend(arguments))
     monkeypatch.setattr(fleet, "keep", lambda wanted, timeout_s: found.kept.append(wanted))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     return found
 
 

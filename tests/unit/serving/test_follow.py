@@ -61,8 +61,9 @@ def test_what_the_file_says_comes_into_force(tmp_path: Path, monkeypatch: pytest
         lambda: path.write_text("serving: {n_replicas: 2}"),
         lambda: path.write_text("serving:  {n_replicas: 2}"),  # says the same
         lambda: path.write_text("answer: {k: 7}"),
+        lambda: path.write_text("answer: {k: 8}"),  # and is as long
     )
-    assert [(each.serving.n_replicas, each.answer.k) for each in deployed] == [(2, 5), (0, 7)]
+    assert [(each.serving.n_replicas, each.answer.k) for each in deployed] == [(2, 5), (0, 7), (0, 8)]
     assert all(each.index == RUNNING.index and each.cache == RUNNING.cache for each in deployed)
 
 
