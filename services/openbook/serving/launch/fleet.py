@@ -92,11 +92,6 @@ class IndexNode:
         begin = partial(IndexProcess, folder, shard, host=EVERYWHERE, port=port)
         return Supervised(f"the index server of shard {shard}", begin)
 
-    def stop(self) -> None:
-        """Let them finish what they do, then end them."""
-        for server in self._servers:
-            server.stop()
-
 
 class Keeper:
     """Sees to it that what is wanted runs: an actor on the head."""
