@@ -130,7 +130,7 @@ def test_one_that_was_started_again_has_its_time_to_answer_anew(monkeypatch: pyt
 
 def test_one_that_does_not_end_when_it_is_told_to_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.05)
-    sleeper = Sleeper(command=["sh", "-c", "trap '' TERM; echo; while :; do sleep 1000; done"])
+    sleeper = Sleeper(command=["sh", "-c", "trap '' TERM; echo; exec sleep 1000"])
     assert sleeper.process.stdout
     sleeper.process.stdout.readline()
     supervised = Supervised("sleeper", lambda: sleeper)
