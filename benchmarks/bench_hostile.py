@@ -51,7 +51,7 @@ from slow_sender import send_slowly
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "e2e"))
-from small_system import QUESTION, System, serving_tier, write_snapshot
+from small_system import QUESTION, System, index_tier, serving_tier, write_snapshot
 
 from openbook.cache.server import RedisServer
 from openbook.client import Client
@@ -259,7 +259,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, RedisServer() as redis:
         snapshot = write_snapshot(Path(folder) / "snapshot")
         with (
-            serving_tier(snapshot, redis.url, {"proxy": "haproxy", "n_replicas": args.replicas}) as system,
+            index_tier(snapshot, redis.url, proxy="haproxy", n_replicas=args.replicas) as searched,
+            serving_tier(searched) as system,
             httpx.Client(base_url=system.http, timeout=30) as http,
             Client(system.grpc, timeout_s=30) as client,
         ):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import pytest
@@ -128,10 +129,22 @@ def write_snapshot(folder: Path) -> Path:
 
 
 @contextmanager
-def serving_tier(
-    snapshot: Path, redis_url: str, serving: dict[str, Any], modules: Sequence[str] = (), **more: Any
-) -> Iterator[System]:
-    """Index servers and Ray Serve on free ports. `modules`: those with more models for it; `more`: other settings."""
+def index_tier(snapshot: Path, redis_url: str, **serving: Any) -> Iterator[Settings]:
+    """Index servers, and the settings of a serving tier that asks them."""
+    values = {
+        "index": {"timeout_s": 60},
+        "cache": {"url": redis_url, "timeout_s": 60},  # the default, 0.05 s, passes on busy machines: a miss
+        "encoder": {"num_cpus": 0.1},
+        "generator": {"num_cpus": 0.1},
+        "serving": {"num_cpus": 0.1, **serving},
+    }
+    with local_tiers(snapshot, parse(values)) as settings:
+        yield settings
+
+
+@contextmanager
+def serving_tier(settings: Settings, modules: Sequence[str] = (), **serving: Any) -> Iterator[System]:
+    """Ray Serve on free ports. `modules`: those with more models for it; `serving`: what settings do not say yet."""
     import ray
 
     # The workers know nothing of the tests' folder.
@@ -139,21 +152,12 @@ def serving_tier(
         ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     from openbook.serving.app import assemble
 
-    ports = {"http_port": free_port(), "grpc_port": free_port(), "num_cpus": 0.1}
-    values = {
-        "index": {"timeout_s": 60},
-        "cache": {"url": redis_url, "timeout_s": 60},  # the default, 0.05 s, passes on busy machines: a miss
-        "encoder": {"num_cpus": 0.1},
-        "generator": {"num_cpus": 0.1},
-        "serving": {**ports, **serving},
-        **more,
-    }
-    # Of Ray's processes each would import it, where there is one, for nothing: what serves is installed without.
-    hidden = snapshot.parent / "hidden"
-    hidden.mkdir()
-    (hidden / "pandas.py").write_text("raise ImportError\n")
-    with pytest.MonkeyPatch.context() as patch, local_tiers(snapshot, parse(values)) as settings:
-        patch.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+    changed = {"http_port": free_port(), "grpc_port": free_port(), **serving}
+    settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=changed)})
+    with TemporaryDirectory() as hidden, pytest.MonkeyPatch.context() as patch:
+        # Of Ray's processes each would import it, where there is one, for nothing: what serves is installed without.
+        Path(hidden, "pandas.py").write_text("raise ImportError\n")
+        patch.setenv("PYTHONPATH", hidden, prepend=os.pathsep)
         with run.local_serve(settings.serving, num_cpus=2):
             run.deploy(assemble(settings, load_hash, load_echo), settings.serving)
             yield System(settings)

@@ -35,6 +35,7 @@ from small_system import (
     EchoModel,
     System,
     begun,
+    index_tier,
     load_echo,
     load_hash,
     serving_tier,
@@ -86,15 +87,19 @@ A_DAY_S, MIDNIGHT_S = 86_400, 60
 SSE = {"formulation": "token", "n_beams": 1}
 
 
-@pytest.fixture(scope="module", params=[("haproxy", "fused"), ("python", "split")], ids="-".join)
-def system(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
-) -> Iterator[System]:
-    proxy, topology = request.param
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Settings]:
+    """The index servers of both deployments."""
     snapshot = write_snapshot(tmp_path_factory.mktemp("serve") / "snapshot")
-    ports = {"metrics_port": free_ports(N_METRICS_PORTS)}
-    serving = {"proxy": proxy, "topology": topology, "max_in_flight": MAX_IN_FLIGHT, **ports}
-    with serving_tier(snapshot, redis_server.url, serving, modules=[__name__]) as found:
+    serving = {"max_in_flight": MAX_IN_FLIGHT, "metrics_port": free_ports(N_METRICS_PORTS)}
+    with index_tier(snapshot, redis_server.url, **serving) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module", params=[("haproxy", "fused"), ("python", "split")], ids="-".join)
+def system(request: pytest.FixtureRequest, searched: Settings) -> Iterator[System]:
+    proxy, topology = request.param
+    with serving_tier(searched, modules=[__name__], proxy=proxy, topology=topology) as found:
         yield found
 
 
@@ -619,6 +624,8 @@ def load_nothing(settings: GeneratorSettings) -> EchoModel:
 
 
 def test_an_update_for_which_there_is_no_room_is_given_up_and_undone(system: System, client: Client) -> None:
+    if is_split(system):
+        pytest.skip("whichever replica has no room, its update is waited for and given up in one way: once")
     generator = system.settings.generator.model_copy(update={"num_gpus": 1})
     settings = system.settings.model_copy(update={"generator": generator})
     with pytest.raises(StartupError, match=r"the application does not run after \d+ s: .*UPDATING"):
@@ -668,11 +675,11 @@ def test_a_replica_that_dies_is_replaced_and_callers_hear_why(system: System, ht
     ("topology", "address", "encoder", "generator", "error", "message"),
     [
         (
-            *("split", None, load_other_space, load_echo),
+            *("fused", None, load_other_space, load_echo),
             *(SnapshotMismatch, "dimension 128 .*hash-128.* dimension 64 .*hash-64"),
         ),
-        ("split", None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
         ("fused", "127.0.0.1:1", load_hash, load_echo, ShardUnavailable, "127.0.0.1:1"),
+        ("split", None, load_hash, load_nothing, InvalidModel, "generator 'nowhere': no such folder$"),
     ],
 )
 def test_a_replica_that_cannot_start_says_why(
