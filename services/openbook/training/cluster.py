@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks import DatasetsCallback
 
 from openbook import local_ray
 from openbook.errors import InvalidConfig, OpenbookError, StartupError
@@ -66,7 +67,7 @@ def fit(settings: TrainingSettings, on_step: OnStep = lambda step, scalars: None
     device = loop.device if loop.device != "auto" else "cuda" if workers.use_gpu else "cpu"
     settings = settings.model_copy(update={"loop": loop.model_copy(update={"out": out, "device": device})})
     with _connected(workers, address), _followed(out, on_step), _interruptible():
-        trainer = TorchTrainer(
+        trainer = _Trainer(
             _work,
             train_loop_config={"settings": settings, "folder": Path.cwd()},
             scaling_config=ScalingConfig(
@@ -102,6 +103,13 @@ def _work(config: Mapping[str, Any]) -> None:
         run.train()
     finally:
         run.close()
+
+
+class _Trainer(TorchTrainer):  # type: ignore[misc]
+    """Starts no process beside each group of workers that would hand out Ray's datasets: a run has none."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
 
 
 class _Failures(UserCallback):  # type: ignore[misc]
