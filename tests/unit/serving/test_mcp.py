@@ -196,7 +196,7 @@ def test_a_key_that_no_header_holds_is_refused_and_not_told() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("search", {"query": ""}, "INVALID_ARGUMENT: question must have 1..2000 characters, got none"),
+        ("search", {"query": ""}, "INVALID_ARGUMENT: query must have 1..2000 characters, got none"),
         ("search", {"query": "x", "k": 0}, "INVALID_ARGUMENT: k must be 1..100, got 0"),
         ("search", {}, "INVALID_ARGUMENT: query is missing"),
         ("search", {"query": "x", "n": 3}, "INVALID_ARGUMENT: unknown key 'n'"),

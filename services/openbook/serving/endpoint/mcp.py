@@ -34,6 +34,7 @@ from openbook.core.types import Passage
 from openbook.errors import OpenbookError, Overloaded, UnknownPassage
 from openbook.logs import as_ours
 from openbook.rag.answer import Answer
+from openbook.rag.own import check_text
 from openbook.serving.access.keys import Identity
 from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
@@ -140,7 +141,8 @@ def build_server(service: AnswerService, context: Context, identity: Identity | 
 
 
 async def _search(service: AnswerService, asked: Search, context: Context) -> dict[str, Any]:
-    found = await service.retrieve(RetrieveRequest(question=asked.query, k=asked.k), context)
+    query = check_text("query", asked.query, service.settings.answer.max_question_chars)  # by the name that it has here
+    found = await service.retrieve(RetrieveRequest(question=query, k=asked.k), context)
     results = [
         {**_named(each.passage, found.snapshot_id), "text": _snippet(each.passage.text)} for each in found.evidence
     ]
