@@ -37,8 +37,8 @@ DAY_S = 86_400.0
         (findings.certificate("a", 90 * DAY_S, 0.0), Level.WELL, "expires in 90 days"),
         (findings.index_tier({"a": "s"}, {"a": 0}, 2), Level.ILL, "nobody serves shard 1 of 2"),
         (findings.index_tier({"a": "s", "b": "t"}, {"a": 0, "b": 1}, 2), Level.MIND, "a has s, b has t"),
-        (findings.index_tier({"a": "s", "b": "s"}, {"a": 0, "b": 0}, 1), Level.WELL, "1 shards, 2 servers"),
-        (findings.index_tier({"a": "s"}, {"a": 0}, 1), Level.WELL, "one server alone has shard 0"),
+        (findings.index_tier({"a": "s", "b": "s"}, {"a": 0, "b": 0}, 1), Level.WELL, "1 shard, 2 servers"),
+        (findings.index_tier({"a": "s"}, {"a": 0}, 1), Level.WELL, "1 shard, 1 server; one server alone has shard 0"),
     ],
 )
 def test_findings_are_judged(finding: Finding, level: Level, says: str) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from openbook.terminal import counted
+
 MIN_OPEN_FILES = 65_536
 MIN_SHARED_BYTES = 1 << 30
 MIN_FREE_BYTES = 10 << 30
@@ -106,7 +108,7 @@ def index_tier(snapshots: Mapping[str, str], shards: Mapping[str, int], n_shards
         held = ", ".join(f"{address} has {snapshot}" for address, snapshot in sorted(snapshots.items()))
         return Finding("index tier", Level.MIND, f"different snapshots are current: {held}")
     alone = sorted(shard for shard in set(shards.values()) if list(shards.values()).count(shard) == 1)
-    said = f"{n_shards} shards, {len(shards)} servers"
+    said = f"{counted(n_shards, 'shard')}, {counted(len(shards), 'server')}"
     if alone:
         said += f"; one server alone has shard {', '.join(map(str, alone))}"
     return Finding("index tier", Level.WELL, said)
