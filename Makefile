@@ -82,6 +82,7 @@ bench-serving: var/demo/snapshot  ## The endpoint under load, beside the bare ge
 EXPERIMENTS := open-domain retrievers passages decoding diversity posterior compression abstractive
 
 experiments: $(VENV)/.dev var/demo/snapshot  ## The paper's experiments over all questions that ship, as pages in var/experiments; over an hour
+	mkdir -p var/experiments
 	for name in $(EXPERIMENTS); do $(BIN)/openbook experiment $$name --dtype auto --out var/experiments/$$name.html || exit; done
 	$(BIN)/openbook experiment memory --out var/experiments/memory.html
 

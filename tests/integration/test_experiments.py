@@ -382,10 +382,11 @@ def test_all_kinds_of_index_are_known_before_one_is_built(
 @pytest.mark.parametrize("name", ["open-domain", "memory"])
 def test_a_page_that_cannot_be_written_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for out, problem in ((tmp_path / "file/page.html", "cannot be written"), (tmp_path, "must be a file, got")):
+    for out in (tmp_path / "file/page.html", tmp_path / "misspelt/page.html", tmp_path):
         done = CliRunner().invoke(app, ["experiment", name, "--out", str(out)])
         assert isinstance(done.exception, InvalidConfig)
-        assert problem in str(done.exception)
+        assert str(done.exception) == f"{out}: must be a file in a folder that exists"
+    assert not (tmp_path / "misspelt").exists()
 
 
 @pytest.mark.parametrize(

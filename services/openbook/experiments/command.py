@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from openbook import files
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidConfig
 
@@ -173,12 +174,12 @@ def memory(
     from openbook.experiments.memory import MemorySettings, run
     from openbook.terminal import build_progress
 
-    page = _page(out or Path("memory.html"))
-    files = {name: path for name, path in (("before", before), ("after", after)) if path}
+    files.check_place(page := out or Path("memory.html"))
+    leaders = {name: path for name, path in (("before", before), ("after", after)) if path}
     settings = section(
         MemorySettings,
         "openbook experiment memory",
-        **files,
+        **leaders,
         limit=limit,
         seed=seed,
         encoder={"model": encoder, "dtype": dtype, "n_threads": threads},
@@ -201,7 +202,7 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
     from openbook.terminal import build_progress
 
     module = import_module(f"openbook.experiments.{name.replace('-', '_')}")
-    out = _page(given["out"] or Path(f"{name}.html"))
+    files.check_place(out := given["out"] or Path(f"{name}.html"))  # written perhaps hours from now
     if (former := given["against"]) and not former.is_file():
         raise InvalidConfig(f"--against: {former}: no such file")
     if former and out.exists() and out.samefile(former):
@@ -234,19 +235,6 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
             embedded_snapshot(on_progress)
         report = module.run(settings, _command(), on_progress)
     _end(report, out, former, given["check"])
-
-
-def _page(out: Path) -> Path:
-    """Where the page will be written, perhaps hours from now. Raises InvalidConfig: it cannot be."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidConfig(f"--out {out} cannot be written: {error}") from None
-    if out.is_dir():
-        raise InvalidConfig(f"--out must be a file, got the folder {out}")
-    if not all(os.access(each, os.W_OK) for each in (out.parent, out) if each.exists()):
-        raise InvalidConfig(f"--out {out} cannot be written: permission denied")
-    return out
 
 
 def _command() -> str:

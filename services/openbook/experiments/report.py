@@ -9,6 +9,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+from openbook import files
 from openbook.core.fingerprint import file_digest
 from openbook.errors import InvalidConfig
 from openbook.evaluation.record import differences
@@ -93,8 +94,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """As one page."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.page(), encoding="utf-8")
+        files.write(path, self.page())
 
     def page(self) -> str:
         """The page. Everything shown is escaped, but the pictures."""
