@@ -43,9 +43,16 @@ def test_keys_in_no_file_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_who_makes_a_key_hears_where_it_is_kept(tmp_path: Path) -> None:
-    made = run("keys", "add", "web", "--file", tmp_path / "new" / "keys")
-    assert f"_... in {tmp_path / 'new' / 'keys'}: ask, retrieve; " in made.stderr
+    made = run("keys", "add", "web", "--file", tmp_path / "keys")
+    assert f"_... in {tmp_path / 'keys'}: ask, retrieve; " in made.stderr
     assert made.stdout.startswith("ob_")
+
+
+def test_a_key_is_kept_in_a_folder_that_exists(tmp_path: Path) -> None:
+    """A misspelt one would hold a key that no endpoint knows."""
+    refused = run("keys", "add", "web", "--file", tmp_path / "misspelt" / "keys")
+    assert str(refused.exception) == f"{tmp_path / 'misspelt' / 'keys'}: cannot be written: No such file or directory"
+    assert not (tmp_path / "misspelt").exists()
 
 
 def test_a_folder_without_snapshots_says_so(tmp_path: Path) -> None:

@@ -236,6 +236,7 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
 def test_a_file_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     kept = KeyFileBook(Path("~/keys.jsonl")).put(lambda _: record())
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert found(KeyFile(Path("~/keys.jsonl"), 60.0), kept) == kept
@@ -243,6 +244,7 @@ def test_a_file_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_home_of_nobody_is_a_folder_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "~who-is-nobody").mkdir()
     kept = KeyFileBook(Path("~who-is-nobody/keys")).put(lambda _: record())
     assert found(KeyFile(Path("~who-is-nobody/keys"), 60.0), kept) == kept
     assert _path(AccessSettings(keys="file", path=Path("~who-is-nobody/keys"))) == tmp_path / "~who-is-nobody/keys"
@@ -298,6 +300,7 @@ def test_a_file_that_the_endpoint_may_read_stays_so_when_a_key_is_revoked(tmp_pa
 
 def test_a_key_revoked_through_a_link_is_dead_for_who_reads_the_file_itself(tmp_path: Path) -> None:
     file = tmp_path / "disk" / "keys.jsonl"
+    file.parent.mkdir()
     kept = KeyFileBook(file).put(lambda _: record())
     link = tmp_path / "keys.jsonl"
     link.symlink_to(file)

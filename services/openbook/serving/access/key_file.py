@@ -34,7 +34,6 @@ class KeyFileBook:
     def put(self, decide: Decide) -> KeyRecord:
         """Bare."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             path = self._path.resolve()  # who replaced a link to it would leave the file itself as it was
             with files.locked(files.beside(path, ".{}.lock"), LOCK_TIMEOUT_S):
                 records = {each.digest: each for each in self.all()}
