@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openbook.core.context import Context
@@ -138,14 +138,17 @@ class AllInTurn(SearchQueue):
 
 CALLERS = st.sampled_from("ab")  # whose turns are exact in floating point, as thirds are not
 SIZES = st.sampled_from([1, 3, 8, 70])
-
-
-KINDS = st.sampled_from(
-    [(1.0, 5), (4.0, 5), (1.0, 1000)]
-)  # one costs about what is usual, one is wide, one has many hits
+LIGHT, WIDE, MANY_HITS = (1.0, 5), (4.0, 5), (1.0, 1000)
+KINDS = st.sampled_from([LIGHT, WIDE, MANY_HITS])
 
 
 @given(st.lists(st.tuples(CALLERS, SIZES, KINDS, st.integers(0, 9), st.integers(0, 3))))
+@example(  # rows of b's that cost two each pay off what a has had beyond his share
+    [("a", 8, LIGHT, 9, 0), ("b", 70, MANY_HITS, 1, 2)]
+    + 2 * [("b", 1, MANY_HITS, 9, 1)]
+    + [("a", 1, LIGHT, 9, 0), ("b", 1, MANY_HITS, 9, 2)]
+)
+@example(5 * [("a", 1, LIGHT, 9, 1)] + 2 * [("a", 8, LIGHT, 9, 0)] + [("b", 8, LIGHT, 9, 1)])  # b asks when it is 4
 def test_who_waits_alone_is_given_what_he_would_be_in_turn(
     asked: list[tuple[str, int, tuple[float, int], int, int]],
 ) -> None:
