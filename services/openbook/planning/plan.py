@@ -143,7 +143,7 @@ def _p99_s(index: IndexTier, endpoint: EndpointTier, c: Constants) -> float:
 
 
 def _index_tiers(demand: Demand, machines: Sequence[Machine], limit_s: float, c: Constants) -> Iterator[IndexTier]:
-    """The cheapest of each kind whose search is in time: more shards are faster, on as many machines."""
+    """The cheapest of each kind whose search is in time: more shards are faster, on as many machines as have cores."""
     for index, machine in _kinds(demand, machines):
         tiers = _of_any_shards(demand, index, machine, limit_s, c)
         yield from sorted(tiers, key=lambda tier: (tier.machines, tier.shape.n_shards))[:1]
@@ -188,7 +188,8 @@ def index_tier(demand: Demand, shape: Shape, machine: Machine, c: Constants) -> 
     wanted, found = memory(shape, c), sizes(shape, c)
     room = machine.memory_gb * GB * usable
     disk = machine.disk_gb * GB * usable / c["snapshots_on_disk"].value - found.words  # for shards, of one snapshot
-    each = min(shape.n_shards, int(room * shape.n_shards / wanted.needed), int(disk * shape.n_shards / found.divided))
+    by_memory, by_disk = (int(shape.n_shards * x) for x in (room / wanted.needed, disk / found.divided))
+    each = min(shape.n_shards, by_memory, by_disk, machine.cores)  # those that shared a core would take turns
     if each < 1:
         return None
     groups = ceil(shape.n_shards / each)

@@ -101,6 +101,7 @@ def test_shards_cost_memory_and_save_time_of_a_scan(shape: Shape) -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(DEMANDS)
 @example(Demand(passages=500_000_000, dimension=768))  # spread over machines, each with all of the index of words
+@example(Demand(passages=5_000_000, index="Flat", p99_s=0.84))  # in more shards than machines of one have cores
 def test_what_is_planned_is_enough(demand: Demand) -> None:
     found = plan(demand, HUGE, DEFAULTS)
     index, wanted = found.index, demand.questions_per_s * demand.grown
@@ -113,6 +114,7 @@ def test_what_is_planned_is_enough(demand: Demand) -> None:
     words = index.sizes.words  # which every machine has whole
     assert ((index.sizes.snapshot - words) * share + words) * 2 <= index.machine.disk_gb * GB
     assert index.machines * index.shards_each >= index.replicas * index.shape.n_shards
+    assert index.shards_each <= index.machine.cores, "all are searched at once"
     assert index.replicas > demand.failures
     assert found.endpoint.machines > demand.failures
     assert [each.times for each in found.breaks] == sorted(each.times for each in found.breaks)
@@ -347,10 +349,13 @@ def test_search_and_answer_together_are_in_time_where_machines_on_offer_are_fast
         assert found.p99_s <= p99_s, found.endpoint.machine.name
         assert not any("fast enough" in each for each in found.warnings)
     for passages, p99_s, offered in product((1_000_000, 5_000_000), (0.84, 0.9, 1.0), (OFFERED.machines, WITHOUT_GPUS)):
-        demand = Demand(passages=passages, p99_s=p99_s, index="Flat")  # up to 14 shards, on as many machines as one
+        demand = Demand(passages=passages, p99_s=p99_s, index="Flat")
         found = plan(demand, Machines(machines=offered), DEFAULTS)
+        shards = {1_000_000: {0.84: 3, 0.9: 2, 1.0: 1}, 5_000_000: {0.84: 14, 0.9: 6, 1.0: 4}}[passages][p99_s]
         assert found.p99_s <= p99_s
-        assert found.index.price + found.endpoint.price == pytest.approx(0.8), found.endpoint.machine.name
+        assert found.index.shape.n_shards == shards
+        assert found.index.price == pytest.approx(2 * 0.2 * ceil(shards / 4)), "a core each"
+        assert found.endpoint.price == pytest.approx(0.4), found.endpoint.machine.name
     cheap, dear = (Machine(name=name, cores=4, memory_gb=16, disk_gb=200, price=p) for name, p in (("c", 1), ("d", 2)))
     for offered in ((cheap, dear), (dear, cheap)):  # none is in time, and both are as fast
         slow = plan(Demand(passages=1000, p99_s=0.1), Machines(machines=offered), DEFAULTS)
