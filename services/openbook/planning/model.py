@@ -153,12 +153,17 @@ class Times:
     client_cpu: float  # of who asks, for the same
 
 
+def asking_s(n_shards: int, c: Constants) -> float:
+    """What a search of so many shards takes alone, whatever they hold."""
+    return c["call_s"].value + (n_shards - 1) * c["shard_s"].value
+
+
 def times(shape: Shape, c: Constants, cached: float = 1.0, k: int = 10) -> Times:
     """How long, where a share `cached` of the exact vectors is in memory."""
     v, s = {name: constant.value for name, constant in c.items()}, shape.n_shards
     read = RERANKED * k * (1 - cached) * v["rescored_s"] if shape.code_bytes else 0.0
     return Times(
-        v["call_s"] + (s - 1) * v["shard_s"] + _scan(shape, v, "alone_s") + read,
+        asking_s(s, c) + _scan(shape, v, "alone_s") + read,
         s * (v["call_cpu_s"] + _scan(shape, v, "s")),
         s * v["client_cpu_s"],
     )

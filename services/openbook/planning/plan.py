@@ -8,7 +8,7 @@ from math import ceil
 from openbook.errors import InvalidRequest
 from openbook.planning.constants import Constants
 from openbook.planning.demand import Demand, Machine, Machines
-from openbook.planning.model import Memory, Shape, Sizes, Times, memory, sizes, times
+from openbook.planning.model import Memory, Shape, Sizes, Times, asking_s, memory, sizes, times
 
 GB = 1e9
 HOURS_A_MONTH = 730
@@ -151,9 +151,14 @@ def _index_tiers(demand: Demand, machines: Sequence[Machine], limit_s: float, c:
 
 def _fastest(demand: Demand, machines: Sequence[Machine], c: Constants) -> list[IndexTier]:
     """The one whose search takes least, in however many shards; none where no machine is large enough."""
-    kinds = product(_kinds(demand, machines), range(1, MAX_SHARDS + 1))
-    tiers = [index_tier(demand, _shape(demand, index, shards), machine, c) for (index, machine), shards in kinds]
-    return sorted(filter(None, tiers), key=lambda tier: (tier.times.alone, tier.price, tier.machines))[:1]
+    found: list[IndexTier] = []
+    for index, machine in _kinds(demand, machines):
+        for shards in range(1, MAX_SHARDS + 1):
+            if found and asking_s(shards, c) > found[0].times.alone:
+                break
+            if tier := index_tier(demand, _shape(demand, index, shards), machine, c):
+                found = [min([tier, *found], key=lambda each: (each.times.alone, each.price, each.machines))]
+    return found
 
 
 def _kinds(demand: Demand, machines: Sequence[Machine]) -> Iterator[tuple[str, Machine]]:
@@ -173,9 +178,10 @@ def _of_any_shards(demand: Demand, index: str, machine: Machine, limit_s: float,
     more, unless a search has to be divided further to be in time: then a multiple of the machines is the best.
     """
     shards, last, is_first = 1, MAX_SHARDS, True
-    while shards <= last:
+    limit_s /= c["index_tail"].value
+    while shards <= last and asking_s(shards, c) <= limit_s:
         tier = index_tier(demand, _shape(demand, index, shards), machine, c)
-        if tier and tier.times.alone * c["index_tail"].value <= limit_s:
+        if tier and tier.times.alone <= limit_s:
             if is_first:  # on more machines than it takes, none is cheaper
                 last, is_first = min(last, max(2 * shards, tier.machines // (1 + demand.failures))), False
             yield tier

@@ -25,7 +25,7 @@ from openbook.planning.constants import DEFAULTS, Calibration, calibrated, const
 from openbook.planning.demand import Demand, Machine, Machines, machines
 from openbook.planning.measure import WORDS, Served, _ask, build, generated, served
 from openbook.planning.model import Shape, memory, sizes, times
-from openbook.planning.plan import GB, INDICES, everything_held, index_tier, plan, recall_of
+from openbook.planning.plan import GB, INDICES, IndexTier, everything_held, index_tier, plan, recall_of
 from openbook.planning.topology import text
 from openbook.planning.topology import topology as planned_topology
 from openbook.serving.access.exposure import check_exposure
@@ -316,6 +316,20 @@ def test_where_no_search_is_in_time_the_fastest_is_planned(passages: int, p99_s:
     search_s, answer_s = (f"{each:.3f}" for each in (2.5 * found.index.times.alone, 3.1 * found.endpoint.answer_s))
     said = f"not {p99_s} s, {search_s} to search and {answer_s} to generate: none of these machines is fast enough"
     assert found.warnings[0].endswith(said)
+
+
+def test_no_more_shards_are_tried_than_can_be_asked_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none is in time that would be a thousand of each kind, for each limit."""
+    tried: list[IndexTier | None] = []
+
+    def count(*of_a_tier: Any) -> IndexTier | None:
+        tried.append(index_tier(*of_a_tier))
+        return tried[-1]
+
+    monkeypatch.setattr("openbook.planning.plan.index_tier", count)
+    plan(Demand(passages=1000, p99_s=0.0012), OFFERED, DEFAULTS)
+    n_kinds = len(INDICES) * len(OFFERED.machines)
+    assert len(tried) == 2 * n_kinds, "one shard for the limit, and for what is fastest: asking two takes longer"
 
 
 def test_a_search_may_take_all_that_the_endpoint_leaves() -> None:
