@@ -499,8 +499,10 @@ def calibrate(
         check_place(picture)
     folder = reader_folder() if model == EMBEDDED else Path(model)
     replaced = (folder / CONFIDENCE).exists()
-    judged = calibrate(folder, evaluations, on)
+    judged, without = calibrate(folder, evaluations, on)
     print_calibration(judged)
+    for why in without:
+        print(f"no confidence: {why}")
     print(f"{folder / CONFIDENCE}: written{', in place of a former one' if replaced else ''}")
     if picture:
         draw_calibration(judged, picture)

@@ -50,8 +50,9 @@ class Judged:
         return mean([metrics.reliability(self.after, right).expected_error for right in draws])
 
 
-def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> list[Judged]:
+def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> tuple[list[Judged], list[str]]:
     """Fit a curve for each formulation in the evaluations `fitted`, write them beside the model, judge by `others`.
+    Returns what they are worth, and which formulations have none, for what want of answers.
 
     Args:
         model: the generator's folder, in which `confidence.json` is written.
@@ -61,7 +62,8 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
     Raises:
         InvalidModel: there is no such model.
         InvalidConfig: the model is no folder that can be written to; a folder holds no evaluation of answers, of
-            another generator, or one whose records know no signals; there are too few answers; or no other questions.
+            another generator, or one whose records know no signals; there are too few answers of each formulation;
+            or no other questions.
     """
     if not (model.is_dir() and os.access(model, os.W_OK)):
         raise InvalidConfig(
@@ -75,10 +77,14 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
     known = {record.question for record in of_fitted}
     if not (of_others := [record for record in of_others if record.question not in known]):
         raise InvalidConfig(f"{', '.join(map(str, others))}: no question that was not fitted to is left to judge by")
-    judged, curves = [], {}
+    judged, curves, without = [], {}, []
     for formulation in dict.fromkeys(record.formulation for record in of_fitted):
         records = [record for record in of_fitted if record.formulation is formulation]
-        curves[formulation] = curve = fit(*_arrays(records), str(formulation))
+        try:
+            curves[formulation] = curve = fit(*_arrays(records), str(formulation))
+        except InvalidConfig as error:
+            without.append(str(error))
+            continue
         rest = [record for record in of_others if record.formulation is formulation]
         judged.append(
             Judged(
@@ -89,12 +95,14 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> li
                 _arrays(rest)[1],
             )
         )
+    if not curves:
+        raise InvalidConfig("; ".join(without))
     written = Confidence(generator_fingerprint=fingerprint, curves=curves)
     try:
         files.write(model / CONFIDENCE, written.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise InvalidConfig(f"{model / CONFIDENCE}: cannot be written: {error.strerror}") from None
-    return judged
+    return judged, without
 
 
 def fit(signals: Float64, right: Float64, name: str = "") -> Curve:

@@ -88,7 +88,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path: Path) -> None:
-    (judged,) = calibrate(tmp_path, [write("some", 0), write("more", 1)], [write("others", 2)])
+    (judged,), _ = calibrate(tmp_path, [write("some", 0), write("more", 1)], [write("others", 2)])
     assert (judged.formulation, judged.n_fitted, len(judged.right)) == (Formulation.SEQUENCE, 600, 300)
     errors = [metrics.reliability(each, judged.right).expected_error for each in (judged.before, judged.after)]
     assert errors[1] < errors[0]
@@ -108,12 +108,29 @@ def test_what_is_written_is_what_the_model_is_served_with(write: Write, tmp_path
 
 def test_each_formulation_is_fitted_to_and_judged_by_its_own_answers(write: Write, tmp_path: Path) -> None:
     both, others = write("both", 0, n_kinds=2), write("others", 2, n_kinds=2)
-    judged = calibrate(tmp_path, [both], [others])
+    judged, without = calibrate(tmp_path, [both], [others])
+    assert without == []
     assert [each.formulation for each in judged] == [*Formulation]
     curves = load_calibration(str(tmp_path), FINGERPRINT)
     for i, each in enumerate(judged):
         assert curves[each.formulation] == fit(*(of[i::2] for of in answers(300, 0)))
         assert (each.n_fitted, each.right.tolist()) == (150, answers(300, 2)[1][i::2].tolist())
+
+
+def test_a_formulation_of_too_few_answers_is_named_and_the_other_fitted(write: Write, tmp_path: Path) -> None:
+    """The command says so too. With no curve at all nothing is written."""
+    some, few, others = write("some", 0), write("few", 1, n=20, n_kinds=2), write("others", 2)
+    judged, (said,) = calibrate(tmp_path, [few, some], [others])
+    assert [(each.formulation, each.n_fitted) for each in judged] == [(Formulation.SEQUENCE, 310)]
+    assert said.startswith("token needs at least 100 answers, 10 of them right and 10 wrong, got 10, ")
+    assert load_calibration(str(tmp_path), FINGERPRINT).keys() == {Formulation.SEQUENCE}
+    command = ["calibrate", tmp_path, few, some, "--on", others]
+    done = CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
+    assert done.stdout.splitlines()[-2] == f"no confidence: {said}"
+    (tmp_path / CONFIDENCE).unlink()
+    with pytest.raises(InvalidConfig, match=r"^sequence needs .* got 10, .*; token needs .* got 10, "):
+        calibrate(tmp_path, [few], [others])
+    assert not (tmp_path / CONFIDENCE).exists()
 
 
 def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) -> None:
