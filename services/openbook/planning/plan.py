@@ -152,12 +152,11 @@ def _index_tiers(demand: Demand, machines: Sequence[Machine], limit_s: float, c:
 def _fastest(demand: Demand, machines: Sequence[Machine], c: Constants) -> list[IndexTier]:
     """The one whose search takes least, in however many shards; none where no machine is large enough."""
     found: list[IndexTier] = []
-    for index, machine in _kinds(demand, machines):
-        for shards in range(1, MAX_SHARDS + 1):
-            if found and asking_s(shards, c) > found[0].times.alone:
-                break
-            if tier := index_tier(demand, _shape(demand, index, shards), machine, c):
-                found = [min([tier, *found], key=lambda each: (each.times.alone, each.price, each.machines))]
+    for (index, machine), shards in product(_kinds(demand, machines), range(1, MAX_SHARDS + 1)):
+        if found and asking_s(shards, c) > found[0].times.alone:
+            continue
+        if tier := index_tier(demand, _shape(demand, index, shards), machine, c):
+            found = [min([tier, *found], key=lambda each: (each.times.alone, each.price, each.machines))]
     return found
 
 
