@@ -482,7 +482,7 @@ def demo(folder: Annotated[Path, typer.Option(help="Where the demo's snapshot is
 
 @app.command()
 def calibrate(
-    model: Annotated[str, typer.Argument(help="'embedded', or the generator's folder; confidence.json goes there.")],
+    model: Annotated[Path, typer.Argument(help="The generator's folder; confidence.json goes there.")],
     evaluations: Annotated[list[Path], typer.Argument(help="What `openbook evaluate --out` wrote: to be fitted to.")],
     on: Annotated[list[Path], typer.Option(help="The same of other questions: to be judged by.")],
     picture: Annotated[Path | None, typer.Option(help="Before and after, in PNG.")] = None,
@@ -497,13 +497,17 @@ def calibrate(
         from openbook.evaluation.pictures import check_place, draw_calibration
 
         check_place(picture)
-    folder = reader_folder() if model == EMBEDDED else Path(model)
-    replaced = (folder / CONFIDENCE).exists()
-    judged, without = calibrate(folder, evaluations, on)
+    if str(model) == EMBEDDED:
+        raise InvalidConfig(
+            f"{model}: is installed with openbook, which the next version replaces: "
+            f"`cp -r {reader_folder()} my-model`, calibrate that, and serve it as generator.model"
+        )
+    replaced = (model / CONFIDENCE).exists()
+    judged, without = calibrate(model, evaluations, on)
     print_calibration(judged)
     for why in without:
         print(f"no confidence: {why}")
-    print(f"{folder / CONFIDENCE}: written{', in place of a former one' if replaced else ''}")
+    print(f"{model / CONFIDENCE}: written{', in place of a former one' if replaced else ''}")
     if picture:
         draw_calibration(judged, picture)
 

@@ -18,6 +18,7 @@ from openbook.evaluation import calibrate as fitting
 from openbook.evaluation.calibrate import calibrate, fit
 from openbook.evaluation.record import PLAN, PREDICTIONS, Record
 from openbook.models.confidence import CONFIDENCE, load_calibration
+from openbook.models.embedded import reader_folder
 
 FINGERPRINT = "f" * 32
 
@@ -131,6 +132,12 @@ def test_a_formulation_of_too_few_answers_is_named_and_the_other_fitted(write: W
     with pytest.raises(InvalidConfig, match=r"^sequence needs .* got 10, .*; token needs .* got 10, "):
         calibrate(tmp_path, [few], [others])
     assert not (tmp_path / CONFIDENCE).exists()
+
+
+def test_what_is_installed_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "calibrate", lambda *of_a_model: pytest.fail("written"))
+    with pytest.raises(InvalidConfig, match=rf"^embedded: .* `cp -r {re.escape(str(reader_folder()))} my-model`"):
+        CliRunner().invoke(app, ["calibrate", "embedded", "some", "--on", "others"], catch_exceptions=False)
 
 
 def test_a_model_that_nothing_was_fitted_to_has_no_confidence(tmp_path: Path) -> None:
