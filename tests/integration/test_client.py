@@ -36,7 +36,7 @@ from openbook.client import (
     Token,
     messages,
 )
-from openbook.client.connection import KEEPALIVE
+from openbook.client.connection import KEEPALIVE, Connection
 from openbook.config import ServerTls
 from openbook.core.types import Citation, Coverage, Decoding, Formulation, Passage
 from openbook.errors import (
@@ -59,6 +59,7 @@ from openbook.serving.endpoint.messages import (
 )
 from openbook.serving.endpoint.schemas import AnswerRequest
 from openbook.v1 import answer_pb2, answer_pb2_grpc
+from openbook.wire import ERROR_HEADER
 
 # --- results
 
@@ -149,6 +150,7 @@ def test_errors_cross_processes(kind: type[OpenbookError]) -> None:
 FAILING = {
     "bad": answer_pb2.BatchError(code=8, message="no place", retry_after_s=7),
     "used up": answer_pb2.BatchError(code=8, message="60 of 60", retry_after_s=9, name="QuotaExceeded"),
+    "large": answer_pb2.BatchError(code=3, message="x" * (5 << 20)),
 }
 
 
@@ -176,13 +178,13 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
         return answer_pb2.AnswerResponse(answer=request.question.upper(), formulation=1, decoding=1)
 
     def AnswerBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.seen = {"request": request}
         results = [
             answer_pb2.BatchResult(answer=self.Answer(each, context))
             if each.question not in FAILING
             else answer_pb2.BatchResult(error=FAILING[each.question])
             for each in request.requests
         ]
+        self.seen = {"request": request}
         return answer_pb2.AnswerBatchResponse(results=results)
 
     def AnswerStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
@@ -193,14 +195,16 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
         yield answer_pb2.AnswerEvent(answer=self.Answer(request, context))
 
     def GetPassage(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return answer_pb2.Excerpt(passage={"document_id": request.id}, after=[{}] * request.around, snapshot_id="s")
+        self.seen = {"request": request}
+        passage = {"document_id": request.id}
+        return answer_pb2.Excerpt(passage=passage, after=[{}] * request.around, snapshot_id=request.snapshot_id)
 
     def Retrieve(self, request: Any, context: Any) -> Any:  # noqa: N802
         return answer_pb2.RetrieveResponse(snapshot_id="s", evidence=[{"passage": {"id": request.k}}])
 
 
 @contextmanager
-def serving(script: Script | None, tls: ServerTls | None = None) -> Iterator[str]:
+def serving(script: answer_pb2_grpc.AnswerServiceServicer | None, tls: ServerTls | None = None) -> Iterator[str]:
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
         if script:
@@ -296,16 +300,81 @@ def test_every_call_gives_its_result(kind: Any) -> None:
         assert (found.snapshot_id, token.text, answer.text) == ("s", "a", "WHY")
         assert (script.seen["request"].formulation, script.seen["request"].n_beams) == (2, 2)
         assert asked.retrieve("who", k=9).evidence[0].passage.id == 9
-        excerpt = asked.passage(7, 2)
+        excerpt = asked.passage(7, 2, "s")
         assert (excerpt.passage.document_id, len(excerpt.after), excerpt.snapshot_id) == ("7", 2, "s")
+        assert script.seen["request"].timeout_s == 30
         with pytest.raises(InvalidRequest, match=r"^around must be an int of 0\.\.4294967295, got -1$"):
             asked.passage(7, -1)
         one, failed, other, spent = asked.batch(["one", "bad", "other", "used up"])
         assert (one.text, other.text) == ("ONE", "OTHER")
         assert (type(failed), str(failed), failed.retry_after_s) == (Overloaded, "no place", 7.0)
         assert (type(spent), spent.retry_after_s) == (QuotaExceeded, 9.0)
+        batch = script.seen["request"]
+        assert (batch.request_id, batch.timeout_s) == ("mine", 30)
+        assert {(each.k, each.request_id) for each in batch.requests} == {(3, "")}, "each question gets its own id"
         with pytest.raises(InvalidRequest, match=r"^k must be an int of 0\.\.4294967295, got -1$"):
             asked.answer("who", k=-1)
+
+
+class Refusing(answer_pb2_grpc.AnswerServiceServicer):
+    """Whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.keys: list[Any] = []
+
+    def refuse(self, request: Any, context: Any) -> Any:
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
+        context.set_trailing_metadata((("retry-after", "9"), (ERROR_HEADER, "QuotaExceeded")))
+        context.abort(BUSY, "60 of 60")
+
+    Answer = AnswerBatch = AnswerStream = Retrieve = GetPassage = refuse
+
+
+@CLIENTS
+def test_every_call_shows_the_key_and_raises_what_the_server_raised(kind: Any) -> None:
+    server = Refusing()
+    with serving(server) as address:
+        asked = kind(address, api_key="ob_secret", retries=False)
+        calls = [partial(call, "who") for call in (asked.answer, asked.stream, asked.retrieve, asked.passage)]
+        for call in (*calls, partial(asked.batch, ["who"])):
+            with pytest.raises(QuotaExceeded, match=r"^60 of 60$") as raised:
+                call()
+            assert raised.value.retry_after_s == 9
+    assert server.keys == ["Bearer ob_secret"] * 5
+
+
+def test_the_servers_own_refusal_comes_before_ours() -> None:
+    assert Connection("127.0.0.1:1", timeout_s=5.0).call()["timeout"] > 5.0
+
+
+def test_an_error_of_a_later_version_is_one_too() -> None:
+    results = [{"error": {"code": code, "message": "full"}} for code in (99, 8)]
+    later, full = messages.outcomes(answer_pb2.AnswerBatchResponse(results=results))
+    assert (type(later), str(later)) == (OpenbookError, "UNKNOWN: full")
+    assert isinstance(full, Overloaded)
+    assert full.retry_after_s == Overloaded("").retry_after_s, "where it does not say when"
+
+
+@CLIENTS
+def test_what_comes_back_may_be_larger_than_what_may_be_asked(kind: Any) -> None:
+    with serving(Script()) as address:
+        (found,) = kind(address).batch(["large"])
+    assert len(str(found)) > 4 << 20
+
+
+def test_a_client_that_is_left_has_closed_its_connection() -> None:
+    async def scenario(address: str) -> None:
+        async with AsyncClient(address) as client:
+            await client.answer("who")
+        with pytest.raises(Exception, match=r"[Cc]losed"):
+            await client.answer("who")
+
+    with serving(Script()) as address:
+        with Client(address) as client:
+            client.answer("who")
+        with pytest.raises(ValueError, match="closed"):
+            client.answer("who")
+        asyncio.run(scenario(address))
 
 
 @pytest.mark.parametrize("given", ["yes", b"yes", {"yes": 1}, 7])
@@ -638,6 +707,8 @@ def test_tls(kind: Any, tmp_path: Path) -> None:
         kind("127.0.0.1:1", tls_ca=tmp_path / "nowhere.pem").answer("who")
     with pytest.raises(InvalidConfig, match="tls_cert and tls_key must be given together"):
         kind("127.0.0.1:1", tls_ca=client.ca, tls_cert=client.ca).answer("who")
+    with pytest.raises(InvalidConfig, match="and tls_ca or tls with them"):
+        kind("127.0.0.1:1", tls_cert=server.certificate, tls_key=server.key).answer("who")
 
 
 @CLIENTS
