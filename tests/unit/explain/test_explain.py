@@ -1,9 +1,13 @@
 """An answer taken apart, asked of a pipeline in this process: the real one, with fakes that work behind it."""
 
 import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
-from math import exp
+from itertools import accumulate, pairwise
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,21 @@ from openbook.cache.memory import MemoryCache
 from openbook.cli import app
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
-from openbook.core.types import Formulation, GenerationSettings, Passage, ReplySettings, RetrievalSettings
+from openbook.core.types import (
+    Formulation,
+    GenerationSettings,
+    OwnPassage,
+    Passage,
+    ReplySettings,
+    RetrievalSettings,
+    RetrieverKind,
+    Token,
+)
 from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.explain import Explanation, explain
+from openbook.explain.parts import Alone
 from openbook.explain.screen import print_explanation
-from openbook.rag.answer import Answer
+from openbook.rag.answer import Answer, Label
 from openbook.rag.pipeline import Pipeline
 from openbook.testing import EchoGenerator, ExactIndex, HashEncoder
 
@@ -116,16 +130,29 @@ def told_back(answer: Answer) -> Answer:
     return replace(answer, text="", tokens=(), citations=(), cut=False, answers=(would_be,), abstained=True)
 
 
-def test_each_passage_says_what_it_would_however_sure_the_answer_is_to_be() -> None:
-    asked: list[Any] = []
+def test_a_passage_is_read_alone_by_its_title_too_and_as_the_question_was_asked() -> None:
+    asked: list[dict[str, Any]] = []
 
-    class Sure(Local):
+    class Noted(Local):
         def answer(self, question: str, **options: Any) -> Answer:
-            asked.append(options.pop("min_confidence"))
-            return super().answer(question, **options)
+            asked.append(options)
+            told = super().answer(question, k=options["k"], passages=options.get("passages", ()))
+            return replace(told, log_likelihood=-float(len(asked)))
 
-    explain(Sure(), "who?", k=2, min_confidence=0.9)
-    assert asked == [0.9, 0.0, 0.0]
+    how = {"formulation": Formulation.TOKEN, "seed": 7}
+    search = {"k": 2, "without": [9], "retriever": RetrieverKind.BM25, "bm25_weight": 0.5, "follow": 2}
+    search |= {"min_probability": 0.9, "min_confidence": 0.9}
+    found = explain(Noted(), "who?", **how, **search)
+    first, *alone = asked
+    assert first == {**how, **search, "tokens": True}
+    read = [OwnPassage(each.passage.text, each.passage.title) for each in found.answer.evidence]
+    assert [each["passages"] for each in alone] == [[each] for each in read]
+    for each in alone:
+        assert {name: each[name] for name in how} == how
+        assert [each[name] for name in search] == [0, None, RetrieverKind.DENSE, None, 0, 0.0, 0.0], (
+            "nothing is searched for, and nothing held back"
+        )
+    assert [each.log_likelihood for each in found.alone if isinstance(each, Alone)] == [-2.0, -3.0]
 
 
 def test_a_passage_that_cannot_be_read_alone_costs_its_own_cell() -> None:
@@ -154,6 +181,57 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_p
 def test_several_answers_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="n_answers must be 1 for an explanation, got 2"):
         explain(Local(), "who?", n_answers=2)
+
+
+def told_by_hand(words: Sequence[str] = ("Bell", " &"), formulation: Formulation = Formulation.SEQUENCE) -> Explanation:
+    """Of two passages whose prior, posterior and likelihoods are all different, and a token without characters."""
+    answer = explain(Local(), "who?", k=2).answer
+    scores, priors, posteriors = (0.75, 0.25), (0.6, 0.4), (0.9, 0.1)
+    evidence = tuple(
+        replace(each, score=score, log_prior=log(prior), log_posterior=log(posterior))
+        for each, score, prior, posterior in zip(answer.evidence, scores, priors, posteriors, strict=True)
+    )
+    ends = list(accumulate(map(len, words), initial=0))
+    shares = tuple(map(log, (0.8, 0.2)))
+    tokens = [Token(word, log(0.7), shares, *place) for word, place in zip(words, pairwise(ends), strict=True)]
+    tokens.append(Token("", log(0.3), shares, ends[-1], ends[-1]))
+    answer = replace(answer, log_likelihood=log(0.5), evidence=evidence, tokens=tuple(tokens), formulation=formulation)
+    return Explanation("who?", answer, (Alone("Bell", log(0.55)), Alone("Curie", log(0.45))))
+
+
+def test_the_page_shows_of_each_passage_its_numbers_under_their_names() -> None:
+    page = told_by_hand().page()
+    rows = re.findall(r'<th scope="row">\[\d\]</th><td><details>.*?</tr>', page)
+    numbers = [re.findall(r"([.\d]+)<(?:/td|span)", row) for row in rows]
+    # Score, prior, p of what it says alone, p of the answer under it by Bayes' rule, posterior.
+    assert numbers == [["0.7500", "0.600", "0.550", "0.750", "0.900"], ["0.2500", "0.400", "0.450", "0.125", "0.100"]]
+    heat = [
+        re.findall(r">([.\d]+)</td>", row)
+        for row in re.findall(r'<th scope="row">[^/]*</th><td class="(?:n|heat).*?</tr>', page)
+    ]
+    assert heat == [["0.70"] * 2, ["0.80"] * 2, ["0.20"] * 2], "a token without characters is no word"
+
+
+def test_the_terminal_shows_of_each_passage_its_numbers_under_their_names() -> None:
+    lines = [line.strip("│ ").split() for line in shown(told_by_hand(), 100).splitlines()]
+    assert "p(y|x) 0.500" in " ".join(lines[2])
+    first, second, *heat = [line for line in lines if line and line[0] in ("[1]", "[2]")]
+    assert (first[1:3], first[-2:]) == (["0.600", "0.900"], ["Bell", "0.550"])
+    assert (second[1:3], second[-2:]) == (["0.400", "0.100"], ["Curie", "0.450"])
+    assert heat == [["[1]", "0.80", "0.80"], ["[2]", "0.20", "0.20"]]
+
+
+def test_of_labels_or_by_token_no_passage_has_a_likelihood_of_its_own() -> None:
+    explained = told_by_hand()
+    labelled = replace(explained, answer=replace(explained.answer, labels=(Label("Bell", log(0.5), log(0.5)),)))
+    for other in (labelled, told_by_hand(formulation=Formulation.TOKEN)):
+        assert [other.of_answer(each) for each in other.answer.evidence] == [None, None]
+
+
+def shown(explained: Explanation, width: int) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    print_explanation(explained, console)
+    return console.export_text()
 
 
 class Seen(HTMLParser):
@@ -200,5 +278,6 @@ def test_the_terminal_shows_every_passage_and_every_word(explained: Explanation,
     for word in explained.words:
         assert word.text.strip() in text
     lines = text.splitlines()
+    assert text.count("the Moo") == 2, "without a title it is known by its text"
     for number in range(1, len(PASSAGES) + 1):
         assert sum(f"[{number}]" in line for line in lines) >= 2
