@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import exp
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -13,7 +14,7 @@ from openbook.errors import InvalidRequest
 from openbook.explain.parts import Alone, Parts
 
 LEAST_CELL = 4
-"""Characters of a column of the heat map: ".97" and a space."""
+"""Cells of a column of the heat map: ".97" and a space."""
 HEAT = (0, 103, 165)
 LEAST_LIT = 0.05
 
@@ -80,7 +81,7 @@ def _lines(words: Sequence[Token], width: int) -> Iterator[list[Token]]:
     line: list[Token] = []
     left = width
     for word in words:
-        needs = max(LEAST_CELL, len(word.text.strip() or "(end)")) + 1
+        needs = max(LEAST_CELL, cell_len(word.text.strip() or "(end)")) + 1
         if line and needs > left:
             yield line
             line, left = [], width

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -226,6 +227,15 @@ def test_of_labels_or_by_token_no_passage_has_a_likelihood_of_its_own() -> None:
     labelled = replace(explained, answer=replace(explained.answer, labels=(Label("Bell", log(0.5), log(0.5)),)))
     for other in (labelled, told_by_hand(formulation=Formulation.TOKEN)):
         assert [other.of_answer(each) for each in other.answer.evidence] == [None, None]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_words_that_are_two_cells_a_letter_wide_are_shown_whole(width: int) -> None:
+    words = ["アレクサンダー", "グラハム", "ベル"] * 5
+    text = shown(told_by_hand(words), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert [text.count(word) for word in words[:3]] == [5] * 3
+    assert text.count("0.80") == len(words)
 
 
 def shown(explained: Explanation, width: int) -> str:
