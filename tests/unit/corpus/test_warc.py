@@ -142,6 +142,32 @@ def test_a_server_knows_better_than_a_page_in_which_charset_it_is(of_server: str
     assert texts(response(page.encode(written), ("Content-Type", f"text/html; charset={of_server}"))) == ["Café"]
 
 
+def by_hand(uri: str, http: bytes, kind: bytes = b"response") -> bytes:
+    about = b"WARC/1.0\r\nWARC-Type: %s\r\nWARC-Target-URI: %s\r\nContent-Length: %d\r\n\r\n"
+    return about % (kind, uri.encode(), len(http)) + http + b"\r\n\r\n"
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n"
+
+
+def test_addresses_and_kinds_are_read_as_crawlers_have_written_them() -> None:
+    pages = [by_hand("<https://example.org/wget>", OK + PAGE, b"Response"), by_hand("", PAGE, b"resource")]
+    pages += [by_hand("http://example.org/a", OK + PAGE), by_hand("http://example.org/a", OK + PAGE, b"revisit")]
+    paths = [each.path for each in parse(b"".join(pages))]
+    assert paths == ["a.warc/https://example.org/wget", "a.warc/2", "a.warc/http://example.org/a"]
+
+
+def test_a_text_in_which_a_record_seems_to_begin_is_read_to_its_end() -> None:
+    text = "A record begins so:\nWARC/1.0\nand then it says more."
+    record = ("conversion", "https://example.org/a", text.encode(), [("Content-Type", "text/plain")])
+    assert texts(warc(record, is_packed=False)) == [text]
+
+
+@pytest.mark.parametrize("said", ["charset=windows-1251", "Charset = 'windows-1251'"])
+def test_a_charset_is_read_as_servers_write_it(said: str) -> None:
+    assert texts(response("мир".encode("cp1251"), ("Content-Type", f"text/plain; {said}"))) == ["мир"]
+
+
 CHUNKED = b"5\r\n" + PAGE[:5] + b"\r\n%x\r\n" % (len(PAGE) - 5) + PAGE[5:] + b"\r\n0\r\n\r\n"
 PACKED = gzip.compress(PAGE)
 
@@ -150,15 +176,17 @@ PACKED = gzip.compress(PAGE)
     ("content", "headers"),
     [
         (PACKED, [("Content-Encoding", "gzip")]),
+        (PACKED, [("Content-Encoding", "X-GZip")]),
+        (PAGE, [("Content-Encoding", "Identity")]),
         (zlib.compress(PAGE), [("Content-Encoding", "deflate")]),
-        (CHUNKED, [("Transfer-Encoding", "chunked")]),
+        (CHUNKED, [("Transfer-Encoding", "Chunked")]),
         (
             b"%x\r\n%s\r\n0\r\n\r\n" % (len(PACKED), PACKED),
             [("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked")],
         ),
         (PAGE, [("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked")]),  # taken off, and still said
     ],
-    ids=["gzip", "deflate", "chunked", "gzip in chunks", "taken off before"],
+    ids=["gzip", "gzip by its former name", "nothing", "deflate", "chunked", "gzip in chunks", "taken off before"],
 )
 def test_what_a_page_was_sent_in_is_taken_off(content: bytes, headers: list[tuple[str, str]]) -> None:
     assert texts(response(content, *TYPE, *headers)) == [WORDS]
