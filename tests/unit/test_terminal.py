@@ -3,7 +3,9 @@
 import json
 from dataclasses import asdict, make_dataclass, replace
 from io import StringIO
+from math import log
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,12 +17,13 @@ from openbook.corpus.duplicates import Pair, Repeated
 from openbook.corpus.former import Changes, Difference
 from openbook.corpus.sources.limits import Failure
 from openbook.errors import InvalidRequest
+from openbook.evaluation.calibrate import Judged
 from openbook.index.client.publish import Listed
 from openbook.loadtest import screen as loadtest_screen
 from openbook.loadtest.outcomes import Log, Reply
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
-from openbook.rag.answer import Alternative, Answer, Evidence
+from openbook.rag.answer import Alternative, Answer, Evidence, Label
 from openbook.serving.access.keys import mint
 from openbook.serving.access.scopes import Scope
 
@@ -108,6 +111,55 @@ def test_passages_have_the_numbers_that_their_shares_of_tokens_have(screen: Cons
     assert heading[-2:] == ["[1]", "│"]
 
 
+def test_an_answer_has_its_numbers_under_their_names_and_what_it_rests_on_stands_out(screen: Console) -> None:
+    rows = [(1.5, 0.6, 0.2), (0.5, 0.4, 0.8)]
+    evidence = tuple(
+        Evidence(Passage(id, "d", f"Title {id}", "text"), score, log(prior), log(posterior))
+        for id, (score, prior, posterior) in enumerate(rows)
+    )
+    tokens = (Token("Bell", -0.5, (log(0.3), log(0.7))), Token("", -1.0, (log(0.1), log(0.9))))
+    other = Alternative("Elisha", log(0.25), (0.0, 0.0), (), ())
+    label = Label("Bell", -5.0, log(0.125))
+    response = replace(answered("Bell", evidence[0].passage), evidence=evidence, tokens=tokens, answers=(other,))
+    terminal.print_answer("who?", replace(response, labels=(label,), confidence=0.0))
+    styled = screen.export_text(clear=False, styles=True).splitlines()
+    lines = [line.strip("│ ") for line in screen.export_text().splitlines()]
+    assert lines[1] == "Bell   right with probability 0.00   of Bell 0.125"
+    assert lines[2] == "0.250  Elisha"
+    first, second = (number for number, line in enumerate(lines) if "Title" in line)
+    assert lines[first].split()[:3] == ["1.5000", "0.600", "0.200"]
+    assert lines[second].split()[:3] == ["0.5000", "0.400", "0.800"]
+    assert ["\x1b[2m" in styled[number].partition("Title")[0] for number in (first, second)] == [True, False]
+    assert [" ".join(line.split()) for line in lines if line[:4] in ("Bell", "(end") and "right" not in line] == [
+        "Bell -0.500 0.30 0.70",
+        "(end) -1.000 0.10 0.90",
+    ]
+    assert "PARTIAL: 5 of 9 passages searched, shard 1 missing" in lines
+
+
+def test_an_answer_held_back_is_not_an_empty_one(screen: Console) -> None:
+    response = replace(answered("", Passage(1, "d", "t", "text")), evidence=())
+    for abstained in (True, False):
+        terminal.print_answer("who?", replace(response, abstained=abstained))
+        shown = screen.export_text()
+        assert ["(held back)" in shown, "(empty)" in shown] == [abstained, not abstained]
+
+
+def test_of_passages_in_their_document_the_one_that_was_asked_for_stands_out(screen: Console) -> None:
+    passages = [
+        Passage(id, "doc.jsonl#1", "" if id else "T", f"text {id}", replace(ORIGIN, path="doc.jsonl"))
+        for id in range(2)
+    ]
+    terminal.print_passages(passages, marked=1)
+    shown = screen.export_text(styles=True)
+    assert ["\x1b[2mtext 0" in shown, "\x1b[2mtext 1" in shown] == [True, False]
+    assert "doc.jsonl#1" in shown, "without a title it is known by its document"
+    terminal.print_passages(passages)
+    assert "\x1b[2mtext" not in screen.export_text(styles=True)
+    terminal.print_answer("who?", answered("Bell", passages[0]))
+    assert "doc.jsonl" not in screen.export_text(), "a file of many documents is no place to look"
+
+
 def test_an_answer_that_did_not_end_by_itself_is_marked(screen: Console) -> None:
     response = answered("Alexander Graham", Passage(1, "bell", "Telephone", "text"))
     for was_cut in (True, False):
@@ -130,6 +182,33 @@ def test_who_holds_a_key_and_until_when_is_shown_whole(width: int, screen: Conso
 
     assert shown(" of ", " scopes ") == f"{tenant}/{holder}"
     assert shown(" expires ", " state ") == "1970-01-02"
+
+
+def test_keys_are_listed_the_newest_last_and_say_when_they_die(screen: Console) -> None:
+    made = [
+        mint(name, created, (Scope.ASK,), "", expires)[1]
+        for name, created, expires in (("a", 86400.0, 2e5), ("z", 0.0, None))
+    ]
+    terminal.print_keys(made, 3e5)
+    _, first, second = (line.split() for line in screen.export_text().splitlines())
+    assert first[1:] == ["z", "ask", "1970-01-01", "never", "alive"]
+    assert second[1:] == ["a", "ask", "1970-01-02", "1970-01-03", "expired"]
+
+
+def test_what_changed_and_what_repeats_is_counted_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    added, changed, removed = (Difference(n=n, first=first) for n, first in ((1, ("a",)), (2, ("b",)), (0, ())))
+    terminal.print_changes(
+        Changes(added=added, changed=changed, removed=removed, n_as_before=4, n_passages=9, n_kept=7)
+    )
+    terminal.print_repeated(Repeated(n_read=9, n_equal=1, n_near=3))
+    assert capsys.readouterr().out.splitlines() == [
+        "documents added: 1 (a)",
+        "documents changed: 2 (b, ...)",
+        "documents removed: 0",
+        "documents as before: 4",
+        "passages: 9, of which 7 keep their vectors",
+        "passages that repeat one before them: 1 equal, 3 nearly so, of 9",
+    ]
 
 
 def test_ids_of_strangers_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,9 +269,13 @@ def test_passages_of_strangers_do_nothing_to_the_terminal_as_json(capsys: pytest
 def test_what_was_left_out_is_counted_also_where_a_line_stands_for_several(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with terminal.print_failures([Failure("a.csv:7", "not UTF-8"), Failure("a.csv", "and 6 more", 6)]):
-        pass
-    assert capsys.readouterr().err.splitlines()[-1] == "left out: 7 in all"
+    failures = [Failure("a.csv:7", "not UTF-8"), Failure("a.csv", "and 6 more", 6)]
+    with pytest.raises(InvalidRequest), terminal.print_failures(failures):
+        raise InvalidRequest("what was left out is told also where nothing comes of the rest")
+    assert capsys.readouterr() == (
+        "",
+        "left out: a.csv:7: not UTF-8\nleft out: a.csv: and 6 more\nleft out: 7 in all\n",
+    )
 
 
 def test_what_is_refused_before_it_begins_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +288,31 @@ def test_a_file_of_questions_has_its_name_in_the_bar(capsys: pytest.CaptureFixtu
     with terminal.build_progress() as on_progress:
         on_progress("nq[/b].jsonl", 1, 2)
     assert "nq[/b].jsonl" in capsys.readouterr().err
+
+
+def test_a_step_of_training_shows_its_loss_and_a_validation_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with terminal.training_progress(9) as on_step:
+        on_step(1, {"loss": 1.0, "learning_rate": 1e-4, "tokens_per_s": 1234.0})
+        on_step(2, {"loss": 3.0, "learning_rate": 1e-4, "tokens_per_s": 1234.0})
+        on_step(2, {"validation/loss": 2.5, "validation/recall@1": 0.5, "grad_norm": 7.0})
+        on_step(3, {"loss": 1.1, "learning_rate": 1e-4, "tokens_per_s": 1234.0})
+    shown = capsys.readouterr().err
+    assert "step 2: loss 2.500  recall@1 0.500\n" in shown
+    # 0.95 of 1 and 0.05 of 3 are 1.1, and so it stays.
+    assert "loss 1.100  rate 1.0e-04  1,234 tokens/s" in " ".join(shown.split("\n")[-2:])
+
+
+def test_what_a_fit_of_confidence_is_worth_stands_under_its_names(screen: Console) -> None:
+    right = np.array([1.0, 1.0, 0.0, 0.0])
+    judged = Judged(Formulation.TOKEN, 7, np.array([0.1, 0.2, 0.3, 0.4]), right, right)
+    none = Judged(Formulation.SEQUENCE, 7, right[:0], right[:0], right[:0])
+    terminal.print_calibration([judged, none])
+    _, first, second = (line.split() for line in screen.export_text().splitlines())
+    # Fitted, judged, share of right ones; error before and now, by chance; area before and now.
+    assert first == ["Token", "7", "4", "0.500", "0.600", "0.000", "0.000", "0.000", "1.000"]
+    assert second[:4] == ["Sequence", "7", "0", "-"]
 
 
 def test_a_folder_has_its_name_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
