@@ -22,9 +22,11 @@ import pytest
 from certificates import tls_files
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import openbook
 from openbook import errors
+from openbook.cli import app
 from openbook.client import (
     Answer,
     AsyncClient,
@@ -324,7 +326,7 @@ class Refusing(answer_pb2_grpc.AnswerServiceServicer):
 
     def refuse(self, request: Any, context: Any) -> Any:
         self.keys.append(dict(context.invocation_metadata()).get("authorization"))
-        context.set_trailing_metadata((("retry-after", "9"), (ERROR_HEADER, "QuotaExceeded")))
+        context.set_trailing_metadata((NEVER, ("retry-after", "9"), (ERROR_HEADER, "QuotaExceeded")))
         context.abort(BUSY, "60 of 60")
 
     Answer = AnswerBatch = AnswerStream = Retrieve = GetPassage = refuse
@@ -341,6 +343,27 @@ def test_every_call_shows_the_key_and_raises_what_the_server_raised(kind: Any) -
                 call()
             assert raised.value.retry_after_s == 9
     assert server.keys == ["Bearer ob_secret"] * 5
+
+
+@pytest.mark.parametrize(
+    "words", ["ask who --server {}", "explain who --server {}", "passages get {} 7", "passages around {} 7"]
+)
+def test_commands_show_the_key_of_their_environment(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Refusing()
+    monkeypatch.setenv("OPENBOOK_API_KEY", "ob_secret")
+    with serving(server) as address:
+        done = CliRunner().invoke(app, words.format(address).split())
+    assert isinstance(done.exception, QuotaExceeded)
+    assert server.keys == ["Bearer ob_secret"]
+
+
+def test_passages_around_one_are_asked_of_an_endpoint_too() -> None:
+    with serving(Script()) as address:
+        lines = [
+            CliRunner().invoke(app, ["passages", *words, address, "7", "--json"]).stdout
+            for words in (["get"], ["around", "-n", "1"], ["around"])
+        ]
+    assert [each.count("\n") for each in lines] == [1, 2, 3]
 
 
 def test_the_servers_own_refusal_comes_before_ours() -> None:

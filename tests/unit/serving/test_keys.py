@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.config import AccessSettings, Limits
+from openbook.config import AccessSettings, Limits, load
 from openbook.errors import InvalidConfig, InvalidRequest, KeysUnavailable
 from openbook.keys import _path
 from openbook.serving.access import key_file
@@ -266,11 +266,13 @@ def run(*words: str) -> tuple[str, str]:
 def test_a_key_is_printed_once_listed_by_its_prefix_and_revoked_by_it(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     file = ("--file", str(path))
-    out, _ = run("add", "web", *file, "--scope", "ask", "--tenant", "acme", "--days", "30", "--tokens-per-day", "9")
+    limits = {"questions_per_minute": 1, "questions_per_day": 2, "tokens_per_minute": 3, "tokens_per_day": 9}
+    options = [word for name, limit in limits.items() for word in (f"--{name.replace('_', '-')}", str(limit))]
+    out, _ = run("add", "web", *file, "--scope", "ask", "--tenant", "acme", "--days", "30", *options)
     key = out.strip()
     (kept,) = KeyFileBook(path).all()
     assert kept.digest == digest_of(key)
-    assert (kept.tenant, kept.scopes, kept.limits.tokens_per_day) == ("acme", (Scope.ASK,), 9)
+    assert (kept.tenant, kept.scopes, kept.limits) == ("acme", (Scope.ASK,), Limits(**limits))
     assert kept.expires == kept.created + 30 * 86400
     assert key.split("_")[2] not in path.read_text()
     listed, _ = run("list", *file)
@@ -283,7 +285,10 @@ def test_a_key_is_printed_once_listed_by_its_prefix_and_revoked_by_it(tmp_path: 
 def test_keys_that_outlive_the_calendar_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     KeyFileBook(path).put(lambda _: record().model_copy(update={"expires": 1e12}))
-    assert "after 9999" in run("list", "--file", str(path))[0]
+    KeyFileBook(path).put(lambda _: record(expires=1.0))
+    listed = run("list", "--file", str(path))[0]
+    assert "after 9999" in listed
+    assert "expired" in listed.split(), "by now"
 
 
 def test_a_file_that_the_endpoint_may_read_stays_so_when_a_key_is_revoked(tmp_path: Path) -> None:
@@ -317,3 +322,8 @@ def test_who_does_not_say_where_keys_are_kept_hears_how(tmp_path: Path) -> None:
     settings.write_text(f"access: {{keys: file, path: {tmp_path / 'keys.jsonl'}}}")
     key = run("add", "web", "--config", str(settings))[0].strip()
     assert [each.digest for each in KeyFileBook(tmp_path / "keys.jsonl").all()] == [digest_of(key)]
+    run("revoke", key, "--config", str(settings))
+    assert "revoked" in run("list", "--config", str(settings))[0].split()
+    kept = tmp_path / "keys.jsonl"
+    settings.write_text(f"access: {{keys: redis, url: 'redis://127.0.0.1:1', path: {kept}}}")
+    assert _path(load(settings).access) is None, "they are in no file"
