@@ -285,7 +285,16 @@ def test_web_servers_that_know_no_ranges_and_send_us_on(
 def test_names_that_no_disk_has_are_failures_and_hidden_ones_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = ("../out.txt", "a/../../b.txt", "/etc/passwd", "a//b", "x" * 250, "good.txt/below.txt", "nul\0.txt")
+    bad = (
+        "../out.txt",
+        "a/../../b.txt",
+        "/etc/passwd",
+        "a//b",
+        "x" * 250,
+        "é" * 125,
+        "good.txt/below.txt",
+        "nul\0.txt",
+    )
     there = {name: Listed("good.txt", 4, "1") for name in (*bad, "good.txt", "sub/.git/config")}
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "good.txt").write_text("good")

@@ -9,7 +9,7 @@ import tarfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import every_format as formats
 import pytest
@@ -25,7 +25,7 @@ from openbook.corpus.sources.limits import MB, Budget, Failure, Limits, Spent
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.parse import Event, Parse
 from openbook.corpus.sources.recognise import Names, recognise
-from openbook.corpus.sources.walk import corpus_digest
+from openbook.corpus.sources.walk import Found, corpus_digest, found
 from openbook.errors import InvalidConfig, InvalidDocuments
 
 EXPECTED = [(title, " ".join(text.split())) for title, text in DOCUMENTS]
@@ -142,8 +142,14 @@ def test_a_folder_is_read_in_the_order_of_its_names_and_its_digest_is_of_names_a
     documents, _ = read(tmp_path / "one")
     assert [each.path for each in documents] == ["B.txt", "a/z.txt", "a.txt", "b/a/c.txt", "é.txt"]
     assert corpus_digest(tmp_path / "one") == corpus_digest(tmp_path / "two")
+    (tmp_path / "two" / "b" / "a" / "c.txt").write_bytes(b"as long ..")
+    changed = corpus_digest(tmp_path / "two")
+    assert corpus_digest(tmp_path / "one") != changed
+    os.mkfifo(tmp_path / "two" / "pipe")
+    assert corpus_digest(tmp_path / "two") != changed, "what cannot be read is told too"
     (tmp_path / "one" / "a.txt").rename(tmp_path / "one" / "c.txt")
-    assert corpus_digest(tmp_path / "one") != corpus_digest(tmp_path / "two")
+    (tmp_path / "one" / "b" / "a" / "c.txt").write_bytes(b"as long ..")
+    assert corpus_digest(tmp_path / "one") != changed
 
 
 def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -178,6 +184,32 @@ def test_the_digest_of_a_single_file_is_of_its_name_too(tmp_path: Path) -> None:
     before = corpus_digest(tmp_path / "a.txt")
     (tmp_path / "a.txt").rename(tmp_path / "b.txt")
     assert corpus_digest(tmp_path / "b.txt") != before
+    (tmp_path / "a.txt").write_bytes(b"swords"[:5])
+    assert corpus_digest(tmp_path / "a.txt") != before
+
+
+def test_a_name_that_is_no_text_is_shown_as_one_and_a_folder_that_cannot_be_listed_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir, file = os.scandir, tmp_path / "a" / os.fsdecode(b"\xff.txt")
+    file.parent.mkdir()
+    file.write_bytes(b"words")
+    (tmp_path / "b").mkdir()
+
+    def refused(path: Path) -> Any:
+        if path == tmp_path / "b":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    (tmp_path / "link").symlink_to(file)
+    assert list(found(tmp_path / "link")) == [Found(tmp_path / "link", "link", is_given=True)]
+    (tmp_path / "link").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        there = list(found(tmp_path))
+    assert there == [Found(file, "a/\ufffd.txt", is_given=False), Failure("b", "Permission denied")]
+    monkeypatch.setattr(os, "scandir", lambda path: refused(tmp_path / "b"))
+    assert list(found(tmp_path)) == [Failure(".", "Permission denied")]
 
 
 # --- what is text, and what is not
