@@ -308,6 +308,8 @@ def test_a_page_of_xml_says_its_charset_in_its_first_line() -> None:
 def test_a_short_page_comes_without_its_frame() -> None:
     text = "Modane is a commune in the Savoie department."
     assert parse_one(formats.html("Modane", text), "a").text == text
+    nameless = f"<html><body><p>{text}</p></body></html>".encode()
+    assert parse_one(nameless, "alps/Modane.html").title == "Modane", "of its file, where it has none"
 
 
 def test_characters_that_nobody_sees_stay_in_a_page_but_for_hints_where_lines_may_break() -> None:
