@@ -206,19 +206,21 @@ class Script(answer_pb2_grpc.AnswerServiceServicer):
 
 
 @contextmanager
-def serving(script: answer_pb2_grpc.AnswerServiceServicer | None, tls: ServerTls | None = None) -> Iterator[str]:
+def serving(
+    script: answer_pb2_grpc.AnswerServiceServicer | None, tls: ServerTls | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
         if script:
             answer_pb2_grpc.add_AnswerServiceServicer_to_server(script, server)
         if tls:
             pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-            port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+            port = server.add_secure_port(f"{host}:0", grpc.ssl_server_credentials([pair]))
         else:
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = server.add_insecure_port(f"{host}:0")
         server.start()
         try:
-            yield f"127.0.0.1:{port}"
+            yield f"{host}:{port}"
         finally:
             server.stop(0).wait()
 
@@ -585,6 +587,26 @@ def test_who_asks_in_the_clear_where_tls_is_spoken_hears_of_it(kind: Any, tmp_pa
     server, _ = tls_files(tmp_path)
     with serving(Script(), server) as address, pytest.raises(ShardUnavailable, match="may want TLS: tls_ca, --tls-ca"):
         kind(address, timeout_s=5, retries=False).answer("who")
+
+
+@CLIENTS
+def test_at_localhost_the_reason_is_told_of_the_address_that_answers(kind: Any, tmp_path: Path) -> None:
+    server, client = tls_files(tmp_path, "localhost")
+    with serving(Script(), server) as address:
+        here = f"localhost:{address.rpartition(':')[2]}"
+        assert kind(here, tls_ca=client.ca).answer("who").text == "WHO"
+        with pytest.raises(ShardUnavailable, match="may want TLS: tls_ca, --tls-ca"):  # not that ::1 refuses
+            kind(here, timeout_s=5).answer("who")
+
+
+@CLIENTS
+def test_localhost_is_ipv6_too(kind: Any) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with serving(Script(), host="[::1]") as address:
+        assert kind(f"localhost:{address.rpartition(':')[2]}").answer("who").text == "WHO"
 
 
 @CLIENTS

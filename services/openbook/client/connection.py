@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -99,9 +100,15 @@ class Connection:
 
     def channel(self, library: ModuleType) -> Any:
         """A channel of `grpc`, or of `grpc.aio`. Raises InvalidConfig: a file cannot be read, or not be used."""
+        target, options = self.address, self._options()
+        host, _, port = self.address.rpartition(":")
+        if host == "localhost" and _listens("127.0.0.1", int(port)):
+            # gRPC asks ::1 too, and tells of whichever failed last: "Connection refused" in place of the reason.
+            target = f"ipv4:127.0.0.1:{port}"
+            options.append(("grpc.default_authority", self.address))  # whose name the certificate has
         if credentials := self._credentials():
-            return library.secure_channel(self.address, credentials, self._options())
-        return library.insecure_channel(self.address, self._options())
+            return library.secure_channel(target, credentials, options)
+        return library.insecure_channel(target, options)
 
     def _options(self) -> list[tuple[str, Any]]:
         options: list[tuple[str, Any]] = [
@@ -130,6 +137,15 @@ class Connection:
             "timeout": self.timeout_s + GRACE_S,
             "metadata": (("authorization", shown),) if shown else (),
         }
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether anybody does, on loopback, where that is known at once."""
+    try:
+        socket.create_connection((host, port), 0.1).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
